@@ -29,10 +29,10 @@ class Scale(StrEnum):
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="A study, such as hsu2019/fig5; --list has all.")
+        str | None, typer.Argument(metavar="[STUDY]", help="A study, such as hsu2019/fig5; --list shows all.")
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="smoke: minutes; laptop: up to an hour; paper: the document's own.")
+        Scale, typer.Option(help="smoke: minutes; laptop: up to an hour; paper: as in the document.")
     ] = Scale.SMOKE,
     jobs: Jobs = None,
     out: Annotated[
@@ -40,11 +40,14 @@ def reproduce(
         typer.Option(metavar="DIR", help="The folder of the results; default studies/<study>/<scale>."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it costs and what differs in scale; start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the cost and how the scale differs from paper, and run nothing."
+        ),
     ] = False,
     listed: Annotated[
         bool,
-        typer.Option("--list", help="List the studies: cost by scale, data needed, and what has been run."),
+        typer.Option("--list", help="List all studies: cost by scale, missing data, and what has been run."),
     ] = False,
     accept_changes: AcceptChanges = False,
     report: Report = True,
@@ -54,7 +57,7 @@ def reproduce(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Reproduce a figure or a table of a document: run its study, and show both numbers side by side.
+    """Run the study behind a figure or a table of a document, and show both results side by side.
 
     The same command continues an interrupted study.
     """
@@ -71,7 +74,9 @@ def reproduce(
                 show_list(studies)
             return
         if name is None:
-            raise ConfigError("no study is named", hint="'fedlens reproduce --list' lists all studies")
+            raise ConfigError(
+                "no study is given", hint="name one; 'fedlens reproduce --list' lists all studies"
+            )
         path = reproduction(name)
         cost = costs()[name][scale.value]
         if dry_run and absent_data(cost.datasets, data_dir):
@@ -106,7 +111,7 @@ def reproduce(
 
 
 def _show_absent(name: str, scale: Scale, cost: ScaleCost, absent: Sequence[str], as_json: bool) -> None:
-    """What --dry-run prints where data are missing, so that nothing can be measured."""
+    """Prints the stored cost for --dry-run if data are missing, so that nothing can be measured."""
     if as_json:
         print_json({"study": name, "scale": scale.value, **asdict(cost), "absent": list(absent)})
     else:
@@ -121,12 +126,12 @@ def _cost_lines(cost: ScaleCost) -> list[str]:
 
     if not cost.runs:
         return ["nothing is trained"]
-    hours = "" if cost.hours is None else f"; about {core_hours(cost.hours)}, by the speeds of the list"
+    hours = "" if cost.hours is None else f"; about {core_hours(cost.hours)}, from stored speeds"
     return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}"]
 
 
 def differences_line(differences: Sequence[str]) -> list[str]:
-    """One line on what the scale changes; none at the scale of the document.
+    """Returns one line on the differences of the scale; empty at the scale of the document.
 
     >>> differences_line(["2 rounds instead of 80", "1 seed instead of 5"])
     ['at this scale: 2 rounds instead of 80; 1 seed instead of 5']
@@ -165,7 +170,7 @@ def show_list(studies: Sequence[ListedStudy]) -> None:
         ]
         head = ("study", "smoke", "laptop", "paper", "missing data", "has been run", "what it is")
         print_columns(rows, head, numeric=(1, 2, 3))
-    say("\ncosts: of one core, by arithmetic from the settings; runs and images are in --json")
+    say("\ncosts: core time, computed from the settings; --json has runs and images")
 
 
 def short_hours(cost: ScaleCost | None) -> str:

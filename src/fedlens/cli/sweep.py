@@ -31,20 +31,21 @@ def sweep(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The folder of the study; default studies/<name>, and the scale below it."
+            metavar="DIR",
+            help="The folder of the study; default studies/<name>, with a subfolder for the scale.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print runs, images, hours and disk, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print runs, images, hours and disk space, and run nothing.")
     ] = False,
     seeds: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Other seeds than those of the file: 0,1,2 or 0-4.")
+        str | None, typer.Option(metavar="LIST", help="Seeds that replace those of the file: 0,1,2 or 0-4.")
     ] = None,
     changes: Changes = None,
     accept_changes: AcceptChanges = False,
     report: Report = True,
     run_reports: Annotated[
-        bool, typer.Option("--reports", help="Write the report.html of each run, too.")
+        bool, typer.Option("--reports", help="Also write the report.html of each run.")
     ] = False,
     render: Annotated[
         bool,
@@ -54,12 +55,13 @@ def sweep(
     ] = False,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="'ray' spreads the runs over a Ray cluster, see --address."),
+        typer.Option(metavar="NAME", help="ray: carry out the runs on a Ray cluster, see --address."),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Of the Ray cluster: host:port or auto; without it Ray starts here."
+            metavar="ADDRESS",
+            help="The Ray cluster, host:port or auto; by default Ray starts on this machine.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -70,7 +72,7 @@ def sweep(
 ) -> None:
     """Carry out a study: its runs, tables, figures and page.
 
-    The same command continues an interrupted study, and tries failed runs again.
+    The same command continues an interrupted study and repeats failed runs.
     """
     with reported(debug, as_json) as output:
         from fedlens.studies.study import Study
@@ -107,7 +109,7 @@ def study_result(folder: Path) -> StudyResult:
 
 
 def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool, **how: Any) -> None:
-    """Prints what the study costs, carries it out with progress, and prints its results.
+    """Prints the cost of the study, carries it out with progress, and prints its results.
 
     Raises `Interrupted` with the command that continues it, and `typer.Exit` with code 1 if runs failed.
     """
@@ -116,17 +118,19 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
 
     change = refuse_changed(Path(how["out"]).expanduser(), study.plan(), dry_run or how["accept_changes"])
     if dry_run or not quiet or how["jobs"] is None:
-        found = _estimated(study, output, how)
+        estimated = _estimated(study, output, how)
         if dry_run and output.as_json:
-            output.json(vars(found))
+            output.json(vars(estimated))
         elif (dry_run or not quiet) and not output.as_json:
-            say(*found.sentences)
+            say(*estimated.sentences)
         if dry_run:
             if change and not output.as_json:
-                say("The study has runs, and was changed since; --accept-changes continues it.")
+                say(
+                    "The study file has changed since the runs were made; --accept-changes continues the study."
+                )
                 say(*change.sentences())
             return
-        how["jobs"] = found.jobs if how["jobs"] is None else how["jobs"]
+        how["jobs"] = estimated.jobs if how["jobs"] is None else how["jobs"]
     display = SweepDisplay(quiet=quiet, stderr=output.as_json)
     try:
         with stdout_kept_clean(output.as_json):
@@ -168,7 +172,7 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
             say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
         if failed:
             ended = {entry.digest for entry in result.results.info.entries} & result.results.lines.keys()
-            say(f"{len(failed)} of {len(ended)} runs failed; the same command tries them again")
+            say(f"{len(failed)} of {len(ended)} runs failed; the same command repeats them")
         say(f"results: {place}")
     if failed:
         raise typer.Exit(1)
@@ -185,13 +189,15 @@ def parsed_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     if not _SEEDS.fullmatch(text):
-        raise ConfigError(f"--seeds is {text!r}", hint="give numbers and ranges, such as 0,1,2 or 0-4")
+        raise ConfigError(
+            f"invalid value for --seeds: {text!r}", hint="write numbers and ranges, such as 0,1,2 or 0-4"
+        )
     ranges = [part.partition("-")[::2] for part in text.split(",")]
     return [seed for first, last in ranges for seed in range(int(first), int(last or first) + 1)]
 
 
 def cluster_address(engine: str | None, address: str | None) -> str | None:
-    """The Ray cluster that carries out the runs, "local" for one that is started here; None without Ray.
+    """Returns the address of the Ray cluster, "local" for Ray on this machine; None without Ray.
 
     >>> cluster_address("ray", None), cluster_address(None, None)
     ('local', None)
@@ -200,9 +206,9 @@ def cluster_address(engine: str | None, address: str | None) -> str | None:
 
     if engine not in (None, "ray"):
         raise ConfigError(
-            f"--engine is {engine!r}, but only 'ray' carries out the runs of a study elsewhere",
+            f"invalid value for --engine: {engine!r} (must be 'ray')",
             hint='set the engine of the runs in the study: set = { "engine.name" = ... }',
         )
     if address is not None and engine is None:
-        raise ConfigError("--address is the address of a Ray cluster", hint="add --engine ray")
+        raise ConfigError("--address needs --engine ray", hint="add --engine ray, or remove --address")
     return None if engine is None else address or "local"

@@ -17,7 +17,7 @@ _SHOWN = 3  # running runs in the changing line
 
 
 class SweepDisplay:
-    """A listener of a study that prints.
+    """Prints the progress of a study.
 
     Args:
         console: where; by default standard output, or standard error with `stderr`.
@@ -89,9 +89,9 @@ class SweepDisplay:
 
 
 def outcome(line: RunLine, role: Role = "final") -> str:
-    """How a run ended, in words: its main metric, or why it has none.
+    """Returns the outcome of a run in words: its main metric, or the reason why it has none.
 
-    A run of tuning is compared on validation data, so these are shown of it.
+    A tuning run is compared on validation data, so its outcome is the validation metric.
 
     >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
     'test accuracy 80.0 %'
@@ -103,5 +103,5 @@ def outcome(line: RunLine, role: Role = "final") -> str:
     main = validation_metric(line.main) if role == "tune" else line.main
     main = main if line.series(main) else line.main
     value = line.final(main)
-    said = f"{label(main)} {metric_value(main, value)}" if value is not None else "no value"
-    return f"{said}, {line.reason or 'stopped'}" if line.status == "stopped" else said
+    result = f"{label(main)} {metric_value(main, value)}" if value is not None else "no value"
+    return f"{result}, {line.reason or 'stopped'}" if line.status == "stopped" else result

@@ -1,4 +1,4 @@
-"""Tables of progress: values at budgets of rounds, batches and bytes, and what a target takes."""
+"""Tables of progress: values at budgets of rounds, batches and bytes, and costs to a target."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def _at_budget(
 ) -> str:
     if not cell.complete:
         return view.status(cell)
-    found = [value_at(line, view.metric, _COLUMNS[kind], budget) for line in lines]
-    values = [value for value in found if value is not None]
-    if not values or len(values) < len(found):
+    at_budget = [value_at(line, view.metric, _COLUMNS[kind], budget) for line in lines]
+    values = [value for value in at_budget if value is not None]
+    if not values or len(values) < len(at_budget):
         return MISSING
     whole = t_interval(values)
     if whole.half is None or not interval:
@@ -190,8 +190,8 @@ def targets(
                 "case": (cell.method, repr(view.info.cases[0]), (kind, target)),
                 "none": None,
             }[against]
-            found = amounts[cell.method, repr(cell.case), (kind, target)]
-            texts.append(_with_multiplier(view, cell, kind, found, amounts.get(base) if base else None))
+            reached = amounts[cell.method, repr(cell.case), (kind, target)]
+            texts.append(_with_multiplier(view, cell, kind, reached, amounts.get(base) if base else None))
         rows.append(_row(view, cell, view.label(cell.method), texts))
         stated_row = [
             stated_text(view, stated(view, cell.method, cell.case, {at: target}), count=True)
@@ -257,7 +257,7 @@ def amount_to(line: RunLine, metric: str, target: float, amounts: Sequence[float
 def _to_target(
     view: TableView, cell: StudyCell, kind: Measure, target: float, relative_to: str | None
 ) -> list[float | None] | None:
-    """The amount that each run takes to a target, None where it is not reached; None without anything to count."""
+    """The amount of each run to a target, None if it does not reach it; None without counted amounts."""
     if not cell.complete:
         return None
     if relative_to is not None:
@@ -265,39 +265,39 @@ def _to_target(
         if reference is None or not reference.complete:
             return None
         target = target * statistics.fmean(reference.values.values())
-    found = []
+    reached = []
     for line in view.results.runs(cell.method, cell.case).values():
         amounts: Sequence[float | None] = (
             simulated_hours(line, view.info.clock) if kind == "hours" else line.curve.get(_COLUMNS[kind], ())
         )
         if not any(amount is not None for amount in amounts):
             return None
-        found.append(amount_to(line, view.metric, target, amounts))
-    return found
+        reached.append(amount_to(line, view.metric, target, amounts))
+    return reached
 
 
 def _with_multiplier(
     view: TableView,
     cell: StudyCell,
     kind: Measure,
-    found: Sequence[float | None] | None,
+    reached: Sequence[float | None] | None,
     base: Sequence[float | None] | None,
 ) -> str:
-    if found is None:
+    if reached is None:
         return MISSING if cell.complete else view.status(cell)
-    known = [amount for amount in found if amount is not None]
-    if len(known) < len(found):
-        missed = len(found) - len(known)
-        return "not reached" if len(found) == 1 else f"not reached by {missed} of {len(found)}"
-    text = _FORMATS[kind](statistics.fmean(known))
+    spent = [amount for amount in reached if amount is not None]
+    if len(spent) < len(reached):
+        missed = len(reached) - len(spent)
+        return "not reached" if len(reached) == 1 else f"not reached by {missed} of {len(reached)}"
+    text = _FORMATS[kind](statistics.fmean(spent))
     reference = [amount for amount in base or () if amount is not None]
     if base and len(reference) == len(base) and math.fsum(reference):
-        text += f" ({statistics.fmean(known) / statistics.fmean(reference):.1f}×)"
+        text += f" ({statistics.fmean(spent) / statistics.fmean(reference):.1f}×)"
     return text
 
 
 def mean_count(value: float) -> str:
-    """A mean of counts, with one digit after the point where that says more.
+    """Returns a mean of counts in words, with one decimal digit for small numbers that are not whole.
 
     >>> mean_count(2.0), mean_count(2.4), mean_count(1234.4)
     ('2', '2.4', '1,234')
@@ -314,7 +314,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 
 def _ends(view: TableView) -> list[str]:
-    """How far the runs go, by number of rounds."""
+    """A sentence on the number of rounds of the runs."""
     rounds = {
         line.rounds for cell in view.cells for line in view.results.runs(cell.method, cell.case).values()
     }

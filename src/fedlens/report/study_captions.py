@@ -58,19 +58,19 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 
 def own_populations(info: StudyInfo) -> str:
-    """What a seed changes."""
+    """A sentence on what differs between seeds."""
     if len(info.seeds) == 1:
         return "A single seed shows no spread."
     return "Each seed has its own partition, initial weights and cohorts."
 
 
 def final_value(info: StudyInfo) -> str:
-    """What a final value is; empty for the usual last evaluation."""
+    """A sentence on final values that are means; empty for the value of the last evaluation."""
     return f"A value is the mean of the last {info.last} evaluations." if info.last > 1 else ""
 
 
 def interval_words(kind: IntervalKind, comparisons: int | None = None) -> str:
-    """What an interval is; `comparisons` for intervals that hold together.
+    """Returns the name of an interval; `comparisons` for intervals that hold together.
 
     >>> interval_words("t"), interval_words("t", 10)
     ('95 % t interval', 't interval at 99.5 %, so that all 10 hold together with 95 % (Bonferroni)')
@@ -126,13 +126,13 @@ def tuning_words(info: StudyInfo) -> str:
     return joined(f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}.", alone, too, few)
 
 
-def bold_words(found: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:
+def bold_words(compared: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:
     """What bold means in a table, and over how many comparisons p is corrected.
 
     Args:
         meaning: "differs from FedAvg".
     """
-    tested = sum(each.test is not None and each.test.p is not None for each in found)
+    tested = sum(each.test is not None and each.test.p is not None for each in compared)
     if not tested:
         return ""
     correction = f"Holm's step-down correction over the {many(tested, 'comparison')} of this table"
@@ -141,15 +141,15 @@ def bold_words(found: Sequence[CellComparison], info: StudyInfo, meaning: str) -
     if tuned_on(info.tuning) == 1:
         return f"p: two-sided paired t test; adjusted p: {correction}."
     text = f"Bold: {meaning}; adjusted p of the two-sided paired t test below 0.05 ({correction})"
-    most = max(each.test.difference.n for each in found if each.test is not None)
+    most = max(each.test.difference.n for each in compared if each.test is not None)
     if most < FEWEST_BOLD:
         return f"{text} and at least {FEWEST_BOLD} seeds, so nothing is bold here."
     return f"{text} and at least {FEWEST_BOLD} seeds."
 
 
-def untested_words(found: Iterable[CellComparison], results: StudyResults) -> str:
+def untested_words(compared: Iterable[CellComparison], results: StudyResults) -> str:
     """The comparisons that have no test, and why."""
-    without = [each for each in found if each.test is None or each.test.p is None]
+    without = [each for each in compared if each.test is None or each.test.p is None]
     named = [f"{cell_name(results, each.cell)} ({each.untested})" for each in without]
     return f"No test: {listed(named)}." if named else ""
 
@@ -173,7 +173,7 @@ def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str
 
 
 def edge_words(any_star: bool) -> str:
-    """What a star means; empty without one."""
+    """A sentence on the meaning of stars; empty without a star."""
     return "* A chosen setting lies at the edge of the values that were tried." if any_star else ""
 
 

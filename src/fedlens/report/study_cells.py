@@ -82,8 +82,10 @@ def cell_of(results: StudyResults, method: str, case: Mapping[str, Any]) -> Stud
 def _reason(line: RunLine, metric: str) -> str:
     """Why a run has no value, with the nearest metric that it has."""
     reason = line.problem(metric) or UNMEASURED.format(metric)
-    known = [name for name in line.curve if split_of(name) or name.startswith("clients_")]
-    return f"{reason}, {nearest(metric, known)}" if known and reason == UNMEASURED.format(metric) else reason
+    metrics = [name for name in line.curve if split_of(name) or name.startswith("clients_")]
+    return (
+        f"{reason}, {nearest(metric, metrics)}" if metrics and reason == UNMEASURED.format(metric) else reason
+    )
 
 
 def study_cells(results: StudyResults) -> list[StudyCell]:
@@ -114,7 +116,7 @@ def better(metric: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class CellComparison:
-    """A cell against the cell of the baseline in the same case.
+    """The comparison of a cell with the cell of the baseline in the same case.
 
     Attributes:
         test: None if it was not tested, for the reason in `untested`.
@@ -135,7 +137,7 @@ def comparisons(
     interval: IntervalKind = "t",
     simultaneous: bool = False,
 ) -> list[CellComparison]:
-    """Each cell against the baseline of its case, with Holm's correction over all of them.
+    """Compares each cell with the baseline of its case, with Holm's correction over all comparisons.
 
     Args:
         cells: of one table.
@@ -156,14 +158,14 @@ def comparisons(
         for (cell, base), reason in zip(pairs, reasons, strict=True)
     ]
     adjusted = holm([test.p if test else None for test in tests])
-    found = []
+    compared = []
     for (cell, base), reason, test, p in zip(pairs, reasons, tests, adjusted, strict=True):
         whole = replace(test, adjusted=p) if test else None
         if whole is not None and p is None:
             alone = whole.difference.n == 1
             reason = "one seed" if alone else "the difference is the same at every seed"
-        found.append(CellComparison(cell, base, whole, reason, is_bold(whole, tuning)))
-    return found
+        compared.append(CellComparison(cell, base, whole, reason, is_bold(whole, tuning)))
+    return compared
 
 
 def _untested(cell: StudyCell, base: StudyCell) -> str | None:

@@ -1,4 +1,4 @@
-"""The settings that tuning chose in a study, and whether they lie at the edge of what was tried."""
+"""The settings that tuning chose in a study, and whether they lie at the edge of the tried values."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def tried_values(results: StudyResults, method: str, case: Mapping[str, Any]) ->
     Widening adds values in one cell and not in another, so the runs count and not the grid of the study file. A cell
     without tuning runs has the values of that grid.
     """
-    found: dict[str, list[Any]] = {}
+    tried: dict[str, list[Any]] = {}
     for entry in results.info.entries:
         if entry.role == "tune" and entry.method == method and entry.case == case:
             for setting, value in entry.point.items():
-                found.setdefault(setting, []).append(value)
-    grids = found or results.info.grids.get(method, {})
+                tried.setdefault(setting, []).append(value)
+    grids = tried or results.info.grids.get(method, {})
     return {setting: distinct(values) for setting, values in grids.items()}
 
 
@@ -74,7 +74,7 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def at_edge(values: Iterable[Any], chosen: Any) -> bool:
-    """Whether a chosen number is the smallest or the largest of the numbers that were tried.
+    """Whether a chosen number is the smallest or the largest of the tried numbers.
 
     Both values of a grid of two lie at its edge. A grid of one value has no edge, and neither have names.
 

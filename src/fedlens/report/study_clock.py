@@ -1,4 +1,4 @@
-"""Simulated hours of a run: what its rounds would take on clients with the speed and the link of `[clock]`.
+"""Simulated hours of a run: the time of its rounds on clients with the speed and the link of `[clock]`.
 
 A synchronous round lasts as long as its slowest client (McMahan et al. 2017, algorithm 1). All simulated clients have
 the same speed and link, so the slowest one is the busiest one:
@@ -51,8 +51,8 @@ def simulated_hours(line: RunLine, clock: Mapping[str, float]) -> list[float | N
             _seconds(up[k], 8e-6, clock.get("up_mbit")),
             _seconds(_less(sent[k], up[k]), 8e-6, clock.get("down_mbit")),
         )
-        known = [part for part in parts if part is not None]
-        hours.append(math.fsum(known) / 3600 if len(known) == len(parts) else None)
+        counted = [part for part in parts if part is not None]
+        hours.append(math.fsum(counted) / 3600 if len(counted) == len(parts) else None)
     return hours
 
 

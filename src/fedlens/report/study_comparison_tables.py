@@ -56,8 +56,8 @@ def summary(
     Args:
         compare: false for no test: of many points of a grid no one is a baseline.
     """
-    found = _compared(view, interval) if compare and view.info.baseline in view.info.methods else []
-    marks = {(each.cell.method, repr(each.cell.case)): each for each in found}
+    compared = _compared(view, interval) if compare and view.info.baseline in view.info.methods else []
+    marks = {(each.cell.method, repr(each.cell.case)): each for each in compared}
     grid: dict[tuple[str, int], TableCell] = {}
     for k, case in enumerate(view.info.cases):
         for method in view.info.methods:
@@ -85,9 +85,9 @@ def summary(
         own_populations(view.info),
         final_value(view.info),
         tuning_words(view.info),
-        bold_words(found, view.info, meaning),
+        bold_words(compared, view.info, meaning),
         edge_words(any(has_edge(view.results, cell) for cell in view.cells)),
-        untested_words(found, view.results) if several else "",
+        untested_words(compared, view.results) if several else "",
     )
     title = view.title or f"{metric_name(view.metric)} of each method"
     notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
@@ -114,14 +114,14 @@ def differences(
         )
     if len(view.info.methods) < 2:
         raise ConfigError(
-            "the study has one method, so nothing to compare it with",
+            "a table of differences needs at least two methods, and the study has one",
             where=view.where,
             hint="remove the table, or add a method",
         )
-    found = _compared(view, interval, base, simultaneous)
-    tested = sum(each.test is not None and each.test.p is not None for each in found)
+    compared = _compared(view, interval, base, simultaneous)
+    tested = sum(each.test is not None and each.test.p is not None for each in compared)
     head = [*view.dimension_head, "Method", "Difference", "Interval", "Seeds", "p", "Adjusted p"]
-    rows = [[*view.dimension_cells(each.cell.case), *_difference_cells(view, each)] for each in found]
+    rows = [[*view.dimension_cells(each.cell.case), *_difference_cells(view, each)] for each in compared]
     unit_words = " in percentage points" if unit(view.metric) else ""
     caption = joined(
         f"{metric_name(view.metric)}: difference to {view.label(base)}{unit_words}, "
@@ -131,9 +131,9 @@ def differences(
         f"Interval: {interval_words(interval, tested if simultaneous else None)} of the mean difference"
         + ("." if simultaneous else ", each for itself and not corrected for their number."),
         tuning_words(view.info),
-        bold_words(found, view.info, f"differs from {view.label(base)}"),
+        bold_words(compared, view.info, f"differs from {view.label(base)}"),
         edge_words(any(has_edge(view.results, cell) for cell in view.cells)),
-        untested_words(found, view.results),
+        untested_words(compared, view.results),
     )
     title = view.title or f"Differences to {view.label(base)}"
     notes = failure_notes(view.cells, view.results)
@@ -152,13 +152,13 @@ def choices(view: TableView) -> StudyTable:
             hint="remove the table, or add [tune]",
         )
     score = f"validation_{view.metric.partition('_')[2]}"
-    found = {
+    chosen_by_cell = {
         (cell.method, repr(cell.case)): chosen(view.results, cell.method, cell.case) for cell in view.cells
     }
-    settings = list(dict.fromkeys(choice.setting for each in found.values() for choice in each))
+    settings = list(dict.fromkeys(choice.setting for each in chosen_by_cell.values() for choice in each))
     rows = []
     for cell in view.cells:
-        values = {choice.setting: choice for choice in found[cell.method, repr(cell.case)]}
+        values = {choice.setting: choice for choice in chosen_by_cell[cell.method, repr(cell.case)]}
         texts = [
             shown(values[key].value) + ("*" if values[key].edge else "") if key in values else MISSING
             for key in settings
@@ -176,7 +176,7 @@ def choices(view: TableView) -> StudyTable:
                 TableCell(str(_tuning_runs(view, cell))),
             ]
         )
-    stars = any(choice.edge for each in found.values() for choice in each)
+    stars = any(choice.edge for each in chosen_by_cell.values() for choice in each)
     searched = any(_tuning_runs(view, cell) for cell in view.cells)
     caption = joined(
         tuning_words(view.info),
@@ -184,7 +184,7 @@ def choices(view: TableView) -> StudyTable:
         if searched
         else "",
         "Effective rate: local rate / (1 - server momentum).",
-        _star_words(stars, all(found.values())) if searched else "",
+        _star_words(stars, all(chosen_by_cell.values())) if searched else "",
     )
     columns = [*settings, "Effective rate", f"{metric_name(score)}{unit(score)}", "Runs of tuning"]
     head = [*view.dimension_head, "Method", *columns]
@@ -213,8 +213,8 @@ def effective_rate_of(line: RunLine, settings: Mapping[str, Any]) -> float | Non
     >>> effective_rate_of(line, {"effective_lr": 0.1}), effective_rate_of(line, {"local.lr": 0.1})
     (0.1, None)
     """
-    known = line.facts.get(EFFECTIVE)
-    return known if known is not None else settings.get(EFFECTIVE)
+    rate = line.facts.get(EFFECTIVE)
+    return rate if rate is not None else settings.get(EFFECTIVE)
 
 
 def _compared(
@@ -224,16 +224,16 @@ def _compared(
 
 
 def _mean_text(view: TableView, cell: StudyCell | None, spread: Spread, interval: IntervalKind) -> str:
-    found = cell.interval(interval) if cell and spread == "interval" else None
+    bounds = cell.interval(interval) if cell and spread == "interval" else None
     if cell is None or not cell.complete:
         return view.status(cell)
     star = "*" if has_edge(view.results, cell) else ""
     values = list(cell.values.values())
     text = view.value(statistics.fmean(values))
-    if found is not None and found.low is not None and found.high is not None:
+    if bounds is not None and bounds.low is not None and bounds.high is not None:
         if interval == "bootstrap":  # not symmetric
-            return f"{text} [{view.value(found.low)}, {view.value(found.high)}]{star}"
-        return f"{text} ± {view.width((found.high - found.low) / 2)}{star}"
+            return f"{text} [{view.value(bounds.low)}, {view.value(bounds.high)}]{star}"
+        return f"{text} ± {view.width((bounds.high - bounds.low) / 2)}{star}"
     if spread == "deviation" and len(values) > 1:
         return f"{text} ± {view.width(statistics.stdev(values))}{star}"
     return text + star
@@ -334,5 +334,9 @@ def _tuning_score(view: TableView, cell: StudyCell, metric: str) -> str:
         view.results.lines.get(entry.digest) for entry in _tuning_entries(view, cell) if entry.point == point
     ]
     scores = [line.final(metric, view.info.last) if line else None for line in lines]
-    known = [score for score in scores if score is not None]
-    return view.value(statistics.fmean(known), metric) if known and len(known) == len(scores) else MISSING
+    measured = [score for score in scores if score is not None]
+    return (
+        view.value(statistics.fmean(measured), metric)
+        if measured and len(measured) == len(scores)
+        else MISSING
+    )

@@ -1,4 +1,4 @@
-"""The costs of the models of a study: parameters, multiply-adds and memory, known without any training.
+"""The costs of the models of a study without training: parameters, multiply-adds and memory.
 
 They stand in `data.json` beside study.json, next to the populations (`fedlens.report.study_populations`).
 """
@@ -14,7 +14,7 @@ from fedlens.core.errors import DataError
 
 @dataclass(frozen=True)
 class CellCost:
-    """What the model of one cell of a study costs.
+    """The cost of the model of one cell of a study.
 
     Attributes:
         settings: the digest of what was asked, so that a cost is measured once.
@@ -55,4 +55,4 @@ def read_costs(values: Any, where: str | None = None) -> list[CellCost]:
     try:
         return [CellCost(**entry) for entry in values]
     except TypeError as error:
-        raise DataError(f"the costs of models are damaged: {error}", where=where) from None
+        raise DataError(f"the costs of models are corrupt: {error}", where=where) from None

@@ -1,4 +1,4 @@
-"""The figures of a study that show the data of clients, and no training: `populations` and `distributions`."""
+"""Figures of the clients' data, without training: `populations` and `distributions`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def distributions_figure(
 
 def _shown(study: StudyResults, spec: Mapping[str, Any], where: Mapping[str, Any] | None) -> list[Panel]:
     if "populations" not in study.data:
-        raise DataError("the populations were not made yet", hint="run 'fedlens sweep' on the study")
+        raise DataError(
+            "data.json has no populations, which this figure shows", hint="run 'fedlens sweep' on the study"
+        )
     populations = [
         each
         for each in read_populations(study.data["populations"])

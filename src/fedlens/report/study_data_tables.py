@@ -1,4 +1,4 @@
-"""Tables of what a study trains on and what its models cost: `datasets` and `efficiency`."""
+"""Tables of the datasets and of the costs of models: `datasets` and `efficiency`."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _columns(
 def cost_facts(
     cost: CellCost | None, lines: Sequence[RunLine], gbit: float | None = None
 ) -> dict[str, float]:
-    """The numbers of one row, by the name that document files use; what is not known is left out.
+    """The numbers of one row, by the name that document files use, without unknown ones.
 
     Args:
         cost: of the model; without it, parameters and multiply-adds are those that the runs recorded.
@@ -198,17 +198,17 @@ def cost_facts(
     facts["rounds"] = _mean([line.rounds for line in lines])
     facts["seconds"] = _mean([line.facts.get("seconds") for line in lines])
     facts["bytes"] = _mean([_last(line.curve.get("bytes", ())) for line in lines])
-    known = {key: value for key, value in facts.items() if value is not None}
-    if known.get("rounds") and "seconds" in known:
-        known["seconds_a_round"] = known["seconds"] / known["rounds"]
-    if gbit is not None and "bytes" in known:
-        known["communication_seconds"] = known["bytes"] * 8 / (gbit * 1e9)
-    return known
+    available = {key: value for key, value in facts.items() if value is not None}
+    if available.get("rounds") and "seconds" in available:
+        available["seconds_a_round"] = available["seconds"] / available["rounds"]
+    if gbit is not None and "bytes" in available:
+        available["communication_seconds"] = available["bytes"] * 8 / (gbit * 1e9)
+    return available
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return statistics.fmean(known) if known else None
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(finite) if finite else None
 
 
 def _last(values: Sequence[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""The document's own numbers in the tables of a study, in rows labelled "document"."""
+"""The numbers of the document in the tables of a study, in rows labelled "document"."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def stated_text(view: TableView, value: StatedValue | None, count: bool = False)
 
 
 def document_notes(view: TableView, shown: bool) -> list[str]:
-    """What the rows of the document are, and what differs from its scale; empty if the table has none."""
+    """Notes on the rows of the document and the differences of scale; empty without such rows."""
     if not shown:
         return []
-    source = view.info.document.get("source", "the document's own numbers")
+    source = view.info.document.get("source", "the document's numbers")
     notes = [f'"document": {source}.']
     if view.info.smaller:
         notes.append(f"At this scale: {'; '.join(sentence.rstrip('.') for sentence in view.info.smaller)}.")

@@ -1,4 +1,4 @@
-"""A figure of a study: its panels, its caption and what it lacks, for papers and for the page."""
+"""A figure of a study: its panels, its caption and its gaps, for papers and for the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a study: those that its file asks for, or else the usual ones."""
+"""The figures of a study: those of its file, or the default ones."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, A
     try:
         checked = model.model_validate(values)
     except ValidationError as error:
-        known = [*model.model_fields, *_COMMON]
-        raise explained(error, values, where, lambda key: key, lambda key: known) from None
+        keys = [*model.model_fields, *_COMMON]
+        raise explained(error, values, where, lambda key: key, lambda key: keys) from None
     return checked.model_dump(exclude_unset=True)
 
 
@@ -85,7 +85,7 @@ def check_figures(info: StudyInfo) -> None:
         try:
             study_figure(planned, spec, f"figures[{k}]")
         except DataError:
-            continue  # without runs there are no values, which is all that is missing
+            continue  # only the values of runs are missing
 
 
 def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "figures") -> StudyFigure:

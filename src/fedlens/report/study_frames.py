@@ -108,7 +108,7 @@ def cell_rows(results: StudyResults) -> list[Record]:
     }
     rows = []
     for cell, point in zip(cells, points, strict=True):
-        found, values = cell.interval(), list(cell.values.values())
+        interval, values = cell.interval(), list(cell.values.values())
         comparison = tests.get((cell.method, repr(cell.case)))
         test = comparison.test if comparison else None
         runs = results.runs(cell.method, cell.case).values()
@@ -122,10 +122,10 @@ def cell_rows(results: StudyResults) -> list[Record]:
                 **{name: point.get(name) for name in settings},
                 EFFECTIVE: rates.pop() if len(rates) == 1 else None,
                 "metric": results.metric,
-                "mean": found.mean if found else None,
-                "std": statistics.stdev(values) if found and len(values) > 1 else None,
-                "low": found.low if found else None,
-                "high": found.high if found else None,
+                "mean": interval.mean if interval else None,
+                "std": statistics.stdev(values) if interval and len(values) > 1 else None,
+                "low": interval.low if interval else None,
+                "high": interval.high if interval else None,
                 "n": len(values),
                 "runs": cell.planned,
                 "failed": len(cell.failed),
@@ -146,13 +146,13 @@ def cells_table(results: StudyResults) -> StudyTable:
     """The cells as a table for LaTeX: mean, interval, runs, and the difference to the baseline."""
     view = TableView(results, "cells")
     info, metric = results.info, results.metric
-    found = {
+    compared = {
         (each.cell.method, repr(each.cell.case)): each
         for each in comparisons(view.cells, info.baseline, info.tuning)
     }
     rows = []
     for cell in view.cells:
-        comparison, mean = found.get((cell.method, repr(cell.case))), cell.interval()
+        comparison, mean = compared.get((cell.method, repr(cell.case))), cell.interval()
         test = comparison.test if comparison else None
         bold = comparison.bold if comparison else False
         rows.append(
@@ -173,7 +173,7 @@ def cells_table(results: StudyResults) -> StudyTable:
         own_populations(info),
         f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
         tuning_words(info),
-        bold_words(list(found.values()), info, f"differs from {label}"),
+        bold_words(list(compared.values()), info, f"differs from {label}"),
     )
     notes = failure_notes(view.cells, results)
     return StudyTable(

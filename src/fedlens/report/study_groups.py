@@ -16,7 +16,7 @@ from fedlens.report.study_results import EFFECTIVE, Role, RunLine, StudyResults
 METHOD = "method"
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
 LOCAL = "local.lr"
-# What was measured of a run and can stand on an axis.
+# Measured properties of a run that can be on an axis.
 FACTS = {
     "emd": "earth mover's distance of the clients",
     "clients": "clients",
@@ -49,11 +49,11 @@ class SeedRuns:
         return {seed: line for seed, line in self.runs.items() if line is not None and is_lost(line)}
 
     def values(self, metric: str, last: int) -> dict[int, float]:
-        """The final values by seed; none if a run of the cell was lost, as the rest would be a chosen part."""
+        """The final values by seed; none if a run of the cell was lost, since the others would be a biased sample."""
         if self.lost:
             return {}
-        found = {seed: line.final(metric, last) for seed, line in self.done.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        finals = {seed: line.final(metric, last) for seed, line in self.done.items()}
+        return {seed: value for seed, value in finals.items() if value is not None}
 
 
 def is_lost(line: RunLine) -> bool:
@@ -77,21 +77,21 @@ class SeedGroups:
     @classmethod
     def of(cls, results: StudyResults, role: Role = "final") -> SeedGroups:
         """The cells in the order of the plan; of the case that is planned and has no run yet, with empty `runs`."""
-        found: dict[str, tuple[dict[str, Any], dict[int, RunLine | None]]] = {}
+        by_keys: dict[str, tuple[dict[str, Any], dict[int, RunLine | None]]] = {}
         if role == "final":
             for case in results.info.cases:
                 for method in results.info.methods:
                     keys = {METHOD: method, **case}
-                    found[_text(keys)] = (keys, {})
+                    by_keys[_text(keys)] = (keys, {})
         for entry in results.info.entries:
             if entry.role == role:
                 keys = {METHOD: entry.method, **entry.case, **(entry.point if role == "tune" else {})}
-                _, runs = found.setdefault(_text(keys), (keys, {}))
+                _, runs = by_keys.setdefault(_text(keys), (keys, {}))
                 line = results.lines.get(entry.digest)
                 paused = line is not None and role == "final" and line.status == "stopped"
                 runs[entry.seed] = None if paused else line
         return cls(
-            results, role, [SeedRuns(keys, dict(sorted(runs.items()))) for keys, runs in found.values()]
+            results, role, [SeedRuns(keys, dict(sorted(runs.items()))) for keys, runs in by_keys.values()]
         )
 
     @property
@@ -131,7 +131,7 @@ class SeedGroups:
         if len(ends) == 1:
             return ends[0]
         raise ConfigError(
-            f"'{name}' is no dimension of the study",
+            f"the study has no dimension '{name}'",
             where=where,
             hint=nearest(name, list(dict.fromkeys([*keys, *labels]))),
         )
@@ -140,8 +140,8 @@ class SeedGroups:
         """The same groups with a fact, its mean over seeds, as a key; without it where no run is done."""
         cells = []
         for group in self.cells:
-            known = [value for line in group.done.values() if (value := line.facts.get(name)) is not None]
-            more = {name: float(f"{statistics.fmean(known):.4g}")} if known else {}
+            measured = [value for line in group.done.values() if (value := line.facts.get(name)) is not None]
+            more = {name: float(f"{statistics.fmean(measured):.4g}")} if measured else {}
             cells.append(SeedRuns({**group.keys, **more}, group.runs))
         return replace(self, cells=cells)
 
@@ -183,24 +183,26 @@ class SeedGroups:
         return ", ".join(parts)
 
     def gaps(self, cells: Sequence[SeedRuns]) -> list[str]:
-        """Sentences on what some cells lack: runs that failed, and runs that are not done."""
+        """Sentences on failed and unfinished runs of some cells."""
         names = self.varying()
-        said, waiting, empty = [], 0, []
+        sentences, waiting, empty = [], 0, []
         for cell in cells:
             title = self.title(cell.keys, names) or "the cell"
             if cell.lost:
                 reasons = "; ".join(dict.fromkeys(why_lost(line) or "" for line in cell.lost.values()))
-                said.append(f"{title}: {len(cell.lost)} of {many(len(cell.runs), 'run')} failed ({reasons}).")
+                sentences.append(
+                    f"{title}: {len(cell.lost)} of {many(len(cell.runs), 'run')} failed ({reasons})."
+                )
             waiting += sum(line is None for line in cell.runs.values())
             if not cell.done and not cell.lost:
                 empty.append(title)
         if waiting:
             planned = sum(len(cell.runs) for cell in cells)
-            said.append(f"{waiting:,} of {many(planned, 'run')} are not done yet.")
+            sentences.append(f"{waiting:,} of {many(planned, 'run')} are not done yet.")
         if empty:
             more = f", and {len(empty) - 6} more" if len(empty) > 6 else ""
-            said.append(f"No results yet: {'; '.join(empty[:6])}{more}.")
-        return said
+            sentences.append(f"No results yet: {'; '.join(empty[:6])}{more}.")
+        return sentences
 
     def known_key(self, name: str) -> str:
         """The key of a name as `key` reads it, or the name itself if it is none."""

@@ -33,7 +33,7 @@ from fedlens.report.study_panels import (
     y_axis,
 )
 from fedlens.report.study_results import Role, RunLine, StudyResults
-from fedlens.report.study_values import Finals, caption_of, known, runs_of, start
+from fedlens.report.study_values import Finals, caption_of, has_values, runs_of, start
 
 _BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
 
@@ -115,7 +115,9 @@ def setting_figure(
         ]
         for panel in layout.panels
     ]
-    if not any(series.kind in ("line", "points") and known(series) for panel in drawn for series in panel):
+    if not any(
+        series.kind in ("line", "points") and has_values(series) for panel in drawn for series in panel
+    ):
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     ends = place.axis.limits or (0.0, 1.0)
     guess = None if relative else chance_level(chosen, name, chance, drawn)
@@ -283,9 +285,9 @@ def _by_round(
     """(place, value) by round."""
     rounds = run.curve.get("round", ())
     at = simulated_hours(run, clock) if over == "hours" else run.curve.get(over, [None] * len(rounds))
-    found = {}
+    points = {}
     for k, value in run.series(metric):
         place, number = at[k], rounds[k]
         if place is not None and number is not None:
-            found[int(number)] = (float(place), value)
-    return found
+            points[int(number)] = (float(place), value)
+    return points

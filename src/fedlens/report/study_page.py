@@ -147,7 +147,7 @@ def _lost_rows(results: StudyResults) -> list[list[Any]]:
 
 
 def _method(results: StudyResults) -> list[str]:
-    """How the runs were made comparable, as sentences."""
+    """Sentences on how the runs are comparable."""
     info = results.info
     if not needs_runs(info.figures, info.tables):
         return [f"Nothing is trained. Clients are those of seed {info.seeds[0]}.", *info.notes]
@@ -168,8 +168,8 @@ def _method(results: StudyResults) -> list[str]:
     if info.clock:
         sentences.append(
             "Simulated hours: each round lasts as long as its busiest client, which trains "
-            f"{info.clock.get('images_per_second', 0):g} images a second and sends {info.clock.get('up_mbit', 0):g} "
-            f"Mbit/s up, {info.clock.get('down_mbit', 0):g} Mbit/s down."
+            f"{info.clock.get('images_per_second', 0):g} images a second, with "
+            f"{info.clock.get('up_mbit', 0):g} Mbit/s up and {info.clock.get('down_mbit', 0):g} Mbit/s down."
         )
     return [*sentences, *info.notes]
 

@@ -82,10 +82,10 @@ def selected(
     wanted: dict[str, list[Any]] = {}
     for name, value in (where or {}).items():
         key, values = runs.key(name, f"figures.where.{name}"), value if isinstance(value, list) else [value]
-        known = runs.all_values(key)
+        present = runs.all_values(key)
         for each in values:
-            if each not in known:
-                hint = nearest(str(each), [runs.words(key, v) for v in known])
+            if each not in present:
+                hint = nearest(str(each), [runs.words(key, v) for v in present])
                 raise ConfigError(
                     f"no run has {runs.label(key)} = {each}", where=f"figures.where.{name}", hint=hint
                 )
@@ -123,10 +123,10 @@ def arrange(
     differing = [key for key in runs.varying() if len({repr(group.keys.get(key)) for group in groups}) > 1]
     panel_keys += [key for key in differing if key not in used and (key == METHOD or not points)]
     styles = _styles(runs, line_keys)
-    found: dict[str, tuple[dict[str, Any], dict[str, list[SeedRuns]]]] = {}
+    by_panel: dict[str, tuple[dict[str, Any], dict[str, list[SeedRuns]]]] = {}
     for group in groups:
         keys = {key: group.keys[key] for key in panel_keys if key in group.keys}
-        _, by_line = found.setdefault(repr(keys), (keys, {}))
+        _, by_line = by_panel.setdefault(repr(keys), (keys, {}))
         by_line.setdefault(_line_id(group.keys, line_keys), []).append(group)
     shown = [
         PanelRuns(
@@ -138,7 +138,7 @@ def arrange(
                 if line in by_line
             ],
         )
-        for keys, by_line in found.values()
+        for keys, by_line in by_panel.values()
     ]
     for key in reversed(panel_keys):
         order = [repr(value) for value in runs.all_values(key)]
@@ -366,8 +366,8 @@ def y_axis(
     means: list[float] = []
     edges: list[float] = []
     for series in (each for panel in panels for each in panel):
-        known = [value for value in series.y if value is not None]
-        (edges if series.kind == "band" else means).extend(known)
+        values = [value for value in series.y if value is not None]
+        (edges if series.kind == "band" else means).extend(values)
         edges += [value for value in (*series.low, *series.high) if value is not None]
     share = is_share(bare(metric)) or relative
     if wanted is not None:
@@ -406,8 +406,8 @@ def chance_level(
     """
     if chance is not None or "accuracy" not in metric:
         return chance
-    known = {line.facts.get("chance") for group in groups for line in group.done.values()}
-    level = known.pop() if len(known) == 1 else None
+    levels = {line.facts.get("chance") for group in groups for line in group.done.values()}
+    level = levels.pop() if len(levels) == 1 else None
     means = [
         value
         for panel in panels

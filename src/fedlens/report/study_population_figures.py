@@ -49,9 +49,11 @@ def panels(
     names = [wanted] if isinstance(wanted, str) else wanted
     chosen = [p for p in populations if names is None or p.dataset in names]
     if not chosen:
-        known = sorted({p.dataset for p in populations})
+        datasets = sorted({p.dataset for p in populations})
         what = f"no case has the data of {wanted!r}" if names else "the study has no populations"
-        hint = nearest(str(names[0]), known) if names and known else "run the study first: 'fedlens sweep'"
+        hint = (
+            nearest(str(names[0]), datasets) if names and datasets else "run the study first: 'fedlens sweep'"
+        )
         raise ConfigError(what, where="figures.dataset", hint=hint)
     return [Panel(case_title(p, dimensions), p) for p in chosen]
 

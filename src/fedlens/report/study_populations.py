@@ -117,7 +117,7 @@ def read_populations(values: Any, where: str | None = None) -> list[CasePopulati
     try:
         return [CasePopulation(**entry) for entry in values]
     except TypeError as error:
-        raise DataError(f"the populations are damaged: {error}", where=where) from None
+        raise DataError(f"the populations are corrupt: {error}", where=where) from None
 
 
 def needs_runs(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:

@@ -90,9 +90,9 @@ def _mean(view: TableView, values: Sequence[float], metric: str) -> str:
     """Mean and half the interval, in per cent where `metric` is a share."""
     if not values:
         return MISSING
-    found = t_interval(values)
-    text = view.value(found.mean, metric)
-    return text if found.half is None else f"{text} ± {view.value(found.half, metric)}"
+    bounds = t_interval(values)
+    text = view.value(bounds.mean, metric)
+    return text if bounds.half is None else f"{text} ± {view.value(bounds.half, metric)}"
 
 
 def _stated_ratio(view: TableView, method: str, to: str, case: Mapping[str, Any]) -> str:
@@ -142,18 +142,20 @@ def ranks(view: TableView, *, least_examples: int = 0) -> StudyTable:
             method: [better(view.metric, statistics.fmean(row[j].values.values())) for row in used]
             for j, method in enumerate(methods)
         }
-        found = mean_ranks(scores)
-        for method, rank in sorted(found.means.items(), key=lambda item: item[1]):
+        ranking = mean_ranks(scores)
+        for method, rank in sorted(ranking.means.items(), key=lambda item: item[1]):
             rows.append(
-                [TableCell(view.label(method)), TableCell(f"{rank:.2f}"), TableCell(str(found.cases))]
+                [TableCell(view.label(method)), TableCell(f"{rank:.2f}"), TableCell(str(ranking.cases))]
             )
-        if found.p is not None and found.chi2 is not None:
-            p = p_text(found.p)
-            test += f"Friedman's test that all methods rank alike: chi-squared {number(found.chi2)}, p {p}. "
-        if found.critical is not None:
+        if ranking.p is not None and ranking.chi2 is not None:
+            p = p_text(ranking.p)
             test += (
-                f"Critical difference (Nemenyi, 5 %): {found.critical:.2f}. Mean ranks that are nearer to each other "
-                "are not told apart. Both are approximations for many cases, and take cases as independent."
+                f"Friedman's test that all methods rank alike: chi-squared {number(ranking.chi2)}, p {p}. "
+            )
+        if ranking.critical is not None:
+            test += (
+                f"Critical difference (Nemenyi, 5 %): {ranking.critical:.2f}. Smaller differences of mean ranks "
+                "are not significant. Both tests are approximations for many cases and treat cases as independent."
             )
     caption = joined(
         f"Mean rank over {many(len(used), 'case')} by the mean of {metric_name(view.metric).lower()} over "
@@ -220,5 +222,5 @@ def _over_clients(view: TableView, cell: StudyCell, column: str) -> str:
         return view.status(cell)
     lines = view.results.runs(cell.method, cell.case).values()
     values = [line.final(column, view.info.last) for line in lines]
-    known = [value for value in values if value is not None]
-    return _mean(view, known, view.metric) if len(known) == len(values) else MISSING
+    measured = [value for value in values if value is not None]
+    return _mean(view, measured, view.metric) if len(measured) == len(values) else MISSING

@@ -28,7 +28,7 @@ EFFECTIVE = "effective_lr"
 
 @dataclass(frozen=True)
 class RunLine:
-    """The facts of one run, whatever part it plays in a study.
+    """The results of one run, independent of its role in a study.
 
     Attributes:
         digest: of the run's settings, see `fedlens.studies.planned.PlannedRun.digest`.
@@ -122,7 +122,7 @@ class StudyEntry:
 
 @dataclass(frozen=True)
 class StudyInfo:
-    """What is compared with what; the content of study.json.
+    """The plan of a comparison; the content of study.json.
 
     Attributes:
         metric: the column of metrics.jsonl that is compared; None for the main metric of the task.
@@ -174,7 +174,7 @@ class StudyInfo:
 
 @dataclass(frozen=True)
 class StudyResults:
-    """A study as far as it has been run.
+    """The results of a study so far.
 
     Attributes:
         lines: the runs by digest.
@@ -198,7 +198,7 @@ class StudyResults:
                 f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first"
             ) from None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{INFO} is damaged: {error}", where=str(path)) from None
+            raise DataError(f"{INFO} is corrupt: {error}", where=str(path)) from None
         lines = {line.digest: line for line in read_lines(folder / LINES)}
         return cls(info, lines, read_data(folder))
 
@@ -221,12 +221,12 @@ class StudyResults:
 
     def values(self, method: str, case: Mapping[str, Any]) -> dict[int, float]:
         """The final values of a cell by seed; a seed whose run has none is left out, see `RunLine.problem`."""
-        found = {
+        finals = {
             seed: line.final(self.metric, self.info.last)
             for seed, line in self.runs(method, case).items()
             if line.problem(self.metric) is None
         }
-        return {seed: value for seed, value in found.items() if value is not None}
+        return {seed: value for seed, value in finals.items() if value is not None}
 
 
 def write_info(folder: Path, info: StudyInfo) -> None:
@@ -242,9 +242,9 @@ def read_data(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise DataError(f"{DATA} is damaged: {error}", where=str(path)) from None
+        raise DataError(f"{DATA} is corrupt: {error}", where=str(path)) from None
     if not isinstance(values, dict):
-        raise DataError(f"{DATA} is damaged: it is no table", where=str(path))
+        raise DataError(f"{DATA} is corrupt: it is not a table", where=str(path))
     return values
 
 

@@ -56,8 +56,8 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 
     Raises `ConfigError` without values.
 
-    >>> found = t_interval([0.70, 0.72, 0.77])
-    >>> round(found.mean, 4), round(found.low, 4), round(found.high, 4)
+    >>> result = t_interval([0.70, 0.72, 0.77])
+    >>> round(result.mean, 4), round(result.low, 4), round(result.high, 4)
     (0.73, 0.6404, 0.8196)
     """
     if not values:
@@ -66,9 +66,9 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
         mean = statistics.fmean(values)
         return Interval(mean, mean, mean, len(values))
     # The difference to 0 is the value itself, up to rounding: x - 0.0 is x.
-    found = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0), level=level)
-    assert found is not None
-    return Interval(found.mean, found.low, found.high, found.seeds)
+    result = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0), level=level)
+    assert result is not None
+    return Interval(result.mean, result.low, result.high, result.seeds)
 
 
 def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
@@ -77,8 +77,8 @@ def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interva
     Raises `ConfigError` with fewer than 30 values. At ten values a percentile bootstrap of 95 % misses the truth in 9 %
     of the cases; `python -m benchmarks.error_rates` shows it.
 
-    >>> found = bootstrap_interval([k / 10 for k in range(30)])
-    >>> round(found.mean, 2), found.low < 1.2 < 1.7 < found.high
+    >>> bounds = bootstrap_interval([k / 10 for k in range(30)])
+    >>> round(bounds.mean, 2), bounds.low < 1.2 < 1.7 < bounds.high
     (1.45, True)
     """
     n = len(values)
@@ -89,7 +89,7 @@ def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interva
     import numpy as np
     from scipy.stats import bootstrap
 
-    found = bootstrap(
+    bounds = bootstrap(
         (np.asarray(values),),
         np.mean,
         n_resamples=_RESAMPLES,
@@ -97,7 +97,7 @@ def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interva
         method="BCa",
         random_state=np.random.default_rng(0),
     ).confidence_interval
-    return Interval(mean, float(found.low), float(found.high), n)
+    return Interval(mean, float(bounds.low), float(bounds.high), n)
 
 
 def refuse_bootstrap(seeds: int, where: str | None = None) -> None:
@@ -130,15 +130,15 @@ def paired_test(
     if not seeds:
         return None
     values = [first[seed] - second[seed] for seed in seeds]
-    found = bootstrap_interval(values, level) if interval == "bootstrap" else t_interval(values, level)
+    bounds = bootstrap_interval(values, level) if interval == "bootstrap" else t_interval(values, level)
     if len(values) < 2:
-        return PairedTest(found, None)
+        return PairedTest(bounds, None)
     if _no_noise(values):
-        return PairedTest(found, 1.0 if abs(found.mean) <= 1e-12 else None)
+        return PairedTest(bounds, 1.0 if abs(bounds.mean) <= 1e-12 else None)
     from scipy.special import stdtr
 
-    t = abs(found.mean) / (statistics.stdev(values) / math.sqrt(len(values)))
-    return PairedTest(found, min(1.0, 2 * float(stdtr(len(values) - 1, -t))))
+    t = abs(bounds.mean) / (statistics.stdev(values) / math.sqrt(len(values)))
+    return PairedTest(bounds, min(1.0, 2 * float(stdtr(len(values) - 1, -t))))
 
 
 def _no_noise(values: Sequence[float]) -> bool:
@@ -234,8 +234,8 @@ def mean_ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
     Args:
         scores: by method, one score a case, the same cases for all. Larger is better.
 
-    >>> found = mean_ranks({"a": [3.0, 3.0, 2.0], "b": [2.0, 2.0, 3.0], "c": [1.0, 1.0, 1.0]})
-    >>> {name: round(rank, 2) for name, rank in found.means.items()}, round(found.critical, 3)
+    >>> test = mean_ranks({"a": [3.0, 3.0, 2.0], "b": [2.0, 2.0, 3.0], "c": [1.0, 1.0, 1.0]})
+    >>> {name: round(rank, 2) for name, rank in test.means.items()}, round(test.critical, 3)
     ({'a': 1.33, 'b': 1.67, 'c': 3.0}, 1.914)
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range
@@ -245,8 +245,8 @@ def mean_ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
     means = {name: statistics.fmean(float(row[j]) for row in ranks) for j, name in enumerate(scores)}
     chi2 = p = critical = None
     if k >= 3 and n >= 2 and any(len(set(row)) > 1 for row in ranks):  # all ties: 0 / 0
-        found = friedmanchisquare(*scores.values())
-        chi2, p = float(found.statistic), float(found.pvalue)
+        test = friedmanchisquare(*scores.values())
+        chi2, p = float(test.statistic), float(test.pvalue)
     if k >= 2 and n >= 2:
         q = float(studentized_range.ppf(LEVEL, k, math.inf)) / math.sqrt(2)
         critical = q * math.sqrt(k * (k + 1) / (6 * n))

@@ -1,7 +1,7 @@
-"""The tables of a study: which kinds of `[[tables]]` exist, and how one is made from the results.
+"""The tables of a study: the kinds of `[[tables]]`, and how to make them from the results.
 
-A kind is a function of a `TableView` and of its own options, which are its keyword arguments: their names and types
-are what a study file may give.
+A kind is a function of a `TableView` and of its options. The options are its keyword arguments; a study file may give
+these names and types.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
 
 
 def study_tables(results: StudyResults) -> list[StudyTable]:
-    """All tables of a study; those of `default_tables` if its file asks for none. Each has a name of its own."""
+    """All tables of a study; those of `default_tables` if its file has none. Names are unique."""
     specs = results.info.tables or default_tables(results.info)
     check_tables(specs, len(results.info.seeds))
     tables: list[StudyTable] = []
@@ -96,7 +96,7 @@ def study_tables(results: StudyResults) -> list[StudyTable]:
 
 
 def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
-    """The tables of a study whose file asks for none; no table for one that trains nothing."""
+    """The tables of a study whose file has none; empty for a study that trains nothing."""
     if not needs_runs(info.figures, info.tables):
         return []
     specs: list[dict[str, Any]] = [{"kind": "summary"}]
@@ -110,7 +110,7 @@ def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
 
 
 def check_tables(specs: Sequence[Mapping[str, Any]], seeds: int) -> None:
-    """Raises `ConfigError` for `[[tables]]` that cannot be made of so many seeds, whatever the results are."""
+    """Raises `ConfigError` for `[[tables]]` that are invalid for this number of seeds."""
     for k, spec in enumerate(specs):
         check_table(spec, f"tables[{k}]", seeds)
     _refuse_alone([str(spec["kind"]) for spec in specs])
@@ -127,7 +127,7 @@ def check_planned_tables(info: StudyInfo) -> None:
         try:
             study_table(planned, spec, f"tables[{k}]")
         except DataError:
-            continue  # without data.json nothing is known of clients and models, which is all that is missing
+            continue  # only data.json is missing, which is written later
 
 
 def _refuse_alone(kinds: Sequence[str]) -> None:
@@ -145,11 +145,11 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
 
     >>> check_table({"kind": "summry"}, "tables[0]", 5)
     Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: no kind of table is 'summry' (tables[0].kind); did you mean 'summary'.
+    fedlens.core.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
     """
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in TABLES:
-        shown = "a table has no kind" if kind is None else f"no kind of table is '{kind}'"
+        shown = "a table has no kind" if kind is None else f"unknown kind of table '{kind}'"
         raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))
     types = {**_types(_common), **_types(TABLES[kind])}
     for option, value in spec.items():
@@ -197,8 +197,8 @@ def _type_words(kind: Any) -> str:
         return _type_words(get_args(kind)[0])
     if get_origin(kind) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(kind))
-    plain = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-    lists = {str: "a list of texts", float: "a list of numbers"}
+    plain = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+    lists = {str: "a list of strings", float: "a list of numbers"}
     if kind in plain:
         return plain[kind]
     if get_origin(kind) is list:

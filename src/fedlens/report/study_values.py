@@ -24,8 +24,8 @@ def runs_of(study: StudyResults, role: Role | None, names: Sequence[str]) -> See
         try:
             final.key(name, "figures")
         except ConfigError:
-            known = {key for grid in study.info.grids.values() for key in grid}
-            tuned = {key for group in tune.cells for key in group.keys} | known
+            grid_keys = {key for grid in study.info.grids.values() for key in grid}
+            tuned = {key for group in tune.cells for key in group.keys} | grid_keys
             if name in tuned or name in {key.rpartition(".")[2] for key in tuned}:
                 return tune
     return final
@@ -58,27 +58,27 @@ class Finals:
     def _bound(self, group: SeedRuns) -> dict[int, float]:
         references = [each for each in self.runs.cells if each.keys[METHOD] == CENTRALIZED]
         if not references:
-            known = self.runs.results.info.methods
+            methods = self.runs.results.info.methods
             raise ConfigError(
                 "relative values need a method named 'centralized'",
                 where="figures.relative",
-                hint=nearest(CENTRALIZED, known),
+                hint=nearest(CENTRALIZED, methods),
             )
         case = {key: value for key, value in group.keys.items() if key != METHOD}
         same = [each for each in references if all(each.keys.get(k, v) == v for k, v in case.items())]
         last = self.runs.results.info.last
-        known_values = [each.values(self.metric, last) for each in same or references]
-        filled = [values for values in known_values if values]
+        reference_values = [each.values(self.metric, last) for each in same or references]
+        filled = [values for values in reference_values if values]
         return filled[0] if same and filled else filled[0] if len(filled) == 1 else {}
 
 
-def known(series: Series) -> bool:
+def has_values(series: Series) -> bool:
     """Whether a series has a value."""
     return any(value is not None for value in series.y)
 
 
 def start(text: str) -> str:
-    """A text that starts a sentence."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -93,7 +93,7 @@ def caption_of(
     chance: float | None,
     layout: PanelLayout,
 ) -> str:
-    """What the lines, bands and markers are, as sentences."""
+    """Sentences on the lines, bands and markers of a figure."""
     numbers = sorted({len(group.done) for group in groups if group.done})
     seeds = many(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
     last = study.info.last

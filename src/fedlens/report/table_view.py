@@ -130,7 +130,7 @@ def narrowed(
     for dimension in cases or ():
         if dimension not in info.dimensions:
             raise ConfigError(
-                f"no dimension of the cases is '{dimension}'",
+                f"the cases have no dimension '{dimension}'",
                 where=f"{where}.where",
                 hint=nearest(dimension, info.dimensions) if info.dimensions else "remove it",
             )

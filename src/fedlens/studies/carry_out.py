@@ -53,7 +53,7 @@ class RoundListener(Protocol):
 
 
 class StudyStopped(RunFailed):
-    """The study cannot continue at all, for example because the disk is full."""
+    """The study cannot continue, for example because the disk is full."""
 
 
 def carry_out(due: DueRun, options: RunOptions, session: Session, listener: RoundListener) -> RunLine:
@@ -103,7 +103,7 @@ def _start_or_resume(
 
 
 class _Rounds(Silent):
-    """Passes the rounds of a run on; notes the plan in its directory when it starts."""
+    """Reports the rounds of a run, and writes planned.json when the run starts."""
 
     def __init__(self, run: PlannedRun, directory: Path, listener: RoundListener) -> None:
         self._run, self._directory, self._listener = run, directory, listener
@@ -115,19 +115,19 @@ class _Rounds(Silent):
         write_planned(self._run, self._directory, ended=False)
 
     def round_done(self, metrics: dict[str, Any]) -> None:
-        """Passes the round on."""
+        """Reports the round."""
         self._listener(self._run, int(metrics["round"]), self._rounds)
 
 
 def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
-    """The line of a run that failed, with what it has measured before.
+    """Returns the line of a failed run, with its measurements so far.
 
-    The path of its directory is cut out of the reason: the line does not depend on where the study lies.
+    The reason has no path of the run directory, so that the line does not depend on the folder of the study.
     """
     reason = reason.replace(str(directory), run.directory)
     try:
         line = line_of(run, directory)
-    except Exception:  # it has measured nothing, or its files are the reason
+    except Exception:  # it has no measurements, or its files caused the failure
         return failed_line(run, reason)
     return replace(line, status="failed", reason=reason)
 

@@ -1,4 +1,4 @@
-"""The cells of a study and the settings of their runs, before anything is known about results."""
+"""The cells of a study and the settings of their runs, independent of results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StudyCells:
 
     @property
     def configs(self) -> Iterator[Config]:
-        """The full settings of the final runs of every point, of equal ones once. Raises `ConfigError` as `made`."""
+        """The distinct full settings of the final runs of all points. Raises `ConfigError` as `made` does."""
         seen: set[int] = set()
         for case in self.cases:
             for method in self.methods:
@@ -87,13 +87,13 @@ class StudyCells:
         )
 
     def _share(self, made: RunSettings, role: Role) -> float | None:
-        """The share of validation data that a role needs; None for that of the base."""
+        """The share of validation data that a role needs; None for the share of the base."""
         if self.tune is None:
             return None
         given = made.config.data.validation
         if role == "tune" or not self.tune.refit:
             return None if given > 0 else self.tune.share
-        # Values of clients are measured on their held-out examples, so that a run cannot do without.
+        # Clients are measured on their held-out examples, so these runs keep them.
         measured = made.config.data.validation_from == "client"
         return 0.0 if given > 0 and not measured else None
 

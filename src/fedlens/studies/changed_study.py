@@ -1,4 +1,4 @@
-"""A study that was changed after runs of it were made: which cells are new, and which runs no longer belong to it."""
+"""Compares a study with the runs in its folder: new cells, and runs that no longer belong to the study."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MOST = 4  # cells, settings or values that are named
 
 @dataclass(frozen=True)
 class StudyChange:
-    """How a study differs from the one whose runs lie in its folder.
+    """The differences between a study and the runs in its folder.
 
     Attributes:
-        settings: what differs in the study file, a phrase each, as far as its copy in the folder shows it.
-        new: the runs that were not planned before, as far as they are known without results.
+        settings: the changed settings, a phrase each, compared with the copy of the study file in the folder.
+        new: the runs that were not planned before, without those that depend on results.
         gone: the entries whose runs were made and no longer belong to the study.
         rules: phrases on what else changes the results of the runs that stay.
     """
@@ -42,18 +42,18 @@ class StudyChange:
         return bool(self.new or self.gone or self.rules)
 
     def sentences(self) -> list[str]:
-        """The change in words, a sentence each."""
+        """Describes the change, one sentence each."""
         more = [f"{len(self.settings) - _MOST:,} more"] if len(self.settings) > _MOST else []
-        found = [f"Changed: {'; '.join([*self.settings[:_MOST], *more])}"] if self.settings else []
+        changes = [f"Changed: {'; '.join([*self.settings[:_MOST], *more])}"] if self.settings else []
         if self.new:
-            found.append(f"New: {_runs(self.new)}")
+            changes.append(f"New: {_runs(self.new)}")
         if self.gone:
-            found.append(f"No longer part of it: {_runs(self.gone)}")
-        return [*found, *self.rules]
+            changes.append(f"No longer part of the study: {_runs(self.gone)}")
+        return [*changes, *self.rules]
 
 
 def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
-    """How the plan differs from the study in `folder`; nothing, if no run of it was made.
+    """Returns how the plan differs from the study in `folder`; empty if the study has no runs.
 
     Raises `DataError` if a file in `folder` is damaged.
     """
@@ -64,11 +64,11 @@ def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
     made = {line.digest for line in lines}
     kept = {line.digest for line in lines if line.status != "failed"}
     repaired = {_before(run, before): run for run in plan.runs if run.files}
-    known = {entry.digest for entry in before.entries}
-    # A failed run is tried again, so the file that was its reason may change.
-    tried = {old for old in repaired if old in known and old not in kept}
-    known |= {repaired[old].digest for old in tried}
-    new = [run.entry for run in plan.runs if run.digest not in known]
+    planned = {entry.digest for entry in before.entries}
+    # A failed run is repeated, so the file that caused the failure may change.
+    tried = {old for old in repaired if old in planned and old not in kept}
+    planned |= {repaired[old].digest for old in tried}
+    new = [run.entry for run in plan.runs if run.digest not in planned]
     new += _further_seeds(before, plan)
     gone = [entry for entry in before.entries if entry.digest in made - tried and not _belongs(entry, plan)]
     changed = [*_settings(folder, before, plan), *_files(before, plan)]
@@ -76,13 +76,15 @@ def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
 
 
 def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) -> StudyChange:
-    """The change of a study, where it is accepted or there is none.
+    """Returns the change of a study if it is accepted or empty.
 
-    Raises `ConfigError` that says which cells are new, which runs no longer belong, and what to do.
+    Raises `ConfigError` otherwise, with the new cells, the runs that no longer belong to the study, and what to do.
     """
     change = changed_study(folder, plan)
     if change and not accept_changes:
-        what = "\n".join([f"the study in {folder} has runs, and was changed since", *change.sentences()])
+        what = "\n".join(
+            [f"the study file has changed since the runs in {folder} were made", *change.sentences()]
+        )
         stay = ""
         if change.gone:
             one = len(change.gone) == 1
@@ -94,7 +96,7 @@ def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) 
 
 
 def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
-    """Whether the plan can have this run: with its method, case, seed and point, and the same settings."""
+    """Whether the plan can have a run with this method, case, seed, point and settings."""
     cells = plan.cells
     method = next((one for one in cells.methods if one.name == entry.method), None)
     case = next((one for one in cells.cases if dict(one.values) == dict(entry.case)), None)
@@ -112,14 +114,14 @@ def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
 
 
 def _before(run: PlannedRun, before: StudyInfo) -> str:
-    """The digest that a run had with the files of before."""
+    """The digest of a run with the earlier contents of its files."""
     return replace(
         run, files={name: before.files.get(name, sha256) for name, sha256 in run.files.items()}
     ).digest
 
 
 def _files(before: StudyInfo, plan: StudyPlan) -> list[str]:
-    """The user's Python files whose content differs, a phrase each."""
+    """The user's Python files with changed content, a phrase each."""
     now = {name: sha256 for run in plan.runs for name, sha256 in run.files.items()}
     return [
         f"the content of {name}" for name, sha256 in now.items() if before.files.get(name, sha256) != sha256
@@ -127,7 +129,7 @@ def _files(before: StudyInfo, plan: StudyPlan) -> list[str]:
 
 
 def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[StudyEntry]:
-    """The final runs of seeds that the study did not have, whose points follow from tuning."""
+    """The final runs of new seeds, whose points tuning chooses."""
     if plan.cells.tune is None:
         return []
     return [
@@ -140,7 +142,7 @@ def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[StudyEntry]:
 
 
 def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
-    """What changes the end of runs or the choice of tuned points, though the runs stay."""
+    """Changes that affect when runs end or which points tuning chooses, while the runs stay."""
     now = plan.info({})
     ends = []
     if before.stop_diverged not in (None, now.stop_diverged):
@@ -169,18 +171,18 @@ def _value(value: Any) -> str:
 
 
 def _settings(folder: Path, before: StudyInfo, plan: StudyPlan) -> list[str]:
-    """What differs from the copy of the study file; nothing where the copy is missing or cannot be read."""
+    """Differences from the copy of the study file; empty if the copy is missing or unreadable."""
     try:
         read_regular(folder / COPY)
         old = read_study(folder / COPY, before.scale or None)
     except (FedlensError, OSError):
         return []
-    values = {key: value for key, value in old.values.items() if key != "base"}  # its path starts elsewhere
+    values = {key: value for key, value in old.values.items() if key != "base"}  # relative to another folder
     return differences(values, {key: value for key, value in plan.source.values.items() if key != "base"})
 
 
 def _runs(entries: Iterable[StudyEntry]) -> str:
-    """How many runs, and their cells."""
+    """The number of runs, and their cells, in words."""
     cells: dict[str, int] = {}
     for entry in entries:
         case = ", ".join(f"{key} = {shown_value(value)}" for key, value in entry.case.items())
@@ -192,7 +194,7 @@ def _runs(entries: Iterable[StudyEntry]) -> str:
 
 
 def differences(before: Values, now: Values) -> list[str]:
-    """What results depend on and differs between the settings of two studies, a phrase each.
+    """Returns the settings that change results and differ between two studies, a phrase each.
 
     >>> differences({"seeds": [0, 1]}, {"seeds": [0, 2]}), differences({"seeds": [0, 1]}, {"seeds": [0]})
     (['seeds: 0, 2 instead of 0, 1'], ['seeds: 1 instead of 2'])

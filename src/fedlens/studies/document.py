@@ -38,13 +38,13 @@ class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(min_length=1)
-    lost: str = ""  # what only a figure showed, which the text of the document does not state
+    lost: str = ""  # content of figures that the text of the document does not state
     claims: list[str] = []  # sentences about the results that state no number
     values: list[_Entry] = []
 
 
 def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
-    """The document's own numbers, as `StudyInfo.document` has them.
+    """Returns the numbers of a document, in the form of `StudyInfo.document`.
 
     Keys: "source", "lost" (what only a figure showed), "claims" (sentences without a number), and "values": a list of
     tables, see `fedlens.report.stated_values.StatedValue`.
@@ -114,5 +114,5 @@ def _labels(source: StudySource) -> dict[str, dict[str, str]]:
 
 
 def _hint(problem: Mapping[str, Any]) -> str:
-    known = "method, metric, where, case, at, and one of value, low, high, about"
-    return f"an entry of [[values]] has {known}" if "values" in problem["loc"] else "see docs/reproduce.md"
+    keys = "method, metric, where, case, at, and one of value, low, high, about"
+    return f"the keys of [[values]] are {keys}" if "values" in problem["loc"] else "see docs/reproduce.md"

@@ -18,7 +18,7 @@ def server_momentum(config: Config) -> float:
 
 
 def effective_rate(config: Config) -> float:
-    """eta / (1 - beta): the rate at which a constant gradient moves the global model in the end.
+    """Returns eta / (1 - beta): the rate at which a constant gradient moves the global model in the limit.
 
     Source: hsu2019 section 4.2, with the clients' rate eta (`local.lr`) and the server's momentum beta.
 

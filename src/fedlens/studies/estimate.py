@@ -1,4 +1,4 @@
-"""What a study will cost before it starts: runs, images, hours, disk and memory."""
+"""Estimates the cost of a study before it starts: runs, images, hours, disk and memory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from fedlens.studies.tuning import chosen_point, number_of_tuning_runs, search_o
 
 @dataclass(frozen=True)
 class StudyEstimate:
-    """What is left of a study.
+    """The cost of the remaining runs of a study.
 
     Attributes:
-        runs: how many the study has, by role.
-        left: how many of them are not done.
-        images: that those train on, counting each use.
-        hours: of the clock with `jobs` runs at once; None if nothing could be measured.
-        core_hours: of all runs one after the other.
-        disk: bytes of the run directories to come; `free` are on the disk.
+        runs: number of runs of the study, by role.
+        left: number of runs that are not done.
+        images: training images of the remaining runs, counting each use.
+        hours: wall-clock time with `jobs` runs at once; None if nothing could be measured.
+        core_hours: hours of all runs one after the other.
+        disk: bytes of the future run directories. `free`: free bytes on the disk.
         memory: bytes of the largest run.
         jobs: runs at once.
-        unknown: runs of which the time could not be measured, because short runs of them fail.
+        unknown: number of runs whose time could not be measured, because short runs of them fail.
         sentences: the same in words.
     """
 
@@ -62,12 +62,12 @@ def estimate(
     download: bool = False,
     patience: float = PATIENCE,
 ) -> StudyEstimate:
-    """The cost of the runs of a study that are not in `folder` yet.
+    """Estimates the cost of the runs of a study that are not in `folder` yet.
 
     Trains a few steps of each distinct combination of data, model, algorithm and engine, in this process, and
     evaluates a few hundred images; sizes follow from the partitions. Successive halving counts with the rounds that
-    it leaves; the runs after tuning count with the first point of each method. What several runs at once take from
-    each other, such as the bandwidth of the memory, is not known before.
+    it leaves; the runs after tuning count with the first point of each method. The estimate ignores what parallel
+    runs take from each other, such as memory bandwidth.
 
     Args:
         jobs: runs at once; None for as many as cores and memory allow.
@@ -83,7 +83,7 @@ def estimate(
     lines = {line.digest: line for line in read_lines(folder / LINES)}
     costs = RunCosts(Session(), data_dir, download, patience)
     numbers: dict[str, int] = {}
-    known: list[RunCost] = []
+    run_costs: list[RunCost] = []
     cores = 1
     failed: FedlensError | None = None
     due = {one.run.digest for one in plan.due(lines)} if lines else set()
@@ -93,27 +93,27 @@ def estimate(
             continue
         cores = max(cores, cores_of(run))
         try:
-            known.append(costs.of(run.settings, rounds))
-        except FedlensError as error:  # one run that cannot start is a row with its reason
+            run_costs.append(costs.of(run.settings, rounds))
+        except FedlensError as error:  # the study continues without a run that cannot start
             failed = failed or error
-            known.append(RunCost(0.0, None, 0, 0))
-    if failed is not None and all(cost.memory == 0 for cost in known):
+            run_costs.append(RunCost(0.0, None, 0, 0))
+    if failed is not None and all(cost.memory == 0 for cost in run_costs):
         raise failed
-    memory = max((cost.memory for cost in known), default=0)
-    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(known))
-    times = [cost.seconds for cost in known if cost.seconds is not None]
-    seconds = sum(times) if times or not known else None
+    memory = max((cost.memory for cost in run_costs), default=0)
+    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(run_costs))
+    times = [cost.seconds for cost in run_costs if cost.seconds is not None]
+    seconds = sum(times) if times or not run_costs else None
     made: dict[str, Any] = {
         "runs": numbers,
-        "left": len(known),
-        "images": round(sum(cost.images for cost in known)),
+        "left": len(run_costs),
+        "images": round(sum(cost.images for cost in run_costs)),
         "hours": None if seconds is None else max([seconds / at_once, *times]) / 3600,
         "core_hours": None if seconds is None else seconds / 3600,
-        "disk": sum(cost.disk for cost in known),
+        "disk": sum(cost.disk for cost in run_costs),
         "free": shutil.disk_usage(_existing(folder)).free,
         "memory": memory,
         "jobs": at_once,
-        "unknown": len(known) - len(times),
+        "unknown": len(run_costs) - len(times),
     }
     return StudyEstimate(**made, sentences=_sentences(made, costs))
 
@@ -132,8 +132,8 @@ def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedR
     for case in plan.cells.cases:
         for method in plan.cells.methods:
             # Points that Optuna has not suggested yet cost as much as others.
-            known = len(search_of(plan.cells, method, case, lines).runs)
-            further = number_of_tuning_runs(plan.cells, method) - known
+            suggested = len(search_of(plan.cells, method, case, lines).runs)
+            further = number_of_tuning_runs(plan.cells, method) - suggested
             for number in range(further):
                 yield _other_run(plan, method, case, number), None
             point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]
@@ -144,7 +144,7 @@ def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedR
 
 
 def _other_run(plan: StudyPlan, method: Method, case: Case, number: int) -> PlannedRun:
-    """A tuning run of some point, in place of one that is not known yet."""
+    """A tuning run of some point, as a substitute for a run that depends on results."""
     points, seeds = plan.cells.points(method), plan.cells.tuning_seeds[method.name]
     return plan.cells.run(method, case, points[number % len(points)], "tune", seeds[number % len(seeds)])
 
@@ -215,7 +215,7 @@ def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
 
 
 def runs_sentence(number: Mapping[str, int]) -> str:
-    """How many runs a study has, by role.
+    """Returns the number of runs by role, in words.
 
     >>> runs_sentence({"final": 6}), runs_sentence({"tune": 12, "final": 1})
     ('6 runs', '12 tuning runs, then 1 final run')

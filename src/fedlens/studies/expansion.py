@@ -1,4 +1,4 @@
-"""The methods, cases and points of a study: its grids, random draws and lists of points, multiplied out."""
+"""Expands the grids, random draws and lists of points of a study into methods, cases and points."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedlens.studies.study_file import (
 )
 
 Values = Mapping[str, Any]
-_ALONE = "data.", "seeds."  # settings that tuning leaves alone unless `tune.over` names them
+_ALONE = "data.", "seeds."  # settings that are not tuned unless `tune.over` names them
 _LONG = 24  # characters of a value in a name
 _MOST = 1_000_000  # combinations
 _TRIES = 100  # draws for each point of [random], of which some can be equal
@@ -32,7 +32,7 @@ _TRIES = 100  # draws for each point of [random], of which some can be equal
 
 @dataclass(frozen=True)
 class Grid:
-    """Points, and where each of their settings stands.
+    """Points, and the place of each of their settings in the study file.
 
     Attributes:
         points: settings by dotted key, all with the same keys.
@@ -53,7 +53,7 @@ class Case:
 
     Attributes:
         values: by dimension: "case" for a named one, and each grid setting that is not tuned.
-        base: of its own, and its place.
+        base: the base that the case names, and its place.
     """
 
     values: Values
@@ -67,7 +67,7 @@ class Method:
     """A row of the comparison.
 
     Attributes:
-        table: the name of its table in the study; a table whose grid is not tuned is one method a point.
+        table: the name of its table in the study. Without tuning, each point of its grid is a method.
         tuned: the points that tuning chooses among; one empty point without.
     """
 
@@ -145,7 +145,7 @@ class Expansion:
     def __init__(self, study: StudySettings, places: Places, default: str) -> None:
         self._study, self._places = study, places
         tables = study.methods or {default: MethodSettings()}
-        self._parts = {name: self._own(name, table) for name, table in tables.items()}
+        self._parts = {name: self._grids_of_method(name, table) for name, table in tables.items()}
         self._common = self._grids(study.grid, study.random, ())
         self.over = self._over()
         self.cases: list[Case] = list(self._cases())
@@ -160,7 +160,7 @@ class Expansion:
         self, grid: Mapping[str, Sequence[Any]] | None, random: RandomDraws | None, table: tuple[str, ...]
     ) -> list[Grid]:
         """One grid a setting of `grid`, and one of all settings of `random`."""
-        found = [
+        grids = [
             Grid([{key: v} for v in values], {key: values}, {key: self._places.locate(*table, "grid", key)})
             for key, values in (grid or {}).items()
         ]
@@ -178,13 +178,13 @@ class Expansion:
             except ConfigError as error:
                 where = self._places.locate(*table, "random", "number")
                 raise ConfigError(error.what, where=where, hint=error.hint) from None
-            found.append(replace(_listed(points, places), ranges=dict(random.ranges)))
-        if math.prod(len(one.points) for one in found) > _MOST:
+            grids.append(replace(_listed(points, places), ranges=dict(random.ranges)))
+        if math.prod(len(one.points) for one in grids) > _MOST:
             where = self._places.locate(*table, "grid" if grid else "random")
             raise ConfigError(f"the grid has more than {_MOST:,} points", where=where, hint="remove values")
-        return found
+        return grids
 
-    def _own(self, name: str, table: MethodSettings) -> list[Grid]:
+    def _grids_of_method(self, name: str, table: MethodSettings) -> list[Grid]:
         """The grids of a method."""
         if table.points is None:
             return self._grids(table.grid, table.random, ("methods", name))
@@ -204,17 +204,17 @@ class Expansion:
             chosen = set(tune.over)
             for key in tune.over:
                 if key not in of_methods | common:
-                    known = sorted(of_methods | common)
+                    names = sorted(of_methods | common)
                     raise ConfigError(
                         f"'{key}' is tuned, but is in no grid",
                         where=self._places.locate("tune", "over"),
-                        hint=nearest(key, known) if known else "add a table [grid] with its values",
+                        hint=nearest(key, names) if names else "add a table [grid] with its values",
                     )
         if not chosen:
             raise ConfigError(
-                "tuning has no setting to choose",
+                "[tune] has no setting to tune",
                 where=self._places.locate("tune"),
-                hint="add a grid of settings outside data, or remove [tune]",
+                hint="add a grid of settings outside data. and seeds., or remove [tune]",
             )
         for grid in [*self._common, *(grid for grids in self._parts.values() for grid in grids)]:
             tuned = [key for key in grid.values if key in chosen]
@@ -241,15 +241,15 @@ class Expansion:
                 yield Case(values, settings, _located(point, grid.places), base)
 
     def _methods(self, name: str, table: MethodSettings) -> Iterable[Method]:
-        own = self._parts[name]
+        grids = self._parts[name]
         settings = self._settings(table.set, "methods", name, "set")
         base = self._base(table.base, "methods", name)
-        tuned = [grid for grid in own if self.over.intersection(grid.values)]
-        shown = product(grid for grid in own if not self.over.intersection(grid.values))
+        tuned = [grid for grid in grids if self.over.intersection(grid.values)]
+        shown = product(grid for grid in grids if not self.over.intersection(grid.values))
         of_method = {key for grid in tuned for key in grid.values}
         for one in self._common:
             if self.over.intersection(one.values):
-                # A method's values of a setting take the place of the study's.
+                # A method's values of a setting replace those of the study.
                 replaced = of_method.intersection(one.values)
                 if replaced and len(replaced) < len(one.values):
                     key = min(replaced)
@@ -295,7 +295,7 @@ class Expansion:
         for one in settings:
             if one.key in keys:
                 raise ConfigError(
-                    f"'{one.key}' is set for one value, and a grid sets it again ({places[one.key]})",
+                    f"'{one.key}' is set to one value, but a grid sets it again ({places[one.key]})",
                     where=one.place,
                     hint="remove one of them",
                 )
@@ -349,7 +349,7 @@ def _refuse_twice(methods: Sequence[Method], places: Places) -> None:
 
 
 def short_key(key: str, among: Iterable[str]) -> str:
-    """The last part of a key, with those before it while others end the same way.
+    """Returns the last part of a key, with as many parts before it as make it unique.
 
     >>> short_key("local.lr", ["local.lr", "rounds"]), short_key("local.lr", ["local.lr", "algorithm.lr"])
     ('lr', 'local.lr')
@@ -388,7 +388,7 @@ def file_name(text: str, most: int = _LONG) -> str:
 
 
 def _says_all(key: str, value: Any) -> bool:
-    """Whether a value needs no key beside it: a named case, or the name of a component."""
+    """Whether a value is clear without its key: a named case, or the name of a component."""
     return (
         key == "case" or key.endswith("name") or isinstance(value, Mapping) or key in ("algorithm", "model")
     )

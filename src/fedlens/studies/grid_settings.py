@@ -40,7 +40,7 @@ def _values(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """The value. Raises `ValueError` for true and false, which pydantic takes for 1 and 0."""
+    """Returns the value. Raises `ValueError` for booleans, which pydantic accepts as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value

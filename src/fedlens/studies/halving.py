@@ -1,6 +1,6 @@
-"""Successive halving in synchronous rungs: which runs are continued, by their values at the round of the rung.
+"""Successive halving in synchronous rungs: chooses the runs that continue by their values at each rung.
 
-All points of a cell run to the first rung; the best 1/eta of them run on to the next rung, which is eta times as
+All points of a cell run to the first rung; the best 1/eta of them continue to the next rung, which is eta times as
 long (Jamieson and Talwalkar 2016, algorithm 1). A decision reads each curve up to the round of the rung and no
 further, so it is the same however far the runs have come since.
 """
@@ -14,7 +14,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.report.format import many, smaller_is_better
 from fedlens.report.study_results import RunLine
 
-DIVERGED = "diverged in round"  # how the reason of a run begins that was stopped because its loss diverged
+DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged
 Score = tuple[
     int, float
 ]  # the number of failed seeds, and the mean value of the others; the smaller the better
@@ -26,17 +26,17 @@ def rungs(rounds: int, first: int | None = None, eta: int | None = None) -> list
     >>> rungs(500, first=50, eta=3), rungs(500)
     ([50, 150, 450, 500], [500])
     """
-    found: list[int] = []
+    rung_rounds: list[int] = []
     if first is not None and eta is not None:
         at = first
         while at < rounds:
-            found.append(at)
+            rung_rounds.append(at)
             at *= eta
-    return [*found, rounds]
+    return [*rung_rounds, rounds]
 
 
 def kept(points: int, eta: int) -> int:
-    """How many of `points` run on after a rung: 1/eta of them, rounded down, and at least one.
+    """Returns how many of `points` continue after a rung: 1/eta of them, rounded down, and at least one.
 
     >>> [kept(points, 3) for points in (12, 4, 2, 1)]
     [4, 1, 1, 1]
@@ -47,7 +47,7 @@ def kept(points: int, eta: int) -> int:
 def has_reached(line: RunLine | None, rung: int | None) -> bool:
     """Whether a run needs no more rounds for a comparison at `rung`; None for the end of the run.
 
-    A run that failed has nothing to add.
+    A failed run needs no more rounds.
     """
     if line is None:
         return False
@@ -57,8 +57,8 @@ def has_reached(line: RunLine | None, rung: int | None) -> bool:
 def failed_before(line: RunLine, rung: int | None) -> bool:
     """Whether a run had failed or diverged when round `rung` was over; None for the end of the run.
 
-    A run that failed later was compared at the rung while it still ran, and that comparison stays as it is. A run
-    that diverged was stopped by its last complete round; other failures come in the round after it.
+    A run that failed later was compared at the rung while it still ran, and that comparison stands. A diverged run was
+    stopped by its last complete round; other failures happen in the round after it.
     """
     if line.status != "failed":
         return False
@@ -88,12 +88,12 @@ def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1)
 
 
 def score(lines: Sequence[RunLine], metric: str | None, rung: int | None = None, last: int = 1) -> Score:
-    """How good a point is, from its runs with every tuning seed; the smaller the better.
+    """Returns the score of a point, from its runs with every tuning seed; smaller is better.
 
     A point with fewer failed runs is better than one with more. A run that diverged has failed.
 
     Args:
-        metric: that of the study, None for that of each run; its values on validation data count, see
+        metric: of the study, None for the main metric of each run; the score uses its validation counterpart, see
             `validation_metric`.
 
     Raises `ConfigError` if a run that did not fail lacks the metric.
@@ -123,7 +123,7 @@ def best(scores: Sequence[Score], number: int) -> list[int]:
 
 
 def validation_metric(metric: str) -> str:
-    """The metric on validation data that belongs to one on test data.
+    """Returns the validation counterpart of a test metric.
 
     >>> validation_metric("test_accuracy"), validation_metric("validation_loss"), validation_metric("clients_accuracy")
     ('validation_accuracy', 'validation_loss', 'clients_accuracy')
@@ -134,33 +134,33 @@ def validation_metric(metric: str) -> str:
 def _check_has(line: RunLine, metric: str) -> None:
     """Raises `ConfigError` if a run has no column for the metric that points are compared by."""
     if line.curve and metric not in line.curve:
-        known = [name for name in line.curve if name.startswith("validation_")]
+        columns = [name for name in line.curve if name.startswith("validation_")]
         raise ConfigError(
             f"tuning needs the metric '{metric}', which the run {line.run} lacks",
             where="metric",
-            hint=f"choose one of {', '.join(known)}" if known else "set data.validation, or tune.share",
+            hint=f"choose one of {', '.join(columns)}" if columns else "set data.validation, or tune.share",
         )
 
 
 def reaching(points: int, rounds: int, first: int | None = None, eta: int | None = None) -> dict[int, int]:
-    """How many of `points` run to each rung, by its round. A point that is left alone is chosen and not run on.
+    """Returns how many of `points` run to each rung, by its round. The last remaining point is chosen and stops.
 
     >>> reaching(9, 500, first=50, eta=3), reaching(4, 500)
     ({50: 9, 150: 3}, {500: 4})
     """
-    found: dict[int, int] = {}
+    points_by_rung: dict[int, int] = {}
     for rung in rungs(rounds, first, eta):
         if points > 1:
-            found[rung] = points
+            points_by_rung[rung] = points
             points = kept(points, eta or points)
-    return found
+    return points_by_rung
 
 
 def check_rungs(first: int, every: int, rounds: int, where: str = "stop.first") -> None:
-    """Raises `ConfigError` if the first rung precedes the first evaluation of a trained model, or ends no run.
+    """Raises `ConfigError` if the first rung precedes the first evaluation of a trained model, or stops no run.
 
     Args:
-        every: rounds from one evaluation to the next, see `evaluation.every`.
+        every: rounds between evaluations, see `evaluation.every`.
         rounds: of a run.
     """
     if first >= rounds:

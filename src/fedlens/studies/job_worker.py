@@ -1,4 +1,4 @@
-"""A worker process of a study: carries out one run after the other, and keeps what they share."""
+"""A worker process of a study: carries out runs one after the other, with a shared session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PARENT_DIED = 1  # PR_SET_PDEATHSIG of Linux
 
 
 def main(driver: Connection, settings: dict[str, Any]) -> None:
-    """Serves the process that carries out the study, until it closes the connection or is gone."""
+    """Serves the main process of the study until it closes the connection or ends."""
     _end_with_parent()
     interrupt = _Interrupt()
     signal.signal(signal.SIGINT, interrupt)
@@ -60,7 +60,7 @@ def _serve(driver: Connection, options: RunOptions, interrupt: _Interrupt) -> No
 
 
 class _Interrupt:
-    """The handler of Ctrl-C, which the process of the study passes on: it raises once, and only within a run."""
+    """Handles Ctrl-C, which the main process forwards: raises once, and only within a run."""
 
     def __init__(self) -> None:
         self._within, self._arrived = False, False
@@ -97,7 +97,7 @@ class _Rounds:
 
 
 def _end_with_parent() -> None:
-    """Has the system kill this process if the one that forked it is killed. On Linux only."""
+    """Makes Linux kill this process when its parent is killed."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)

@@ -43,17 +43,17 @@ class Jobs(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what it has started."""
+        """Ends all processes that it started."""
         ...
 
 
 def default_jobs(cores: int, memory: int, runs: int) -> int:
-    """How many runs are carried out at once: as many as cores, memory and the number of runs allow, at least 1.
+    """Returns the number of parallel runs that cores, memory and the number of runs allow, at least 1.
 
     Args:
         cores: that one run keeps busy.
         memory: bytes that one run takes.
-        runs: how many there are.
+        runs: number of due runs.
     """
     at_once = usable_cores() // max(1, cores)
     room = int(_SHARE * free_memory() / memory) if memory > 0 else at_once
@@ -97,7 +97,7 @@ class InProcess:
                 ended(one.run, carry_out(one, self._options, self._session, self._progress.round_done))
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Does nothing: this object starts no process."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class WorkerJobs:
         self._options, self._wanted = options, jobs
         self._threads, self._progress = threads, progress or SilentStudy()
         self._pool = WorkerPool(threads)
-        self._pool.start()  # it imports torch meanwhile
+        self._pool.start()  # imports torch in the background
         self._jobs: list[_Job] = []
 
     def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
@@ -141,7 +141,7 @@ class WorkerJobs:
             raise
 
     def _take(self, job: _Job, queue: deque[DueRun], deaths: Counter[str], ended: Ended) -> None:
-        """Takes one message of a worker in."""
+        """Handles one message of a worker."""
         due, answer = job.due, self._answer(job)
         assert due is not None
         if answer is not None and answer[0] == "round":
@@ -168,7 +168,7 @@ class WorkerJobs:
         return [job for job in self._jobs if job.due is not None]
 
     def _assign(self, queue: deque[DueRun]) -> None:
-        """Gives runs to the workers that have none."""
+        """Assigns runs to idle workers."""
         while queue and len(self._busy) < self._wanted:
             free = [job for job in self._jobs if job.due is None]
             job = free[0] if free else self._start()
@@ -208,13 +208,13 @@ class WorkerJobs:
         self._jobs.remove(job)
 
     def _interrupt(self, ended: Ended) -> None:
-        """Has all runs save their last complete round; those that end instead count."""
-        until, told = time.monotonic() + _SAVING, 0.0
+        """Makes all runs save their last complete round; runs that finish meanwhile count as finished."""
+        until, signalled = time.monotonic() + _SAVING, 0.0
         while self._busy and time.monotonic() < until:
             if (
-                time.monotonic() - told >= _TICK
+                time.monotonic() - signalled >= _TICK
             ):  # again: a worker that has just started ignores the first signal
-                told = time.monotonic()
+                signalled = time.monotonic()
                 for job in self._busy:
                     with suppress(ProcessLookupError):
                         os.kill(job.worker.pid, signal.SIGINT)
@@ -225,7 +225,7 @@ class WorkerJobs:
                 elif answer[0] != "round":
                     job.due = None
                     if answer[0] == "line" and due is not None:
-                        with suppress(FedlensError):  # what stopped the study says more
+                        with suppress(FedlensError):  # the first error is more useful
                             ended(due.run, answer[1])
 
     def close(self) -> None:

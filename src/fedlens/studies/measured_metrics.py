@@ -1,4 +1,4 @@
-"""The metrics that the runs of a study measure, so that a misspelled one is refused before it costs anything."""
+"""The metrics that the runs of a study measure: refuses unknown metrics before any run starts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fedlens.tasks.task import Task
 
 TRAINING_LOSS = "local_loss"
 _OVER_CLIENTS = ("mean_before", "mean", "std", "worst_decile", "undefined")
-# What measures the metrics of other data than the test data.
+# The settings that make a run measure metrics on other data than test data.
 _SETTINGS = {
     "train": "evaluation.train = true",
     "validation": "data.validation above 0, and tune.refit = false if the study is tuned",
 }
-# Of a curve, see `RunLine`: what stands beside the metrics.
+# Columns of a curve that are not metrics, see `RunLine`.
 _COUNTED = ("round", "examples", "batches", "bytes", "bytes_client", "bytes_client_up")
 
 
 def columns_of(config: Config) -> frozenset[str] | None:
-    """The columns of metrics.jsonl that a run can have; None if a component of a user's own may add others.
+    """Returns the possible columns of metrics.jsonl; None if a user's component may add others.
 
-    Those over clients it has if it measures clients.
+    The columns over clients exist only if the run measures clients.
 
     >>> from fedlens.experiment.config import read_config
     >>> from fedlens.experiment.config_source import read_source
@@ -48,7 +48,7 @@ def columns_of(config: Config) -> frozenset[str] | None:
 
 
 def _metrics_of(config: Config) -> tuple[str, ...] | None:
-    """What the task measures; of a dataset whose task is not known yet, what any task of fedlens measures."""
+    """The metrics of the task; of all tasks of fedlens if the task of the dataset is unknown."""
     table = config.task
     if "name" in table:
         task = resolve(TASKS, table, "task", Source({}))()
@@ -69,16 +69,16 @@ def refuse_unknown_metric(configs: Iterable[Config], metric: str | None, where: 
     """
     if metric is None or metric in _COUNTED:
         return
-    known: set[str] = set()
+    measured: set[str] = set()
     for config in configs:
         columns = columns_of(config)
         if columns is None or metric in columns:
             return
-        known |= columns
-    if known:
+        measured |= columns
+    if measured:
         split, _, name = metric.partition("_")
-        needed = _SETTINGS.get(split) if f"test_{name}" in known else None
-        hint = f"set {needed}" if needed else _near(metric, known)
+        needed = _SETTINGS.get(split) if f"test_{name}" in measured else None
+        hint = f"set {needed}" if needed else _near(metric, measured)
         raise ConfigError(f"no run measures '{metric}'", where=where, hint=hint)
 
 
@@ -94,30 +94,29 @@ def asked_metrics(
 
 
 def refuse_unmeasured(line: RunLine, metric: str | None, where: str) -> None:
-    """Raises `ConfigError` if a run that has ended measured no such metric on any data, so that no other run will.
+    """Raises `ConfigError` if an ended run measured no such metric on any data, so that no other run will.
 
-    A metric that is measured on other data than the study asks for, and a run that failed, are no reason: the results
-    say so.
+    A metric that is measured on other data, and a failed run, raise nothing: the results show them.
     """
     if metric is None or line.status == "failed":
         return
-    known = [name for name in line.curve if name not in _COUNTED]
-    if known and _without_data(metric) not in map(_without_data, known):
+    measured = [name for name in line.curve if name not in _COUNTED]
+    if measured and _without_data(metric) not in map(_without_data, measured):
         raise ConfigError(
-            f"the run {line.run} does not measure '{metric}'", where=where, hint=_near(metric, known)
+            f"the run {line.run} does not measure '{metric}'", where=where, hint=_near(metric, measured)
         )
 
 
 def _without_data(column: str) -> str:
-    """What a column measures, whatever the data: "accuracy" of `test_accuracy` and of `clients_accuracy_mean`."""
+    """The metric of a column without its data: "accuracy" for `test_accuracy` and `clients_accuracy_mean`."""
     split, _, name = column.partition("_")
     ends = (name.removesuffix(f"_{end}") for end in _OVER_CLIENTS if name.endswith(f"_{end}"))
     return next(ends, name) if split == "clients" else name
 
 
-def _near(metric: str, known: Iterable[str]) -> str:
+def _near(metric: str, columns: Iterable[str]) -> str:
     """The nearest name, else the names on the same data."""
-    names = list(known)
+    names = list(columns)
     near = nearest(metric, names)
     same = [name for name in names if name.partition("_")[0] == metric.partition("_")[0]]
     return near if near.startswith("did you mean") or not same else nearest(metric, same)

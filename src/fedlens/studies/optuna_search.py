@@ -1,4 +1,4 @@
-"""Search for settings with Optuna, in batches whose points depend on the values of the earlier batches alone.
+"""Searches settings with Optuna, in batches whose points depend only on the values of earlier batches.
 
 Optuna's sampler (a tree-structured Parzen estimator, Bergstra et al. 2011) is seeded and asked again from the start,
 so a study that was killed gets the same points again, and the number of jobs has no influence. Another version of
@@ -13,7 +13,7 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError
 
-BATCH = 4  # points that are suggested at once; a number of its own, whatever the number of jobs
+BATCH = 4  # points of a batch; independent of the number of jobs
 _SEED = 0
 
 
@@ -23,7 +23,7 @@ class OptunaSearch:
     Args:
         space: by setting, a table `low`, `high` and perhaps `log` (integers if both bounds are), or `choices`.
 
-    Raises `ConfigError` if Optuna is not installed, or a range is none.
+    Raises `ConfigError` if Optuna is not installed, or a range is invalid.
 
     >>> search = OptunaSearch({"local.lr": {"low": 0.01, "high": 1.0, "log": True}})
     >>> points = search.ask(2)
@@ -88,7 +88,7 @@ def _rounded(value: Any, table: Mapping[str, Any]) -> Any:
 
 
 def _distribution(setting: str, table: Mapping[str, Any]) -> Any:
-    """The distribution of Optuna. Raises `ConfigError` if the table is no range."""
+    """Returns the distribution of a setting. Raises `ConfigError` if its range is invalid."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     try:

@@ -1,4 +1,4 @@
-"""The Python files of the user that a run's settings name: another content gives another result."""
+"""The user's Python files that a run's settings name: they are part of the identity of the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def own_files(values: Any) -> dict[str, str]:
-    """SHA-256 of each file of the user that settings name, and of the modules beside it that it imports, by path.
+    """Returns the SHA-256 of the user's files that settings name, and of modules beside them that they import.
 
     A name is `FILE.py:NAME` or `package.module:NAME`. Files of fedlens and of installed packages are left out. A file
     is read once a process, as its module is (`fedlens.core.registry.load_file`).
@@ -29,16 +29,16 @@ def own_files(values: Any) -> dict[str, str]:
     >>> own_files({"algorithm": {"name": "fedavg"}, "data": {"dataset": {"name": "digits"}}})
     {}
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for text in _texts(values):
         match = _TARGET.fullmatch(text)
         if match is not None:
-            found |= _named_by(match["source"], str(Path.cwd()))
-    return found
+            files |= _named_by(match["source"], str(Path.cwd()))
+    return files
 
 
 def refuse_edited(files: Mapping[str, str]) -> None:
-    """Raises `RunFailed` if this process has read a file of a run with another content than the plan."""
+    """Raises `RunFailed` if this process read another content of a file than the plan."""
     for name, sha256 in files.items():
         read = _sha256(Path(name).expanduser().resolve())
         if read not in (None, sha256):
@@ -97,7 +97,7 @@ def _imported(path: Path, start: Path) -> list[Path]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
         return []
-    found: list[Path] = []
+    files: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [(start, alias.name.split(".")) for alias in node.names]
@@ -109,8 +109,8 @@ def _imported(path: Path, start: Path) -> list[Path]:
             continue
         for folder, parts in names:
             if folder != start or parts[0] not in sys.stdlib_module_names:
-                found += _files_of(folder, parts)
-    return found
+                files += _files_of(folder, parts)
+    return files
 
 
 def _files_of(folder: Path, parts: list[str]) -> Iterator[Path]:

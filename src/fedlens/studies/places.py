@@ -16,7 +16,7 @@ class Places:
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def locate(self, *keys: str | int) -> str:
-        """Where a person finds this key: the file, its line, the table and the key.
+        """Returns the place of a key for error messages: the file, the line, the table and the key.
 
         >>> places = Places(Path("study.toml"), lines={"grid": 4, "grid.local.lr": 5})
         >>> places.locate("grid", "local.lr"), places.locate("grid", "rounds")
@@ -45,7 +45,7 @@ class Places:
     def locate_key(self, key: str) -> str:
         """The same for a key such as `methods.fedavg.set`."""
         table = next((name for name in ("grid.", "random.", "set.") if f".{name}" in f".{key}"), None)
-        if table:  # the rest is a dotted setting
+        if table:  # what follows is a dotted setting
             before, _, setting = f".{key}".partition(f".{table}")
             return self.locate(*filter(None, before.split(".")), table[:-1], setting)
         return self.locate(*key.rsplit(".", 1)) if "." in key else self.locate(key)

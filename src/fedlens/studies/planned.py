@@ -33,9 +33,9 @@ class PlannedRun:
 
     @cached_property
     def digest(self) -> str:
-        """What distinguishes it from other runs, and not its name, so that two cells can share a run.
+        """The identity of the run, without its name, so that two cells can share a run.
 
-        It is made of the settings, and of the contents of the files that they name.
+        It is a hash of the settings and of the contents of the files that they name.
         """
         settings = {key: value for key, value in self.settings.items() if key != "name"}
         if self.files:
@@ -58,7 +58,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class DueRun:
-    """A run that is to be carried out now, up to round `until`; None for all its rounds."""
+    """A run that must be carried out now, up to round `until`; None for all rounds."""
 
     run: PlannedRun
     until: int | None = None

@@ -1,4 +1,4 @@
-"""The file `planned.json` in a run directory of a study: which run of the plan it holds, and what it wrote."""
+"""The file `planned.json` in a run directory: the run of the plan, and the digests of its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONFIG, _METRICS = "config.toml", "metrics.jsonl"
 
 
 def write_planned(planned: PlannedRun, directory: Path, ended: bool) -> None:
-    """Notes in `directory` which run it holds, and the SHA-256 of config.toml; of metrics.jsonl too if it `ended`.
+    """Writes which run `directory` holds, and the SHA-256 of config.toml; if it `ended`, of metrics.jsonl too.
 
     Does nothing before the run has written its config.toml. Raises `RunFailed` if the disk refuses.
     """
@@ -71,7 +71,9 @@ def _different(settings: Mapping[str, Any] | None, directory: Path) -> list[tupl
 
 
 def _refused(what: str, different: Sequence[tuple[str, Any, Any]], directory: Path) -> RunDirectoryError:
-    shown = [f"{key} is {_shown(there)}, planned is {_shown(now)}" for key, there, now in different[:3]]
+    shown = [
+        f"{key} is {_shown(actual)} instead of {_shown(planned)}" for key, actual, planned in different[:3]
+    ]
     more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
     return RunDirectoryError(
         f"{what}{': ' if shown else ''}{'; '.join(shown)}{more}",

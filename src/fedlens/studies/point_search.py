@@ -1,4 +1,4 @@
-"""The search for a method's settings in one case: which runs are due, and which point they choose.
+"""The search for a method's settings in one case: the due runs, and the chosen point.
 
 The search is a function of its points and of the lines of the runs so far. A study that was killed therefore
 continues by itself, in any order of its runs and with any number of jobs, to the same choice.
@@ -21,11 +21,11 @@ class SearchRules:
     """The rules of tuning, the same for every method and case.
 
     Attributes:
-        metric: that of the study, None for that of the task; compared on validation data, see
+        metric: of the study, None for the main metric of the task; compared on validation data, see
             `fedlens.studies.halving.validation_metric`.
-        last: the number of evaluations that a value is the mean of.
+        last: number of evaluations whose mean is a value.
         widen: the runs that each method and case may add while its best point lies at an edge.
-        halving, first: the best 1/halving run on after round `first`, `first * halving`, ...; None without rungs.
+        halving, first: the best 1/halving continue after round `first`, `first * halving`, ...; None without rungs.
         search: "optuna" suggests the points from ranges, "grid" takes those of the study file.
         points: the number of points that Optuna suggests.
     """
@@ -67,7 +67,7 @@ class SearchCell(Protocol):
 
 @dataclass(frozen=True)
 class Search:
-    """How far the tuning of a cell has come.
+    """The state of the tuning of a cell.
 
     Attributes:
         due: the runs that must come next; empty if a point has been chosen.
@@ -107,12 +107,12 @@ class _Play:
         return list(range(before, len(self.tried)))
 
     def missing(self, indices: Sequence[int], rung: int | None) -> list[DueRun]:
-        """The runs of these points that have not come to the rung yet."""
+        """The runs of these points that have not reached the rung."""
         runs = [run for index in indices for run in self.runs[index]]
         return [DueRun(run, rung) for run in runs if not has_reached(self.lines.get(run.digest), rung)]
 
     def scores(self, indices: Sequence[int], rung: int | None) -> list[Score]:
-        """The scores of points whose runs have all come to the rung."""
+        """The scores of points whose runs have all reached the rung."""
         lines = [[self.lines[run.digest] for run in self.runs[index]] for index in indices]
         return [score(of_point, self.rules.metric, rung, self.rules.last) for of_point in lines]
 
@@ -129,7 +129,7 @@ class _Play:
 
 
 def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, RunLine]) -> Search:
-    """How far the tuning of a cell has come with the runs of these lines, and what it needs next.
+    """Returns the state of the tuning of a cell at these results, with the due runs.
 
     A cell with one point needs no run. Raises `ConfigError` if a run lacks the metric.
     """
@@ -169,7 +169,7 @@ def _widened(search: _Play, compared: Sequence[int], rung: int | None) -> Search
 
 
 def _suggested(search: _Play) -> Search:
-    """The search with Optuna: a batch of points at a time, the next one from the values of all before."""
+    """Searches with Optuna, batch by batch; each batch depends on the values of all earlier ones."""
     from fedlens.studies.optuna_search import BATCH, OptunaSearch
 
     sampler = OptunaSearch(search.cell.space)
@@ -183,10 +183,10 @@ def _suggested(search: _Play) -> Search:
 
 
 def each_once(due: Sequence[DueRun]) -> list[DueRun]:
-    """Due runs with each digest once, as far as the furthest needs it, in order of their first place."""
-    found: dict[str, DueRun] = {}
+    """Merges due runs of equal digest, with the largest `until`, in order of their first appearance."""
+    by_digest: dict[str, DueRun] = {}
     for one in due:
-        other = found.setdefault(one.run.digest, one)
+        other = by_digest.setdefault(one.run.digest, one)
         if other.until is not None and (one.until is None or one.until > other.until):
-            found[one.run.digest] = DueRun(other.run, one.until)
-    return list(found.values())
+            by_digest[one.run.digest] = DueRun(other.run, one.until)
+    return list(by_digest.values())

@@ -41,7 +41,7 @@ _SAVING = 120.0  # seconds that interrupted runs have to save their last round
 
 @dataclass(frozen=True)
 class RayTask:
-    """What a node needs for one run.
+    """The message to a node for one run.
 
     Attributes:
         options: `runs` is the folder of the driver.
@@ -60,7 +60,7 @@ class RayTask:
 
 @dataclass(frozen=True)
 class RayAnswer:
-    """What a node sends back: the line, or why there is none; and the run directory, if the folder is not shared."""
+    """The answer of a node: the line or the error, and the run directory if the folder is not shared."""
 
     line: RunLine | None
     stopped: StudyStopped | None
@@ -130,7 +130,7 @@ class RayJobs:
         self._progress.run_started(due.run)
 
     def _take(self, promise: Any, deaths: Counter[str], ended: Ended) -> None:
-        """Takes in the answer of a task, or that its worker is lost."""
+        """Handles the answer of a task, or the loss of its worker."""
         due = self._pending.pop(promise)
         try:
             answer: RayAnswer | dict[str, str] = self._ray.get(promise)
@@ -160,18 +160,18 @@ class RayJobs:
 
     def _other_versions(self, theirs: dict[str, str]) -> ConfigError:
         different = [name for name, version in self._versions.items() if theirs[name] != version]
-        there = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in different)
-        here = ", ".join(f"{name} {self._versions[name]}" for name in different)
+        remote = ", ".join(f"{name} {theirs[name]}" if theirs[name] else f"no {name}" for name in different)
+        local = ", ".join(f"{name} {self._versions[name]}" for name in different)
         return ConfigError(
-            f"a worker on {self._cluster} has {there}, but this process has {here}",
+            f"a worker on {self._cluster} has {remote}, but this process has {local}",
             where="--address",
             hint="install the same versions on every node, where 'ray start' finds them, and restart Ray there",
         )
 
     def _interrupt(self, ended: Ended) -> None:
-        """Cancels all tasks. Running ones save their last complete round; on nodes of their own it is sent back."""
+        """Cancels all tasks. Running ones save their last complete round; nodes without the folder send it back."""
         until = time.monotonic() + _SAVING
-        with suppress(Exception):  # the cluster may be gone, and what stopped the study says more
+        with suppress(Exception):  # the cluster may be gone, and the first error is more useful
             for promise in self._pending:
                 self._ray.cancel(promise, force=False)
             while self._pending and time.monotonic() < until:
@@ -259,7 +259,7 @@ def _unheard(run: PlannedRun, round: int, rounds: int) -> None:
 
 
 def shared(task: RayTask) -> bool:
-    """Whether this node sees the folder of the study: the marker of the driver is there, with its text."""
+    """Whether this node shares the folder of the study: it has the marker file of the driver."""
     name, text = task.marker
     try:
         return (task.options.runs.parent / name).read_text() == text

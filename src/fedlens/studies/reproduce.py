@@ -1,4 +1,4 @@
-"""The list of the studies that reproduce figures and tables: costs by scale, data needed, and what has been run."""
+"""Lists the studies that reproduce figures and tables: costs by scale, data, and completed runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COSTS, RECORD = "costs.json", "record.toml"
 
 @dataclass(frozen=True)
 class ScaleCost:
-    """What a scale of a study costs and needs, see `fedlens.studies.study_cost.StudyCost`."""
+    """Cost and datasets of a study at one scale, see `fedlens.studies.study_cost.StudyCost`."""
 
     runs: int
     images: float
@@ -71,8 +71,8 @@ class ListedStudy:
 
 def absent_data(datasets: Sequence[str], data_dir: Path | None) -> list[str]:
     """The datasets that are not on this machine, or only in part."""
-    root, known = data_directory(data_dir), [name for name in datasets if name in CATALOGUE]
-    return [name for name in known if presence(CATALOGUE[name], root).state in ("absent", "partly")]
+    root, catalogued = data_directory(data_dir), [name for name in datasets if name in CATALOGUE]
+    return [name for name in catalogued if presence(CATALOGUE[name], root).state in ("absent", "partly")]
 
 
 def refuse_absent(datasets: Sequence[str], data_dir: Path | None, download: bool) -> None:
@@ -121,7 +121,7 @@ def computed_cost(plan: StudyPlan) -> dict[str, Any]:
 
 
 def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
-    """What we have run, from record.toml, by study. Raises `ConfigError` if an entry is wrong."""
+    """The recorded runs of each study, from record.toml. Raises `ConfigError` if an entry is wrong."""
     path = path or FOLDER / RECORD
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     try:
@@ -132,19 +132,19 @@ def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
 
 
 def listed_studies(data_dir: Path | None = None, studies: Path | None = None) -> list[ListedStudy]:
-    """All studies with their costs, the data that are missing, and whether they have been run.
+    """Returns all studies with their costs, missing data, and completed runs.
 
     Args:
         studies: the folder with local results, by default `studies`.
     """
-    recorded, known = records(), costs()
+    recorded, costs_by_study = records(), costs()
     everything = dict.fromkeys(
-        each for scales in known.values() for cost in scales.values() for each in cost.datasets
+        each for scales in costs_by_study.values() for cost in scales.values() for each in cost.datasets
     )
     missing = set(absent_data([*everything], data_dir))
-    found: list[ListedStudy] = []
+    rows: list[ListedStudy] = []
     for name, path in reproductions().items():
-        by_scale = known.get(name, {})
+        by_scale = costs_by_study.get(name, {})
         needed = dict.fromkeys(dataset for cost in by_scale.values() for dataset in cost.datasets)
         absent = [dataset for dataset in needed if dataset in missing]
         local = {
@@ -152,8 +152,8 @@ def listed_studies(data_dir: Path | None = None, studies: Path | None = None) ->
             for scale, cost in by_scale.items()
             if (counts := _local(name, scale, cost, studies or Path("studies"))) is not None
         }
-        found.append(ListedStudy(name, _first_line(path), by_scale, absent, local, recorded.get(name, ())))
-    return found
+        rows.append(ListedStudy(name, _first_line(path), by_scale, absent, local, recorded.get(name, ())))
+    return rows
 
 
 def _local(name: str, scale: str, cost: ScaleCost, studies: Path) -> tuple[int, int] | None:

@@ -33,16 +33,16 @@ def reproduction(name: str) -> Path:
     Traceback (most recent call last):
     fedlens.core.errors.ConfigError: unknown study 'hsu2019/fig9'; did you mean 'hsu2019/fig6'.
     """
-    known = reproductions()
-    if name in known:
-        return known[name]
-    parts = [other for other in known if name and other.startswith(name)]
-    hint = f"take one of {', '.join(parts)}" if parts else nearest(name, known)
+    paths = reproductions()
+    if name in paths:
+        return paths[name]
+    parts = [other for other in paths if name and other.startswith(name)]
+    hint = f"choose one of {', '.join(parts)}" if parts else nearest(name, paths)
     raise ConfigError(f"unknown study '{name}'", hint=hint)
 
 
 def folder_of(name: str, scale: str) -> Path:
-    """Where the results of a study go unless another folder is named.
+    """Returns the default folder of the results of a study.
 
     >>> folder_of("hsu2019/fig5", "laptop").as_posix()
     'studies/hsu2019/fig5/laptop'

@@ -1,4 +1,4 @@
-"""What a run of a study will cost: its time by a short measurement, its place on the disk and its memory."""
+"""Estimates the cost of a run: time by a short measurement, disk space and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.session import Session, SharedDataset
 
-PATIENCE = 20.0  # seconds of measuring; later models are then taken to be as fast as those measured before
+PATIENCE = 20.0  # seconds of measuring; later models then count with a speed measured before
 _STEPS, _CLIENTS, _TESTED = (1, 16), 4, (512, 128)  # of a round of the two short runs that are compared
 _SLOW = 2.0  # seconds of a first round after which there is no second run
 _CHECKPOINTS = 3  # that a run keeps at most: the last two, and that of the best round
@@ -65,7 +65,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class RunCost:
-    """What one run costs.
+    """The cost of one run.
 
     Attributes:
         images: trained on, counting each use; evaluated images aside.
@@ -82,7 +82,7 @@ class RunCost:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What follows from the data and the model of a run: who has how many images, and sizes in bytes."""
+    """Sizes that follow from the data and the model of a run: images per client, and bytes."""
 
     built: Built
     memory: int
@@ -114,9 +114,9 @@ class _Shape:
 class RunCosts:
     """Estimates the cost of runs; what alike runs share is measured once.
 
-    A run is alike another in its speed if data, model, algorithm, engine and batches are the same, and in its sizes if
-    also the partition is, except for the seed. The speed is that of two runs of two rounds on at most 512 test images,
-    with one step and with some more steps of at most four clients, where the algorithm allows that.
+    Two runs have the same speed if data, model, algorithm, engine and batches are the same. They have the same sizes if
+    the partition is also the same, except for the seed. The speed is measured by two runs of two rounds on at most 512
+    test images: one with a single step, one with some more steps of at most four clients if the algorithm allows that.
 
     >>> settings = {"rounds": 10, "model": "linear", "local": {"lr": 0.1, "epochs": 2}, "seed": 0,
     ...             "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}}
@@ -176,9 +176,9 @@ class RunCosts:
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
         batch = [config.local.batch_size, config.local.examples]
-        rest = [config.model, config.algorithm, config.select, config.task, batch]
+        components = [config.model, config.algorithm, config.select, config.task, batch]
         clients = [config.evaluation.train, config.evaluation.clients]
-        key = _key([data, rest, clients])
+        key = _key([data, components, clients])
         if key not in self._shapes:
             source = Source(dict(settings))
             planned = plan(read_config(source.values, source.locate), source)
@@ -198,8 +198,8 @@ class RunCosts:
             others = [speed for name, speed in self._speeds.items() if name.startswith(loose) and speed]
             if self._spent > self._patience and (others or any(self._speeds.values())):
                 self.skipped += 1
-                known = others or [speed for speed in self._speeds.values() if speed]
-                return known[0]
+                speeds = others or [speed for speed in self._speeds.values() if speed]
+                return speeds[0]
             began = time.perf_counter()
             self._speeds[key] = self._measure(settings)
             self._spent += time.perf_counter() - began
@@ -357,7 +357,7 @@ class _ShortTests(Session):
         return _ShortTest(whole.dataset, chosen, {}, "not computed", whole=whole, tested=self._tested)
 
     def machine(self) -> dict[str, Any]:
-        """What the other session knows of the machine."""
+        """The machine of the other session."""
         return self._whole.machine()
 
 

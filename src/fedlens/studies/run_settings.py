@@ -34,7 +34,7 @@ class PlacedSetting:
     """A setting that a study puts over a base.
 
     Attributes:
-        place: its file, line and key, for a person.
+        place: its file, line and key, for error messages.
     """
 
     key: str
@@ -189,7 +189,7 @@ class SettingsReader:
                 if isinstance(before, Mapping) and before.get("name") != one.value.get("name"):
                     renamed.add(key)
         find_beside(values, self._folder, absolute=True)
-        put_setting(values, "seed", 0, set(), "seeds")  # bases may differ in theirs, which no run has
+        put_setting(values, "seed", 0, set(), "seeds")  # the seeds of bases are not used
         if places.keys().isdisjoint({"engine", "engine.name"}):
             by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}
             values["engine"] = self._engine(values.get("engine"), by_study)
@@ -233,12 +233,12 @@ def with_seed(settings: RunSettings, seed: int, name: str) -> dict[str, Any]:
 
 
 def _kept(values: Mapping[str, Any], full: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings that the run has: a setting of the base may belong to a component that was replaced."""
+    """The given settings that the run has, without those of a replaced component of the base."""
     return {key: _like(value, full[key]) for key, value in values.items() if key in full}
 
 
 def _like(value: Any, full: Any) -> Any:
-    """The value as TOML has it, a whole number as a float where the setting is one."""
+    """The value in the form of TOML: a whole number becomes a float if the setting is a float."""
     if isinstance(value, Mapping) and isinstance(full, Mapping):
         return _kept(value, full)
     if isinstance(value, list | tuple):
@@ -253,10 +253,10 @@ def worker_name(thing: Any) -> str:
     """The name that a worker process imports a function or class by. Raises `ConfigError` if it cannot."""
     name = import_name(thing)
     try:
-        found = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
+        imported = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
     except ConfigError:
-        found = None
-    if found is not thing:
+        imported = None
+    if imported is not thing:
         raise ConfigError(
             f"{name} cannot be imported by the processes that carry out the runs",
             where="base",
@@ -272,7 +272,7 @@ def _at(values: Any, key: str) -> Any:
 
 
 def _refuse_text(settings: Iterable[PlacedSetting], config: Config) -> None:
-    """Raises `ConfigError` for a string in place of a number, which would be taken for the number in it."""
+    """Raises `ConfigError` for a string in place of a number or a boolean, which pydantic would convert."""
     full = plain(config)
     for one in settings:
         value = _at(full, one.key)

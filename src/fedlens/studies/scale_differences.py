@@ -1,4 +1,4 @@
-"""Sentences on what a smaller scale of a study changes, from the settings of both."""
+"""Describes how a smaller scale of a study differs from the full one, from the settings of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ABSENT = {"data.partition.size": "all images divided evenly"}
 
 
 def scale_differences(source: StudySource) -> list[str]:
-    """What differs from the scale "paper", one sentence each; empty at that scale and without scales.
+    """Returns the differences from the scale "paper", one sentence each; empty at that scale.
 
     >>> from fedlens.studies.study_file import read_study
     >>> study = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 10_000}, "grid": {"local.lr": [0.1, 0.2, 0.3]},
@@ -54,8 +54,8 @@ def scale_differences(source: StudySource) -> list[str]:
 
 
 def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, Mapping) else {}
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _base_settings(base: Any, source: StudySource) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 def _settings(
     here: Mapping[str, Any], full: Mapping[str, Any], base: Mapping[str, Any], labels: Mapping[str, str]
 ) -> list[str]:
-    """Of two tables `set` over one base, the settings that differ."""
+    """The settings that differ between two tables `set` over one base."""
     sentences = []
     for key in dict.fromkeys([*full, *here]):
         ours, theirs = here.get(key, base.get(key)), full.get(key, base.get(key))
@@ -160,8 +160,8 @@ def _cases(
         sentences.append(f"{_many(len(here), 'case')} instead of {len(full)}{without}")
     for name in here:
         ours, theirs = _table(here, name), _table(full, name)
-        own = _base_settings(ours["base"], source) if "base" in ours else base
-        changed = partial(_settings, base={**own, **_table(source.full, "set")}, labels=labels)
+        case_base = _base_settings(ours["base"], source) if "base" in ours else base
+        changed = partial(_settings, base={**case_base, **_table(source.full, "set")}, labels=labels)
         if name in full:
             sentences += [f"{name}: {each}" for each in changed(_table(ours, "set"), _table(theirs, "set"))]
     return _merged(sentences)
@@ -202,13 +202,13 @@ def _method(ours: Mapping[str, Any], theirs: Mapping[str, Any], labels: Mapping[
 
 
 def _merged(sentences: Iterable[str]) -> list[str]:
-    """Sentences that differ in their first words alone, as one: "FedAvg, FedAvgM: 2 rounds instead of 9"."""
+    """Merges sentences that differ only in their first words: "FedAvg, FedAvgM: 2 rounds instead of 9"."""
     names: dict[str, list[str]] = {}
     for sentence in sentences:
-        name, colon, rest = sentence.partition(": ")
-        names.setdefault(rest if colon else "", []).append(name if colon else sentence)
+        name, colon, change = sentence.partition(": ")
+        names.setdefault(change if colon else "", []).append(name if colon else sentence)
     alone = names.pop("", [])
-    return [*alone, *(f"{'; '.join(these)}: {rest}" for rest, these in names.items())]
+    return [*alone, *(f"{'; '.join(these)}: {change}" for change, these in names.items())]
 
 
 def _tuning(here: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stops a run of a study when its loss has diverged, so that hopeless settings cost little."""
+"""Stops a run of a study when its loss diverges, to save the cost of its other rounds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class RunDiverged(RunFailed):
 
 
 class StopDiverged(ProgressBase):
-    """A listener that ends a run when its loss is not finite, or stays at a hundred times its earlier level.
+    """A listener that ends a run when its loss is not finite, or stays at 100 times its earlier level or above.
 
-    The limits are those of the warnings of every run, see `fedlens.experiment.divergence`. The run ends after the
-    same round however often it was interrupted before. All calls are passed on to `listener`.
+    The limits are those of the warnings of every run, see `fedlens.experiment.divergence`. Interruptions do
+    not change the round after which the run ends. All calls are passed on to `listener`.
 
     >>> stop = StopDiverged()
     >>> stop.round_done({"round": 0, "test_loss": 2.3})
@@ -42,7 +42,7 @@ class StopDiverged(ProgressBase):
         self._why: str | None = None
 
     def started(self, plan: dict[str, Any]) -> None:
-        """Takes in the rounds that the run has done before, and passes the call on."""
+        """Reads the earlier rounds of the run, and passes the call on."""
         self.take(RunDir.open(Path(plan["directory"])).read_metrics())
         self._listener.started(plan)
 
@@ -70,7 +70,7 @@ class StopDiverged(ProgressBase):
         self._listener.finished(summary)
 
     def take(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Takes in lines of metrics.jsonl."""
+        """Checks lines of metrics.jsonl."""
         for line in lines:
             for warning in self._divergence.after(line, Extremes()):
                 if warning["kind"] in KINDS and self._why is None:
@@ -83,9 +83,9 @@ class StopDiverged(ProgressBase):
 
 
 def refuse_diverged(directory: Path) -> None:
-    """Raises `RunDiverged` if the loss of a run has diverged, though it may be paused or finished.
+    """Raises `RunDiverged` if the loss of a paused or finished run has diverged.
 
-    A run that is due to no further round is not trained, so that no listener hears of it.
+    A run without further rounds is not trained, so no listener is called.
     """
     stop = StopDiverged()
     stop.take(RunDir.open(directory).read_metrics())

@@ -20,13 +20,13 @@ from fedlens.studies.planned import PlannedRun
 from fedlens.studies.planned_file import check_directory
 
 _WORKING = ".working"  # locked by every process that carries out runs
-_PATIENCE = 60.0  # seconds until the workers of a study that was killed are gone
+_PATIENCE = 60.0  # seconds to wait for the workers of a killed study
 
 
 class StudyStore:
     """The lines of a study in its folder, by digest.
 
-    A line is appended when its run ends, so that a kill loses at most the line of a run whose directory is complete.
+    A line is appended when its run ends. A kill therefore loses at most the line of a run with a complete directory.
 
     >>> import tempfile
     >>> store = StudyStore(Path(tempfile.mkdtemp()))
@@ -70,7 +70,7 @@ class StudyStore:
             yield
 
     def _wait_for_workers(self) -> None:
-        """Waits until the workers of a study that was killed are gone: they end within moments of it."""
+        """Waits for the workers of a killed study, which end shortly after it."""
         until = time.monotonic() + _PATIENCE
         while not _free(self.folder / _WORKING):
             if time.monotonic() > until:
@@ -90,7 +90,7 @@ class StudyStore:
                 check_directory(directory, digest, settings)
 
     def drop_failed(self) -> int:
-        """Drops the lines of failed runs, which are tried again; returns how many."""
+        """Drops the lines of failed runs, which are repeated; returns their number."""
         failed = [digest for digest, line in self.lines.items() if line.status == "failed"]
         for digest in failed:
             del self.lines[digest]
@@ -120,7 +120,7 @@ def _name(line: RunLine) -> tuple[str, str]:
 
 @contextmanager
 def working(folder: Path) -> Iterator[None]:
-    """Says that this process writes run directories in `folder`, until the block or the process ends."""
+    """Marks this process as a writer of run directories in `folder`, until the block or the process ends."""
     try:
         descriptor = open_unlinked(folder / _WORKING, os.O_RDWR | os.O_CREAT)
     except OSError as error:
@@ -134,7 +134,7 @@ def working(folder: Path) -> Iterator[None]:
 
 
 def _ends_with_a_line(path: Path) -> bool:
-    """Whether the last line of a file was written as a whole; also if there is no file."""
+    """Whether the last line of a file is complete; true without a file."""
     try:
         return read_regular(path)[-1:] in (b"", b"\n")
     except FileNotFoundError:

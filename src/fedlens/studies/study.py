@@ -1,4 +1,4 @@
-"""Studies in Python: what `fedlens sweep` does, in three lines."""
+"""Studies in Python: the same as `fedlens sweep`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Study:
         Args:
             scale: one of the file's scales; by default the largest, "paper".
             overrides: settings such as `"rounds=10"` over those of the file's table `set`.
-            seeds: instead of those of the file.
+            seeds: seeds that replace those of the file.
         """
         changes = override(Source({}), overrides).values
         made = cls.__new__(cls)
@@ -139,7 +139,7 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        """Where it is written unless another folder is named: `studies/<name>`, and the scale below it."""
+        """The default folder: `studies/<name>`, with a subfolder for the scale."""
         folder = Path("studies") / self.name
         return folder / self._source.places.scale if self._source.places.scale else folder
 
@@ -191,8 +191,8 @@ class Study:
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan(), StudyStore(folder)
         if address is None and (jobs is None or download):  # workers need not download the same files at once
-            found = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
-            jobs = found.jobs if jobs is None else jobs
+            estimated = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
+            jobs = estimated.jobs if jobs is None else jobs
         stop = self._source.settings.stop
         options = RunOptions(
             store.runs,
@@ -222,7 +222,7 @@ class Study:
         download: bool = False,
         patience: float = PATIENCE,
     ) -> StudyEstimate:
-        """What is left of the study in `out`: runs, images, hours, disk and memory, by a short measurement.
+        """Estimates what is left of the study in `out`: runs, images, hours, disk and memory, by a short measurement.
 
         See `fedlens.studies.estimate.estimate`.
         """
@@ -247,7 +247,7 @@ def _started(
     progress: StudyProgress,
     due: Sequence[DueRun],
 ) -> Jobs:
-    """What carries out runs like those that are due."""
+    """Starts the workers, or the connection to Ray, for runs like the due ones."""
     threads = max(threads_of(one.run) for one in due)
     if address is not None:
         from fedlens.studies.ray_jobs import RayJobs

@@ -1,4 +1,4 @@
-"""What a study costs, by arithmetic from its settings: no data are read and nothing is measured."""
+"""Computes the cost of a study from its settings, without reading data or measuring."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunWork:
 
 @dataclass(frozen=True)
 class StudyCost:
-    """What a study costs at one scale.
+    """The cost of a study at one scale.
 
     Attributes:
         runs: runs of tuning and final runs.
@@ -59,10 +59,10 @@ class StudyCost:
 def study_cost(plan: StudyPlan) -> StudyCost:
     """The cost of a study. Runs that successive halving or divergence would end early are counted in full.
 
-    The points of a method count with equal weight among its final runs, since the one that is chosen is not known.
+    The points of a method have equal weight in the cost of its final runs, since the chosen one is unknown.
     """
     runs, images, seconds = 0, 0.0, 0.0
-    known, datasets = True, dict[str, None]()
+    speeds_known, datasets = True, dict[str, None]()
     cells, shown = plan.cells, (plan.source.settings.figures, plan.source.settings.tables)
     trains = needs_runs(*shown)
     for case in cells.cases:
@@ -77,11 +77,11 @@ def study_cost(plan: StudyPlan) -> StudyCost:
                     config = cells.made(method, case, point, role).config
                     work, speed = run_work(config), images_per_second(config)
                     images += number / len(some) * work.trained
-                    known = known and speed is not None
+                    speeds_known = speeds_known and speed is not None
                     seconds += (
                         number / len(some) * (work.trained + work.evaluated / EVALUATION) / (speed or 1)
                     )
-    return StudyCost(runs, images, seconds / 3600 if known else None, tuple(datasets))
+    return StudyCost(runs, images, seconds / 3600 if speeds_known else None, tuple(datasets))
 
 
 def _changes_work(key: str) -> bool:
@@ -89,7 +89,7 @@ def _changes_work(key: str) -> bool:
 
 
 def _numbers(plan: StudyPlan, method: Method, points: int) -> dict[Role, int]:
-    """How many runs of each role a cell has."""
+    """The number of runs of a cell, by role."""
     if plan.cells.tune is None:
         return {"final": len(plan.cells.seeds)}
     tuning = points * len(plan.cells.tuning_seeds[method.name])

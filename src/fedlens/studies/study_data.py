@@ -1,4 +1,4 @@
-"""Makes what a study shows without training: the clients' data of each case, and the costs of its models."""
+"""Computes the content of a study that needs no training: the clients' data, and the costs of models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_data(
 ) -> None:
     """Writes data.json: the populations and the model costs that figures and tables of the study show.
 
-    What an earlier call made of the same settings is kept. Writes nothing if no figure or table needs it.
+    Results of an earlier call with the same settings are reused. Writes nothing if no figure or table needs it.
 
     Raises `ConfigError` if a setting is wrong, `DataError` if data are missing or corrupt.
     """
@@ -67,7 +67,7 @@ def _digest(*values: Any) -> str:
 def _populations(
     cells: StudyCells, before: Sequence[CasePopulation], data_dir: Path | None, download: bool, say: Say
 ) -> list[CasePopulation]:
-    """One population a case; one a method where methods of a case differ in their data."""
+    """One population for each case, or for each method if the methods of a case have different data."""
     from fedlens.experiment.run_partition import run_partition
 
     made = {population.settings: population for population in before}
@@ -90,7 +90,7 @@ def _populations(
 
 
 def _data_digest(run: PlannedRun) -> str:
-    """What the population depends on: the data and the seed."""
+    """A hash of the settings that the population depends on: the data and the seed."""
     data = {k: v for k, v in run.settings.get("data", {}).items() if k not in ("cache", "prefetch")}
     return _digest("data", data, run.settings.get("seed"), run.settings.get("seeds"))
 

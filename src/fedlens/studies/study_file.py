@@ -1,4 +1,4 @@
-"""The schema of a study: what a study file can say, and Python likewise. No import of torch."""
+"""The schema of a study file, and of the same settings in Python. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MERGED = ("set", "grid", "random", "cases", "methods", "tune", "stop", "clock",
 
 
 def flat(table: Any, ranges: bool = False) -> Any:
-    """Settings by dotted key. A table with a name is a component, and one value.
+    """Returns settings by dotted key. A table with a name is a component and stays one value.
 
     Args:
         ranges: whether the innermost tables are values too, as in [random].
@@ -50,7 +50,7 @@ def _is_range(value: Mapping[str, Any]) -> bool:
 
 def _named(value: Any) -> Any:
     if isinstance(value, Mapping) and not value:
-        raise ValueError("the table must have at least one table with a name below it")
+        raise ValueError("the table must have at least one named table below it")
     if isinstance(value, Mapping) and "" in value:
         raise ValueError("the table must not have a table without a name")
     return value
@@ -116,24 +116,24 @@ class TuneSettings(FrozenTable):
     seeds: Annotated[list[Seed], BeforeValidator(_each_once)] | None = Field(
         None,
         min_length=1,
-        description="seeds of tuning alone; by default the study's seeds, chosen by their mean",
+        description="seeds for tuning only; by default the study's seeds",
     )
     budget: int | None = Field(
         None,
         ge=1,
-        description="tuning runs a method and case, the same number for every method. Without `seeds`, a method with "
-        "fewer points gets more seeds each",
+        description="tuning runs of each method in each case. Without `seeds`, a method with fewer points gets more "
+        "seeds for each point",
     )
     over: list[str] | None = Field(
         None,
         min_length=1,
-        description="the settings that are tuned; by default those of the methods' grids, and those of [grid] and "
-        "[random] outside `data.`",
+        description="the tuned settings; by default those of the methods' grids, and those of [grid] and [random] "
+        "outside `data.` and `seeds.`",
     )
     refit: bool = Field(
         True,
         strict=True,
-        description="final runs train on all training data; false: they hold out the same share",
+        description="whether final runs train on all training data; false: they hold out the same share",
     )
     widen: bool = Field(
         False, strict=True, description="try further values while the best lies at the edge of its grid"
@@ -181,7 +181,7 @@ class StudySettings(FrozenTable):
         "study",
         min_length=1,
         pattern=r"^[^./\\][^/\\]*$",
-        description="by default that of the file",
+        description="by default the name of the file",
     )
     title: str = Field("", description="a sentence at the top of the page")
     base: Base = Field(description="a recipe or a TOML file, relative to the study file")
@@ -190,11 +190,11 @@ class StudySettings(FrozenTable):
         [0], min_length=1, description="`seed` of the runs, the same for every method"
     )
     metric: str | None = Field(
-        None, min_length=1, description="the compared metric; by default that of the task"
+        None, min_length=1, description="the compared metric; by default the main metric of the task"
     )
-    last: int = Field(1, ge=1, description="a final value is the mean of the last evaluations, this many")
+    last: int = Field(1, ge=1, description="the number of evaluations at the end whose mean is a final value")
     target: Annotated[list[float], BeforeValidator(_numbers)] = Field(
-        [], description="values of the metric that rounds, batches, bytes and hours are counted to"
+        [], description="values of the metric; the results count rounds, batches, bytes and hours to each"
     )
     baseline: str | None = Field(
         None, description="the method that others are compared with; by default the first"
@@ -232,7 +232,7 @@ _NAMED_TABLES: Mapping[str, type[BaseModel]] = {"cases": CaseSettings, "methods"
 _EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}
 
 
-def _known(key: str) -> list[str]:
+def _setting_names(key: str) -> list[str]:
     """The settings of a table of the study, such as `methods.fedavg`."""
     first, _, name = key.partition(".")
     if name and (first == "random" or ".random." in key):
@@ -243,11 +243,11 @@ def _known(key: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StudySource:
-    """A study whose settings are checked, and where each of them stands.
+    """The checked settings of a study, and the place of each in its file.
 
     Attributes:
-        values: as they were given, with those of the scale in their place.
-        full: those of the scale "paper", or of the study itself.
+        values: the given settings, with those of the scale applied.
+        full: the settings at the scale "paper", or of the study itself.
     """
 
     settings: StudySettings
@@ -257,7 +257,7 @@ class StudySource:
 
     @property
     def folder(self) -> Path:
-        """What relative paths start at."""
+        """The folder that relative paths start from."""
         return Path() if self.places.path is None else self.places.path.parent
 
 
@@ -267,10 +267,10 @@ def read_study(
     changes: Mapping[str, Any] | None = None,
     seeds: Sequence[int] | None = None,
 ) -> StudySource:
-    """The checked settings of a study file, or of the same settings in Python.
+    """Returns the checked settings of a study file, or of the same settings in Python.
 
     Args:
-        scale: a table below `scales`; "paper" is the study itself, if no such table stands in it.
+        scale: a table below `scales`; "paper" is the study itself if `scales` has no such table.
         changes: settings over those of the table `set`, by dotted key.
         seeds: instead of those of the study.
 
@@ -297,18 +297,18 @@ def read_study(
     try:
         settings = StudySettings.model_validate(values)
     except ValidationError as error:
-        found = explained(error, values, "", places.locate_key, _known)
-        hint = found.hint.partition(", or pass --set")[0] if found.hint else None  # a study has no --set
+        problem = explained(error, values, "", places.locate_key, _setting_names)
+        hint = problem.hint.partition(", or pass --set")[0] if problem.hint else None  # a study has no --set
         key = next((part for part in reversed(error.errors()[0]["loc"]) if part in _EXAMPLES), "")
-        if hint is None and key and re.search(r"must be a list|in it must be", found.what):
+        if hint is None and key and re.search(r"must be a list|in it must be", problem.what):
             hint = f"write a list, such as {_EXAMPLES[str(key)]}"
-        raise ConfigError(found.what, where=found.where, hint=hint) from None
+        raise ConfigError(problem.what, where=problem.where, hint=hint) from None
     refuse_loose(values, settings, "", places.locate_key, finite=True)
     _refuse_metric(settings, places)
     _refuse_shared_seeds(settings, places)
     if settings.stop is not None and settings.stop.halving is not None and settings.tune is None:
         raise ConfigError(
-            "successive halving chooses among the points of [tune], which is not set",
+            "stop.halving needs a table [tune], because it chooses among tuned points",
             where=places.locate("stop", "halving"),
             hint="add a table [tune]",
         )
@@ -333,7 +333,7 @@ def as_in_toml(value: Any) -> Any:
 
 
 def _refuse_metric(settings: StudySettings, places: Places) -> None:
-    """Raises `ConfigError` if the metric is no column of metrics.jsonl, or tuning has no counterpart of it."""
+    """Raises `ConfigError` if the metric is not a column of metrics.jsonl, or has no validation counterpart."""
     metric = settings.metric
     if metric is None:
         return
@@ -357,9 +357,9 @@ def _refuse_metric(settings: StudySettings, places: Places) -> None:
 
 
 def _refuse_shared_seeds(settings: StudySettings, places: Places) -> None:
-    """Raises `ConfigError` if `tune.seeds` and `seeds` share one: it would choose settings and judge them.
+    """Raises `ConfigError` if `tune.seeds` and `seeds` share a seed: it would choose settings and judge them.
 
-    Without `refit` a tuning run of a seed of the study is its final run, and the captions say which seeds chose.
+    Without `refit`, a tuning run with a seed of the study is also a final run, and the captions name these seeds.
     """
     tune = settings.tune
     if tune is None or tune.seeds is None or not tune.refit:
@@ -383,7 +383,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _flattened(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a study with those of runs by dotted key, in scales too."""
+    """The settings of a study, with dotted keys for the settings of runs, in scales too."""
     result = {
         key: flat(value, key == "random") if key in _OF_SETTINGS else value for key, value in values.items()
     }
@@ -404,25 +404,25 @@ def _check_scale(places: Places, name: str, table: Any) -> None:
     """Raises `ConfigError` for a key of a scale that no study has."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"the scale '{name}' must be a table", where=places.locate("scales", name))
-    known = [*(key for key in StudySettings.model_fields if key not in ("scales", "name")), "data"]
+    allowed = [*(key for key in StudySettings.model_fields if key not in ("scales", "name")), "data"]
     for key in table:
-        if key not in known:
+        if key not in allowed:
             where = places.locate("scales", name, key)
-            raise ConfigError(f"unknown setting '{key}' of a scale", where=where, hint=nearest(key, known))
+            raise ConfigError(f"unknown setting '{key}' of a scale", where=where, hint=nearest(key, allowed))
 
 
 def _scale(places: Places, scales: Mapping[str, Any], scale: str | None) -> str:
     if scale is None:
         return "paper" if scales else ""
-    known = list(dict.fromkeys([*scales, "paper"]))
-    if scale not in known:
+    names = list(dict.fromkeys([*scales, "paper"]))
+    if scale not in names:
         where = None if places.path is None else str(places.path)
-        raise ConfigError(f"the study has no scale '{scale}'", where=where, hint=nearest(scale, known))
+        raise ConfigError(f"the study has no scale '{scale}'", where=where, hint=nearest(scale, names))
     return scale
 
 
 def merged(values: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a study with those of a scale in their place; tables are merged key by key.
+    """Returns the settings of a study with those of a scale applied; tables are merged key by key.
 
     >>> merged({"seeds": [0, 1], "set": {"rounds": 9, "local.lr": 1}}, {"seeds": [0], "set": {"rounds": 2}})
     {'seeds': [0], 'set': {'rounds': 2, 'local.lr': 1}}

@@ -1,4 +1,4 @@
-"""The plan of a study: which runs it has, and which must be carried out now."""
+"""The plan of a study: all its runs, and the runs that are due now."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study whose settings and runs are all checked; what to do follows from it and the results so far.
+    """A study with checked settings and runs. The plan and the results so far determine the due runs.
 
     >>> study = {"base": "digits", "set": {"rounds": 2}, "seeds": [0, 1], "grid": {"local.lr": [0.1, 0.3]}}
     >>> plan = StudyPlan.load(study)
@@ -110,7 +110,7 @@ class StudyPlan:
 
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
-        """The runs that are known before any result: those of tuning, or else all."""
+        """The runs that do not depend on results: the first tuning runs, or all runs without tuning."""
         if not self.trains:
             return []
         if self.cells.tune is not None:
@@ -120,7 +120,7 @@ class StudyPlan:
 
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
-        """How many runs tuning has, and how many follow from its choices, by role."""
+        """The number of tuning runs and of final runs, by role."""
         if not self.trains:
             return {"tune": 0, "final": 0}
         tuning = [number_of_tuning_runs(self.cells, method) for method in self.cells.methods]
@@ -130,7 +130,7 @@ class StudyPlan:
 
     @property
     def refits(self) -> bool:
-        """Whether the final runs are others than those of tuning; without tuning they are."""
+        """Whether the final runs differ from the tuning runs; true without tuning."""
         tune = self.cells.tune
         return tune is None or tune.refit or tune.seeds is not None
 
@@ -147,11 +147,11 @@ class StudyPlan:
 
     @property
     def trains(self) -> bool:
-        """Whether the study has runs: false where its figures and tables show data and models alone."""
+        """Whether the study has runs: false if its figures and tables show only data and models."""
         return needs_runs(self.source.settings.figures, self.source.settings.tables)
 
     def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
-        """The runs that give the results, of the cells whose point is known."""
+        """The final runs of the cells whose point is chosen."""
         if self.cells.tune is None or not self.trains:
             return list(self.runs)
         runs: list[PlannedRun] = []
@@ -168,7 +168,7 @@ class StudyPlan:
         refuse_unmeasured(line, settings.metric, self.source.places.locate("metric"))
 
     def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
-        """What is compared with what, with the runs that are known at these results."""
+        """The content of study.json at these results: what is compared, and the runs so far."""
         study, tune = self.source.settings, self.cells.tune
         dimensions = list(dict.fromkeys(key for case in self.cells.cases for key in case.values))
         tuning: dict[str, Any] = {}
@@ -191,7 +191,7 @@ class StudyPlan:
                 "first": study.stop.first if study.stop is not None else None,
             }
         tuned = tune is not None and self.trains
-        known = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
+        runs = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
@@ -218,18 +218,18 @@ class StudyPlan:
             document=stated_document(self.source),
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
-            entries=[run.entry for run in known],
+            entries=[run.entry for run in runs],
             stop_diverged=study.stop is not None and study.stop.diverged,
-            files={name: sha256 for run in known for name, sha256 in run.files.items()},
+            files={name: sha256 for run in runs for name, sha256 in run.files.items()},
         )
 
     def with_command(self, command: str) -> StudyPlan:
-        """The same plan, of another command that makes its results."""
+        """The same plan with another command that reproduces its results."""
         return replace(self, command=command)
 
 
 def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
-    """Whether a run has rounds left: one that failed is not repeated, one that was stopped goes on."""
+    """Whether a run has rounds left: a failed run is not repeated, a stopped one continues."""
     line = lines.get(run.digest)
     return line is None or line.status == "stopped"
 
@@ -252,7 +252,7 @@ def _cells(source: StudySource, check: bool) -> StudyCells:
 
 
 def _refuse_other_data(cells: StudyCells, source: StudySource) -> None:
-    """Raises `ConfigError` if methods of one case differ in the data that they see."""
+    """Raises `ConfigError` if the methods of a case have different data."""
     if not source.settings.same_data:
         return
     for case in cells.cases:
@@ -278,7 +278,7 @@ def _refuse_other_data(cells: StudyCells, source: StudySource) -> None:
 
 
 def _refuse_evaluations(cells: StudyCells, source: StudySource) -> None:
-    """Raises `ConfigError` for a metric that no run has, and for a mean of more evaluations than a run has."""
+    """Raises `ConfigError` for a metric that no run has, and for `last` above the number of evaluations."""
     last, places = source.settings.last, source.places
     if not needs_runs(source.settings.figures, source.settings.tables):
         return

@@ -14,11 +14,11 @@ from fedlens.studies.store import StudyStore
 
 
 class DuePlan(Protocol):
-    """What is to be run, given the results so far; a `fedlens.studies.study_plan.StudyPlan`."""
+    """The due runs, given the results so far; a `fedlens.studies.study_plan.StudyPlan`."""
 
     @property
     def number_of_runs(self) -> Mapping[str, int]:
-        """How many runs it has, by role."""
+        """The number of runs, by role."""
         ...
 
     def due(self, lines: Mapping[str, RunLine]) -> Sequence[DueRun]:
@@ -39,12 +39,12 @@ def sweep(
 ) -> None:
     """Carries out all runs of a plan that are not finished, and adds their lines to the store.
 
-    All runs that are due at one time are carried out before the plan is asked again. So the order in which they end,
-    and with it the number of jobs, changes no result.
+    All due runs end before the plan is asked again. The order in which they end, and so the number of jobs, changes no
+    result.
 
     Args:
         store: locked by this process.
-        start: starts what carries the runs out, given the first that are due; it is called only if there are any.
+        start: starts the workers, given the first due runs; called only if a run is due.
         check: raises an error for the line of a run that shows that the study cannot have results.
 
     Raises `RunDirectoryError` if a run directory was edited, `StudyStopped` if the study cannot continue, and passes

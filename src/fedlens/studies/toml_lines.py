@@ -1,4 +1,4 @@
-"""The line of every key of a TOML text, keys in quotes and in inline tables too."""
+"""Finds the line of every key of a TOML text, also of quoted keys and in inline tables."""
 
 from __future__ import annotations
 

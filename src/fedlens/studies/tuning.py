@@ -1,6 +1,6 @@
-"""Tuning: the seeds and runs of each method, which of them are due, and the point that they choose.
+"""Tuning: the seeds and runs of each method, the runs that are due, and the chosen point.
 
-All follows from the plan and from the lines of the runs so far; see `fedlens.studies.point_search`.
+Everything follows from the plan and from the results so far; see `fedlens.studies.point_search`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fedlens.studies.halving import check_rungs, reaching
 from fedlens.studies.places import Places
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.point_search import Search, SearchRules, searched
-from fedlens.studies.study_file import StudySettings
+from fedlens.studies.study_file import StudySettings, TuneSettings
 
 WIDEN = 4  # further points that `tune.widen = true` allows the method with the most seeds
 
 
 def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places) -> dict[str, list[int]]:
-    """The seeds that each method's points are run with in tuning, by method; empty without tuning.
+    """Returns the tuning seeds of each method; empty without tuning.
 
-    Every method has the same number of runs. With a budget and without seeds of tuning, a method with fewer points
-    has more seeds: those of the study, and the numbers after the largest of them.
+    Every method has the same number of runs. With a budget and without tuning seeds, a method with fewer points has
+    more seeds: those of the study, and the numbers after the largest of them.
 
     Raises `ConfigError` if that is impossible.
     """
@@ -43,9 +43,9 @@ def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places
         for name, number in points.items():
             if tune.budget % number:
                 raise ConfigError(
-                    f"a budget of {tune.budget} runs gives the {number} points of '{name}' unequal numbers of runs",
+                    f"tune.budget is {tune.budget}, but must be a multiple of the {number} points of '{name}'",
                     where=where,
-                    hint=f"set it to a multiple of each number of points ({listed})",
+                    hint=f"set it to a multiple of the number of points of every method ({listed})",
                 )
         further = range(max(study.seeds) + 1, max(study.seeds) + 1 + tune.budget)
         seeds = [*study.seeds, *further]
@@ -58,15 +58,20 @@ def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places
                 f"'{name}' has {many(number, 'point')} with {many(len(seeds), 'seed')}, "
                 f"{many(number * len(seeds), 'tuning run')}, "
                 f"but every method must have {budget}",
-                where=places.locate("tune", "budget" if tune.budget else "seeds" if tune.seeds else "on"),
-                hint=f"give every method as many points ({listed}), or set a budget without tune.seeds: a method with "
-                "fewer points then gets more seeds",
+                where=places.locate("tune", *_given(tune)),
+                hint=f"give every method the same number of points (now {listed}), or set tune.budget without "
+                "tune.seeds: a method with fewer points then gets more seeds",
             )
     return {name: list(seeds) for name in points}
 
 
+def _given(tune: TuneSettings) -> list[str]:
+    """The key of [tune] that fixes the number of runs; empty if it has none."""
+    return ["budget"] if tune.budget else ["seeds"] if tune.seeds else []
+
+
 def number_of_points(study: StudySettings, method: Method) -> int:
-    """The points that a method is tuned among before widening.
+    """Returns the number of points that tuning chooses among, before widening.
 
     Optuna suggests as many as [random] has by its `number`, or else as the budget allows with the seeds of tuning.
     """
@@ -89,14 +94,16 @@ def number_of_tuning_runs(cells: StudyCells, method: Method) -> int:
 
 def _draws(study: StudySettings, method: Method) -> list[RandomDraws]:
     """The tables [random] whose settings Optuna searches for a method."""
-    own = study.methods[method.table].random if study.methods else None
+    of_method = study.methods[method.table].random if study.methods else None
     return [
-        one for one in (own, study.random) if one is not None and set(one.ranges) <= set(method.tuned.values)
+        one
+        for one in (of_method, study.random)
+        if one is not None and set(one.ranges) <= set(method.tuned.values)
     ]
 
 
 def _by_budget(study: StudySettings, methods: Sequence[Method]) -> bool:
-    """Whether the number of points follows from the budget, and not the other way round."""
+    """Whether the number of points follows from the budget."""
     return (
         study.tune is not None
         and study.tune.search == "optuna"
@@ -128,21 +135,21 @@ def _refuse_beside_optuna(study: StudySettings, methods: Sequence[Method], place
             )
         if len({one.number for one in draws}) > 1:
             raise ConfigError(
-                f"the tables random of '{method.table}' and of the study have different numbers of points",
+                f"the random tables of '{method.table}' and of the study have different numbers of points",
                 where=places.locate("random", "number"),
                 hint="Optuna searches both together: set the same number",
             )
         if not draws and (tune.budget is None or tune.budget % len(tune.seeds or study.seeds)):
             seeds = len(tune.seeds or study.seeds)
             raise ConfigError(
-                f"the points of '{method.name}' that Optuna tries have no number",
+                f"the number of points that Optuna tries for '{method.name}' is not set",
                 where=where,
                 hint=f"set tune.budget to a multiple of {seeds}, the number of seeds, or use [random] with its number",
             )
 
 
 def rules_of(cells: StudyCells, method: Method) -> SearchRules:
-    """The rules of the search, which are the same for all methods but for Optuna's number of points."""
+    """The rules of the search. Only the number of points of Optuna depends on the method."""
     study, tune = cells.settings, cells.settings.tune
     assert tune is not None
     return SearchRules(
@@ -215,7 +222,7 @@ def _table(one: Range) -> dict[str, Any]:
 
 
 def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str, RunLine]) -> Search:
-    """How far the tuning of a method in a case has come.
+    """Returns the state of the tuning of a method in a case.
 
     Raises `ConfigError` if a run lacks the metric that is compared.
     """
@@ -242,7 +249,7 @@ def _searches(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[Search]:
 
 
 def refuse_search(plan: StudyCells, places: Places) -> None:
-    """Raises `ConfigError` if a first rung fits no run, or Optuna could suggest a wrong setting."""
+    """Raises `ConfigError` if the first rung is invalid, or Optuna could suggest an invalid setting."""
     if plan.tune is None:
         return
     stop = plan.settings.stop
@@ -264,7 +271,7 @@ def refuse_search(plan: StudyCells, places: Places) -> None:
 
 
 def effort(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[str]:
-    """Sentences on what tuning spent beyond the budget, the same for every method; empty for a plain grid."""
+    """Sentences on widening, halving and Optuna; empty for a plain grid."""
     if plan.tune is None:
         return []
     first, sentences = plan.methods[0], []

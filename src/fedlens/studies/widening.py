@@ -1,4 +1,4 @@
-"""Further values of a setting whose best value lies at the edge of what was tried."""
+"""Further values of a setting whose best value lies at the edge of the tried values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def further_points(
     >>> further_points([{"local.lr": 0.01}, {"local.lr": 0.1}], {"local.lr": 0.1})
     [{'local.lr': 1.0}]
     """
-    found: list[Point] = []
+    points: list[Point] = []
     for setting, value in best.items():
         values = distinct(point[setting] for point in tried if setting in point)
         if not at_edge(values, value):
@@ -29,18 +29,18 @@ def further_points(
         for following in following_values(values, value):
             point = {**best, setting: following}
             if point in tried or valid(point):
-                found += [point] if point not in tried else []
+                points += [point] if point not in tried else []
                 break
-    return found
+    return points
 
 
 def following_values(values: Sequence[Any], edge: float) -> list[float]:
-    """What may follow the edge of a grid, the preferred value first.
+    """Returns the values that may follow the edge of a grid, the preferred one first.
 
     The first is the geometric step of the grid: a grid that repeats every decade continues the pattern, others take
     their mean ratio. Where the values at the edge are not positive it is the mean arithmetic step; a grid without
     negative values gets none. The second, where the first exceeds 1, is the geometric step of the distance to 1:
-    a momentum of 0.9 is followed by 0.97, because 1.16 is none.
+    a momentum of 0.9 is followed by 0.97, because 1.16 is invalid.
 
     >>> following_values([0.01, 0.03, 0.1], 0.1), following_values([0.01, 0.03, 0.1], 0.01)
     ([0.3], [0.003])

@@ -128,5 +128,5 @@ def test_a_table_without_its_data_says_what_to_do(kind: str, what: str) -> None:
 
 
 def test_damaged_costs_are_refused() -> None:
-    with pytest.raises(DataError, match="costs of models are damaged"):
+    with pytest.raises(DataError, match="costs of models are corrupt"):
         read_costs([{"method": "m"}])

@@ -319,7 +319,7 @@ def test_a_wrong_figure_is_refused_before_any_run() -> None:
         ({"kind": "setting", "x": "alhpa"}, r"figures\[0\]\.x"),
         ({"kind": "curves", "x": "hours"}, "simulated hours need"),
         ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),
-        ({"kind": "heat", "x": "alpha", "y": "momentum"}, "'momentum' is no dimension"),
+        ({"kind": "heat", "x": "alpha", "y": "momentum"}, "no dimension 'momentum'"),
     ):
         with pytest.raises(ConfigError, match=message):
             check_figures(by_alpha(figures=[spec]).info)
@@ -384,7 +384,7 @@ def test_the_effective_rate_is_the_client_rate_over_one_minus_the_momentum() -> 
         ({"kind": "curve"}, "unknown kind of figure 'curve'.*did you mean 'curves'"),
         ({"kind": "curves", "pannels": "alpha"}, "unknown setting 'pannels'.*did you mean 'panels'"),
         ({"kind": "setting"}, "the setting 'x' is missing"),
-        ({"kind": "setting", "x": "alhpa"}, "'alhpa' is no dimension.*did you mean 'alpha'"),
+        ({"kind": "setting", "x": "alhpa"}, "no dimension 'alhpa'.*did you mean 'alpha'"),
         ({"kind": "setting", "x": "alpha", "band": "wide"}, "'band' is 'wide'"),
         ({"kind": "curves", "x": "epochs"}, "'x' is 'epochs'"),
         ({"kind": "curves", "columns": 0}, "'columns' is 0"),

@@ -83,12 +83,12 @@ def test_an_infinite_alpha_is_written_as_text(tmp_path: Path) -> None:
 def test_damaged_data_are_refused(tmp_path: Path) -> None:
     assert read_data(tmp_path) == {}
     (tmp_path / "data.json").write_text("{")
-    with pytest.raises(DataError, match=r"data\.json is damaged"):
+    with pytest.raises(DataError, match=r"data\.json is corrupt"):
         read_data(tmp_path)
     (tmp_path / "data.json").write_text("[]")
-    with pytest.raises(DataError, match=r"data\.json is damaged"):
+    with pytest.raises(DataError, match=r"data\.json is corrupt"):
         read_data(tmp_path)
-    with pytest.raises(DataError, match="populations are damaged"):
+    with pytest.raises(DataError, match="populations are corrupt"):
         read_populations([{"case": {}}])
 
 

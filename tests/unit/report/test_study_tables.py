@@ -303,15 +303,15 @@ def test_methods_and_cases_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "summery"}, "no kind of table is 'summery' .tables.kind.; did you mean 'summary'"),
+        ({"kind": "summery"}, "unknown kind of table 'summery' .tables.kind.; did you mean 'summary'"),
         ({}, "a table has no kind .tables.kind.; known: .*summary"),
         ({"kind": "summary", "spred": "none"}, "no option 'spred' .tables.spred.; did you mean 'spread'"),
         ({"kind": "summary", "spread": "range"}, "must be \"interval\" or \"deviation\" or \"none\""),
         ({"kind": "summary", "digits": "two"}, "digits is 'two', but must be a whole number"),
         ({"kind": "summary", "methods": ["fedavgn"]}, "no method 'fedavgn' .*did you mean 'fedavg"),
-        ({"kind": "summary", "where": {"alpha": 1}}, "no dimension of the cases is 'alpha'"),
+        ({"kind": "summary", "where": {"alpha": 1}}, "the cases have no dimension 'alpha'"),
         ({"kind": "differences", "baseline": "x"}, "the baseline 'x' is not among the methods"),
-        ({"kind": "differences", "methods": ["fedavg"]}, "one method"),
+        ({"kind": "differences", "methods": ["fedavg"]}, "needs at least two methods"),
         ({"kind": "summary", "name": "../x"}, "name is '../x', but must be letters"),
         ({"kind": "summary", "digits": -1}, "digits is -1, but must be at least 0"),
         ({"kind": "choices"}, "the study tunes no settings"),

@@ -77,7 +77,7 @@ def test_new_cells_are_named(tmp_path: Path) -> None:
     made(tmp_path, STUDY)
     study = {**STUDY, "grid": {"data.partition.clients": [5, 10, 20]}}
     assert sentence(tmp_path, study) == (
-        "the study in FOLDER has runs, and was changed since\n"
+        "the study file has changed since the runs in FOLDER were made\n"
         "Changed: grid data.partition.clients: 5, 10, 20 instead of 5, 10\n"
         "New: 4 runs (fedavg (data.partition.clients = 20): 2, scaffold (data.partition.clients = 20): 2).\n"
         "Undo the change, continue with --accept-changes, or write to another folder with --out."
@@ -91,7 +91,7 @@ def test_runs_that_no_longer_belong_are_named(tmp_path: Path) -> None:
     made(tmp_path, STUDY)
     text = sentence(tmp_path, {**STUDY, "seeds": [1], "methods": {"fedavg": {}}})
     assert "Changed: seeds: 1 instead of 2; methods: fedavg instead of fedavg, scaffold" in text
-    assert "No longer part of it: 6 runs (fedavg (data.partition.clients = 5): 1, " in text
+    assert "No longer part of the study: 6 runs (fedavg (data.partition.clients = 5): 1, " in text
     assert "the runs that are no longer part of it stay in 'runs', but not in the results" in text
     assert "New:" not in text
 

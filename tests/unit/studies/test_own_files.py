@@ -95,7 +95,7 @@ def test_an_edited_file_is_refused_and_only_the_runs_that_name_it_are_repeated(f
     assert str(error.value).splitlines()[1:-1] == [
         "Changed: the content of mine.py",
         "New: 1 run (mine: 1)",
-        "No longer part of it: 1 run (mine: 1).",
+        "No longer part of the study: 1 run (mine: 1).",
     ]
     after = run(accept=True)
     assert after["fedavg"] == before["fedavg"]

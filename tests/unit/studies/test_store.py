@@ -95,7 +95,7 @@ def test_an_edited_config_of_an_unfinished_run_is_refused_with_the_values(study:
     for name in ("planned.json", "summary.json"):  # as after a kill in the first moments
         (run / name).unlink()
     edited(run / "config.toml", "lr = 0.1", "lr = 0.4")
-    with pytest.raises(RunDirectoryError, match=r"holds another run: local.lr is 0.4, planned is 0.1"):
+    with pytest.raises(RunDirectoryError, match=r"holds another run: local.lr is 0.4 instead of 0.1"):
         carried_out(study, longer)
 
 

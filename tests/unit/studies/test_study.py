@@ -186,7 +186,7 @@ def test_a_changed_study_is_refused_until_it_is_accepted(folder: Path) -> None:
     before = (folder / "studies" / "s" / "study.toml").read_bytes()
     refused = sweep("--no-report")
     assert refused.exit_code == 2
-    assert "was changed since" in refused.output
+    assert "has changed since the runs" in refused.output
     assert (folder / "studies" / "s" / "study.toml").read_bytes() == before
     accepted = sweep("--no-report", "--accept-changes")
     assert accepted.exit_code == 0, accepted.output
@@ -201,7 +201,7 @@ def test_a_changed_study_is_refused_before_its_cost_is_measured(
     assert "results: studies/s\n" in done.output  # no page was written
     said = sweep("--dry-run", "--seeds", "0-2")
     assert said.exit_code == 0
-    assert "was changed since; --accept-changes continues it" in said.output
+    assert "has changed since the runs were made; --accept-changes continues the study" in said.output
     assert "Changed: seeds: 3 instead of 2" in said.output
     monkeypatch.setattr(fedlens.Study, "estimate", lambda *given, **more: pytest.fail("measured"))
     refused = sweep("--no-report", "--seeds", "0-2")
@@ -220,7 +220,7 @@ def test_failed_runs_are_named_and_end_with_code_1(folder: Path) -> None:
     (folder / "s.toml").write_text(text, encoding="utf-8")
     done = sweep()
     assert done.exit_code == 1, done.output
-    assert "4 of 8 runs failed; the same command tries them again" in done.output
+    assert "4 of 8 runs failed; the same command repeats them" in done.output
     assert "no luck" in done.output
     assert StudyResult(folder / "studies" / "s").failed[0].status == "failed"
 
@@ -228,8 +228,8 @@ def test_failed_runs_are_named_and_end_with_code_1(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--seeds", "1.5"], "--seeds is '1.5'"),
-        (["--engine", "inline"], "only 'ray' carries out"),
+        (["--seeds", "1.5"], "invalid value for --seeds: '1.5'"),
+        (["--engine", "inline"], "invalid value for --engine: 'inline'"),
         (["--address", "auto"], "add --engine ray"),
         (["--scale", "smoke"], "no scale 'smoke'"),
         (["--set", "local.lrr=1"], "lrr"),

@@ -227,8 +227,8 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
         ({"grid": {"rounds": [1]}, "random": {"number": 1, "rounds": {"choices": [2]}}}, "both grid and random"),
         ({"methods": {"a": {"base": "digits"}}, "cases": {"b": {"base": "digits"}}}, "both name a base"),
         ({"baseline": "b", "methods": {"fedavgm": MOMENTUM}}, "the baseline 'b' is not a method of the study"),
-        ({"figures": [{"kind": "setting", "x": "alfa"}]}, "'alfa' is no dimension of the study ([[figures]] 1 x)"),
-        ({"tables": [{"kind": "sumary"}]}, "no kind of table is 'sumary' ([[tables]] 1 kind); did you mean 'summary'"),
+        ({"figures": [{"kind": "setting", "x": "alfa"}]}, "the study has no dimension 'alfa' ([[figures]] 1 x)"),
+        ({"tables": [{"kind": "sumary"}]}, "unknown kind of table 'sumary' ([[tables]] 1 kind); did you mean"),
         ({"metric": "test_acuracy"}, "no run measures 'test_acuracy' (metric); did you mean 'test_accuracy'"),
         ({"metric": "train_accuracy"}, "no run measures 'train_accuracy' (metric); set evaluation.train = true"),
         ({"metric": "validation_loss"}, "no run measures 'validation_loss' (metric); set data.validation above 0"),
@@ -251,7 +251,7 @@ def test_methods_that_see_other_data_are_refused_unless_the_study_says_so() -> N
             {"tune": {}, "grid": {"local.lr": [1, 2]}, "stop": {"halving": 2, "first": 60}},
             "the first rung is round 60, but a run has 60 rounds, so halving would stop no run ([stop] first)",
         ),
-        ({"tune": {}}, "tuning has no setting to choose"),
+        ({"tune": {}}, "[tune] has no setting to tune"),
         ({"tune": {"over": ["local.lr"]}, "grid": {"local.lrs": [1]}}, "'local.lr' is tuned, but is in no grid"),
     ],
 )  # fmt: skip
@@ -346,7 +346,7 @@ def test_tuning_has_the_same_number_of_runs_for_every_method() -> None:
     assert plan.number_of_runs == {"tune": 24, "final": 4}
     assert plan.info({}).tuning["budget"] == 12
     assert load(**tuned, seeds=[3, 4], tune={"budget": 12, "refit": False}).number_of_runs["final"] == 0
-    assert "unequal numbers of runs" in refused(**tuned, tune={"budget": 6})
+    assert "must be a multiple of the" in refused(**tuned, tune={"budget": 6})
     assert "must have 12" in refused(**tuned, tune={"budget": 12, "seeds": [7]})
 
 

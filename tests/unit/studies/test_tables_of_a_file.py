@@ -32,7 +32,7 @@ kind = "summary"
         ),
         (
             '[[tables]]\nkind = "summary"\nwhere = { alpha = 1 }',
-            r"no dimension .* is 'alpha' .*line 9: \[\[tables\]\] 2 where",
+            r"no dimension 'alpha' .*line 9: \[\[tables\]\] 2 where",
         ),
         ('[[tables]]\nkind = "relative"', r"no method 'centralized' .*line 7: \[\[tables\]\] 2 to"),
         ('[[tables]]\nkind = "targets"', r"needs a target \(.*line 7: \[\[tables\]\] 2\)"),
