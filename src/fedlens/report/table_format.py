@@ -153,7 +153,12 @@ def _latex_character(found: re.Match[str]) -> str:
 
 
 def _markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+    # A backslash before < or ~ is CommonMark; Python-Markdown, which makes our pages, would show it.
+    return _MARKDOWN.sub(_escaped, " ".join(text.split()))
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return {"<": "&lt;", ">": "&gt;", "~": "&#126;"}.get(character[0], f"\\{character[0]}")
 
 
 def _html(cell: TableCell) -> str:

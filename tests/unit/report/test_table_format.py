@@ -118,6 +118,14 @@ def test_markdown_has_as_many_cells_in_each_row_and_escapes_bars() -> None:
     assert lines[1] == "| --- | ---: |"
 
 
+def test_markdown_is_read_as_the_texts_by_the_reader_of_our_pages() -> None:
+    markdown = pytest.importorskip("markdown")
+    texts = ["< 0.001", "a ~ b", "x > y", "local_lr*", "[-1, +2]"]
+    made = StudyTable("t", "T", "", ["p"], [[TableCell(text)] for text in texts]).to_markdown()
+    page = Cells(markdown.markdown(made, extensions=["tables"]))
+    assert page.cells == ["p", *texts]
+
+
 def test_csv_gives_the_texts_back() -> None:
     rows = list(csv.reader(io.StringIO(table().to_csv())))
     assert rows == [["Method", "Value (%)"], [NASTY, "1.5"], ["[b]", "-2"]]
