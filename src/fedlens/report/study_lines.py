@@ -120,7 +120,7 @@ def setting_figure(
     ):
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     ends = place.axis.limits or (0.0, 1.0)
-    guess = None if relative else chance_level(chosen, name, chance, drawn)
+    guess = None if relative else chance_level(chosen, name, chance, drawn, y)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, ends, "chance"))
@@ -194,7 +194,7 @@ def curve_figure(
     # Budgets of a document that are far beyond the rounds of this scale would squeeze the curves.
     first = min((x for panel in drawn for series in panel for x in series.x if x > 0), default=1.0)
     limits = (0.8 * first, 1.2 * last) if wide else figures.x_limits(last)
-    guess = chance_level(chosen, name, chance, drawn)
+    guess = chance_level(chosen, name, chance, drawn, y)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, limits, "chance"))

@@ -398,16 +398,23 @@ def metric_title(metric: str, relative: bool = False) -> str:
 
 
 def chance_level(
-    groups: Sequence[SeedRuns], metric: str, chance: float | None, panels: Sequence[Sequence[Series]]
+    groups: Sequence[SeedRuns],
+    metric: str,
+    chance: float | None,
+    panels: Sequence[Sequence[Series]],
+    y: Limits | None,
 ) -> float | None:
     """The accuracy of guessing: as given, or the fact "chance" of the runs if it is the same in all of them.
 
-    None if it lies so far below the lines of the panels that it would squeeze them, unless it is given.
+    None if it lies so far below the lines of the panels that it would squeeze them, or beyond the ends `y` of the
+    axis, unless it is given.
     """
     if chance is not None or "accuracy" not in metric:
         return chance
     levels = {line.facts.get("chance") for group in groups for line in group.done.values()}
     level = levels.pop() if len(levels) == 1 else None
+    if level is not None and y is not None and not y[0] <= level <= y[1]:
+        return None
     means = [
         value
         for panel in panels

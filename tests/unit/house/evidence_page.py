@@ -16,6 +16,7 @@ markers of the page is written from them; the rest is written by hand:
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -179,11 +180,17 @@ def draw_all(folder: Path) -> None:
         if curve.study in complete:
             study = results(curve.study)
             methods = list(dict.fromkeys([study.info.baseline, *curve.methods]))
-            spec = {"kind": "curves", "x": curve.over, "methods": methods}
+            spec = {"kind": "curves", "x": curve.over, "methods": methods, "y": _ends(study, methods)}
             study_figure(study, spec).draw(folder / "curves" / f"{curve.algorithm}.svg")
             index[curve.algorithm] = _entry(curve, study, methods)
     text = json.dumps({"curves": index}, indent=2) + "\n"
     (folder / "index.json").write_text(text, encoding="utf-8")
+
+
+def _ends(study: StudyResults, methods: Sequence[str]) -> list[float]:
+    """The ends of the axis of the metric: the last rounds are what differs, not the first few."""
+    finals = [value for m in methods for case in study.info.cases for value in study.values(m, case).values()]
+    return [max(0.0, math.floor(20 * min(finals) - 5) / 20), min(1.0, math.ceil(20 * max(finals) + 0.5) / 20)]
 
 
 def _entry(curve: Curve, study: StudyResults, methods: Sequence[str]) -> dict[str, Any]:

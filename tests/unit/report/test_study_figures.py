@@ -286,6 +286,12 @@ def test_guessing_is_drawn_where_it_does_not_squeeze_the_lines() -> None:
     assert any(series.name == "chance" for series in asked[0].series)
 
 
+def test_no_line_of_chance_is_drawn_beyond_the_ends_of_the_axis() -> None:
+    for low, shown in ((0.0, True), (0.2, False)):
+        (panel, *_) = panels(by_alpha(), kind="setting", x="alpha", y=[low, 1.0])
+        assert any(series.name == "chance" for series in panel.series) is shown
+
+
 def test_curves_over_batches_end_with_the_federated_methods() -> None:
     study = by_alpha(centralized=True)
     longer = {
