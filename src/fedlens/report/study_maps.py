@@ -128,7 +128,7 @@ def effective_rate_figure(
     if not at:
         raise no_values(title, shown.gaps(chosen))
     limits = (min(at) / 1.6, max(at) * 1.6)
-    guess = chance_level(chosen, name, chance, drawn)
+    guess = chance_level(chosen, name, chance, drawn, y)
     if guess is not None:
         for series_of in drawn:
             series_of.append(level(guess, limits, "chance"))
