@@ -9,8 +9,7 @@ from rich.console import Console
 from fedlens.cli.cost import time_left
 from fedlens.cli.output import printable
 from fedlens.report.format import duration, label, many, metric_value
-from fedlens.report.study_results import Role, RunLine
-from fedlens.studies.halving import validation_metric
+from fedlens.report.study_results import Role, RunLine, validation_metric
 from fedlens.studies.planned import PlannedRun
 
 _SHOWN = 3  # running runs in the changing line

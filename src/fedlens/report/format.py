@@ -24,6 +24,11 @@ _LABELS = {
     "map50": "mAP at IoU 0.5",
     "f1": "F1",
 }
+_OF_CLIENTS = {
+    "mean": "mean {} of the clients",
+    "std": "standard deviation of the {} of the clients",
+    "worst_decile": "{} of the worst tenth of the clients",
+}
 _SHARES = {
     "miou",
     "mean_iou",
@@ -201,9 +206,12 @@ def metric_gap(metric: str, gap: float | None) -> str:
 def label(metric: str) -> str:
     """A metric's name in a text.
 
-    >>> label("worst_class"), label("accuracy_balanced")
-    ('worst class', 'balanced accuracy')
+    >>> label("worst_class"), label("accuracy_balanced"), label("clients_accuracy_mean")
+    ('worst class', 'balanced accuracy', 'mean accuracy of the clients')
     """
+    for statistic, words in _OF_CLIENTS.items():
+        if metric.startswith("clients_") and metric.endswith(f"_{statistic}"):
+            return words.format(label(metric.removeprefix("clients_").removesuffix(f"_{statistic}")))
     return _LABELS.get(metric) or metric.replace("_", " ")
 
 

@@ -19,7 +19,7 @@ def metric_name(metric: str) -> str:
     """A metric of metrics.jsonl at the start of a sentence.
 
     >>> metric_name("test_accuracy"), metric_name("validation_loss"), metric_name("clients_accuracy_mean")
-    ('Test accuracy', 'Validation loss', 'Clients accuracy mean')
+    ('Test accuracy', 'Validation loss', 'Mean accuracy of the clients')
     """
     split = split_of(metric)
     return heading(f"{split[0]} {label(split[1])}" if split else metric)

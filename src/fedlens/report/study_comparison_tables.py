@@ -34,7 +34,7 @@ from fedlens.report.study_document_rows import (
     stated_methods,
     stated_text,
 )
-from fedlens.report.study_results import EFFECTIVE, RunLine
+from fedlens.report.study_results import EFFECTIVE, RunLine, validation_metric
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
 
@@ -151,7 +151,7 @@ def choices(view: TableView) -> StudyTable:
             where=view.where,
             hint="remove the table, or add [tune]",
         )
-    score = f"validation_{view.metric.partition('_')[2]}"
+    score = validation_metric(view.metric)
     chosen_by_cell = {
         (cell.method, repr(cell.case)): chosen(view.results, cell.method, cell.case) for cell in view.cells
     }

@@ -229,6 +229,15 @@ class StudyResults:
         return {seed: value for seed, value in finals.items() if value is not None}
 
 
+def validation_metric(metric: str) -> str:
+    """Returns the validation counterpart of a test metric.
+
+    >>> validation_metric("test_accuracy"), validation_metric("validation_loss"), validation_metric("clients_accuracy")
+    ('validation_accuracy', 'validation_loss', 'clients_accuracy')
+    """
+    return f"validation_{metric.removeprefix('test_')}" if metric.startswith("test_") else metric
+
+
 def write_info(folder: Path, info: StudyInfo) -> None:
     """Writes study.json, all of it or nothing."""
     write_atomically(folder / INFO, (json.dumps(asdict(info), indent=1) + "\n").encode())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fedlens.core.errors import ConfigError
 from fedlens.report.format import many, smaller_is_better
-from fedlens.report.study_results import RunLine
+from fedlens.report.study_results import RunLine, validation_metric
 
 DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged
 Score = tuple[
@@ -94,7 +94,7 @@ def score(lines: Sequence[RunLine], metric: str | None, rung: int | None = None,
 
     Args:
         metric: of the study, None for the main metric of each run; the score uses its validation counterpart, see
-            `validation_metric`.
+            `fedlens.report.study_results.validation_metric`.
 
     Raises `ConfigError` if a run that did not fail lacks the metric.
     """
@@ -120,15 +120,6 @@ def best(scores: Sequence[Score], number: int) -> list[int]:
     """
     ranked = sorted(range(len(scores)), key=lambda index: (scores[index], index))
     return sorted(ranked[:number])
-
-
-def validation_metric(metric: str) -> str:
-    """Returns the validation counterpart of a test metric.
-
-    >>> validation_metric("test_accuracy"), validation_metric("validation_loss"), validation_metric("clients_accuracy")
-    ('validation_accuracy', 'validation_loss', 'clients_accuracy')
-    """
-    return f"validation_{metric.removeprefix('test_')}" if metric.startswith("test_") else metric
 
 
 def _check_has(line: RunLine, metric: str) -> None:

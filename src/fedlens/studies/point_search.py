@@ -22,7 +22,7 @@ class SearchRules:
 
     Attributes:
         metric: of the study, None for the main metric of the task; compared on validation data, see
-            `fedlens.studies.halving.validation_metric`.
+            `fedlens.report.study_results.validation_metric`.
         last: number of evaluations whose mean is a value.
         widen: the runs that each method and case may add while its best point lies at an edge.
         halving, first: the best 1/halving continue after round `first`, `first * halving`, ...; None without rungs.

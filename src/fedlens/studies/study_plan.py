@@ -167,6 +167,13 @@ class StudyPlan:
         settings = self.source.settings
         refuse_unmeasured(line, settings.metric, self.source.places.locate("metric"))
 
+    def _share(self, lines: Mapping[str, RunLine]) -> float | None:
+        """The share of the training data that tuning runs hold out; None if it differs from run to run."""
+        assert self.cells.tune is not None
+        runs = tuning_runs(self.cells, lines) if self.trains else []
+        shares = {run.settings["data"]["validation"] for run in runs}
+        return shares.pop() if len(shares) == 1 else None if shares else self.cells.tune.share
+
     def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
         """The content of study.json at these results: what is compared, and the runs so far."""
         study, tune = self.source.settings, self.cells.tune
@@ -180,7 +187,7 @@ class StudyPlan:
                 "on": tune.on,
                 "seeds": sorted(used),
                 "seeds_by_method": seeds,
-                "share": tune.share,
+                "share": self._share(lines),
                 "budget": number_of_points(study, first) * len(seeds[first.name]),
                 "own_seeds": used.isdisjoint(study.seeds),
                 "refit": tune.refit,

@@ -28,7 +28,15 @@ from typing import Any
 from fedlens.report.study_captions import seeds_text
 from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figure, study_figures
-from fedlens.report.study_results import INFO, LINES, RunLine, StudyResults, write_info, write_lines
+from fedlens.report.study_results import (
+    INFO,
+    LINES,
+    RunLine,
+    StudyResults,
+    validation_metric,
+    write_info,
+    write_lines,
+)
 from fedlens.report.study_tables import study_tables
 from fedlens.report.table_format import StudyTable
 
@@ -112,12 +120,8 @@ def _is_complete(study: StudyResults) -> bool:
 
 def _shortened(line: RunLine, metric: str) -> RunLine:
     """A run without the columns of its curve, and the facts, that the page does not show."""
-    name = metric.partition("_")[2]
-    kept = {
-        *KEPT,
-        metric,
-        *(f"{split}_{each}" for split in ("test", "validation") for each in (name, "loss")),
-    }
+    names = {metric, line.main, "test_loss"}
+    kept = {*KEPT, *names, *map(validation_metric, names)}
     curve = {column: values for column, values in line.curve.items() if column in kept}
     return replace(line, curve=curve, facts={key: v for key, v in line.facts.items() if v is not None})
 

@@ -269,6 +269,21 @@ def test_every_chosen_value_at_the_edge_has_a_star() -> None:
     assert texts(two)[0][1] == "0.7*"
 
 
+def test_a_metric_of_clients_was_tuned_as_it_is() -> None:
+    results = tuned({"local.lr": [0.1, 1.0]}, {"local.lr": 1.0})
+    column = "clients_accuracy_mean"
+    lines = {
+        digest: replace(line, curve={"round": [1], column: line.curve["validation_accuracy"]})
+        if digest.startswith("t-")
+        else line
+        for digest, line in results.lines.items()
+    }
+    info = replace(results.info, metric=column)
+    table = study_table(StudyResults(info, lines), {"kind": "choices"})
+    assert table.head[3] == "Mean accuracy of the clients (%)"
+    assert texts(table)[0][3] == "50.0"
+
+
 def test_results_of_settings_at_the_edge_have_a_star_in_the_other_tables() -> None:
     results = tuned({"local.lr": [0.01, 0.1]}, {"local.lr": 0.1})
     table = study_table(results, {"kind": "summary"})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.core.errors import ConfigError
+from fedlens.report.study_captions import tuning_words
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 
@@ -195,4 +196,13 @@ def test_clients_are_measured_on_what_they_hold_out_so_tuning_may_read_it(tmp_pa
         'set = { "data.validation" = 0.2, "data.validation_from" = "client", "evaluation.clients" = "all" }\n'
         '[grid]\n"local.lr" = [0.1, 0.3]\n[tune]\n'
     )
-    assert StudyPlan.load(written(tmp_path, BASE + text)).info({}).metric == "clients_accuracy_mean"
+    info = StudyPlan.load(written(tmp_path, BASE + text)).info({})
+    assert (info.metric, info.tuning["share"]) == ("clients_accuracy_mean", 0.2)
+
+
+def test_captions_name_the_share_that_tuning_runs_hold_out(tmp_path: Path) -> None:
+    text = '[methods.a]\ngrid = { "local.lr" = [0.1, 0.3] }\n[tune]\nshare = 0.3\n'
+    base = '{ rounds = 2, data = { dataset = "digits", validation = 0.04, partition = { name = "iid", clients = 2 } }, model = "linear" }'
+    for first, share in ((BASE, 0.3), (f"base = {base}\n", 0.04)):
+        info = StudyPlan.load(written(tmp_path, first + text)).info({})
+        assert f"on {100 * share:g} % of the training data" in tuning_words(info)
