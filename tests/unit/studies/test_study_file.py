@@ -202,7 +202,8 @@ def test_clients_are_measured_on_what_they_hold_out_so_tuning_may_read_it(tmp_pa
 
 def test_captions_name_the_share_that_tuning_runs_hold_out(tmp_path: Path) -> None:
     text = '[methods.a]\ngrid = { "local.lr" = [0.1, 0.3] }\n[tune]\nshare = 0.3\n'
-    base = '{ rounds = 2, data = { dataset = "digits", validation = 0.04, partition = { name = "iid", clients = 2 } }, model = "linear" }'
+    data = '{ dataset = "digits", validation = 0.04, partition = { name = "iid", clients = 2 } }'
+    base = f'{{ rounds = 2, data = {data}, model = "linear" }}'
     for first, share in ((BASE, 0.3), (f"base = {base}\n", 0.04)):
         info = StudyPlan.load(written(tmp_path, first + text)).info({})
         assert f"on {100 * share:g} % of the training data" in tuning_words(info)
