@@ -53,6 +53,8 @@ def test_the_results_are_those_of_the_study_file_and_no_run_is_missing(name: str
         entry.digest for entry in study.info.entries
     ]
     assert {entry.digest for entry in study.info.entries} == set(study.lines)
+    reasons = [line.reason or "" for line in study.lines.values()]
+    assert not [reason for reason in reasons if "does not exist" in reason]  # the machine's, not the method's
 
 
 def test_the_page_says_what_the_results_say() -> None:
