@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["classification", "multi-label", "segmentation", "detection", "language"]
+Kind = Literal["classification", "multi-label", "segmentation", "detection", "language", "unlabelled"]
 VOID = 255  # the id of a mask's pixel without a class
 
 

@@ -38,6 +38,7 @@ AUGMENTS = Registry(
         "colour-jitter": Entry(
             f"{_HERE}:make_colour_jitter", "random brightness, contrast, saturation and hue"
         ),
+        "grey": Entry(f"{_HERE}:make_grey", "random conversion to grey (Chen et al. 2020, SimCLR)"),
         "random-resized-crop": Entry(
             f"{_HERE}:make_random_resized_crop",
             "random crop, resized to the full size (Szegedy et al. 2015)",
@@ -175,6 +176,25 @@ class ColourJitter(Augmentation):
         return Augmented(x.mul_(255).round_().to(torch.uint8), targets)
 
 
+@dataclass(frozen=True)
+class Grey(Augmentation):
+    """Replaces each image by its luma in all three channels where `torch.rand(n) < p`.
+
+    >>> images = torch.tensor([255, 0, 0], dtype=torch.uint8).view(1, 3, 1, 1)
+    >>> Grey(1.0)(images, None, torch.Generator()).images.flatten().tolist()
+    [76, 76, 76]
+    """
+
+    p: float
+
+    def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
+        drawn = torch.rand(len(images), generator=generator, device=generator.device)
+        greyed = (grey(images.float() / 255) * 255).round().to(torch.uint8)
+        return Augmented(
+            torch.where((drawn < self.p).to(images.device)[:, None, None, None], greyed, images), targets
+        )
+
+
 def _factor(drawn: Tensor, strength: float) -> Tensor:
     low = max(0.0, 1 - strength)
     return low + (1 + strength - low) * drawn
@@ -294,6 +314,15 @@ def make_pad_crop_flip(shape: Shape, *, pad: Pad = 4) -> PadCropFlip:
 def make_crop(shape: Shape, *, pad: Pad = 4) -> Crop:
     """Shifts by up to `pad` pixels in each direction."""
     return Crop(pad)
+
+
+def make_grey(
+    shape: Shape, *, p: Annotated[float, Field(gt=0, le=1, description="probability of a grey image")] = 0.2
+) -> Grey:
+    """Makes some images grey. Raises `ConfigError` for images that are not in colour."""
+    if shape[0] != 3:
+        raise ConfigError(f"the images have {shape[0]} channels, and 'grey' needs 3", where="name")
+    return Grey(p)
 
 
 def make_flip(

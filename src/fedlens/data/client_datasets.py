@@ -43,7 +43,7 @@ class ClientDataset(ClientExamples):
         validation: the examples that this client holds out, if clients do.
         prefetch: how many batches are read ahead, if they are in files or costly to augment; 0 for none.
         views: how many augmentations of each image are in a batch. With 2 or more, inputs are [k, views, C, H, W], and
-            targets belong to the image before augmentation.
+            targets belong to the image before augmentation. Images that are drawn may have two drawings as views.
     """
 
     examples: Examples
@@ -81,12 +81,12 @@ class ClientDataset(ClientExamples):
             images, targets = self._read(torch.arange(start, min(stop, len(self))))
         else:
             images, targets = self.examples.batch(self.indices[start:stop])
-        return self._viewed(normalize(images, self.mean, self.std)), targets
+        return self._viewed(images), targets
 
     def stretches(self, start: int, stop: int, size: int, /) -> Iterator[Batch]:
         """The positions from `start` to before `stop` in stretches of `size`; images in files are read ahead."""
         read = super().stretches(start, stop, size)
-        ahead = self.prefetch and self.examples.in_files and stop - start > size
+        ahead = self.prefetch and self.examples.lazy and stop - start > size
         return ReadAhead(read, self.prefetch) if ahead else read
 
     def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[Batch]:
@@ -94,7 +94,7 @@ class ClientDataset(ClientExamples):
 
         The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`. If one batch holds all examples, they
         keep their order and nothing is drawn. Augmentations draw from `rng.torch("augment")`, batch by batch and, with
-        several views, one view after the other.
+        several views, one view after the other. Images that are drawn anew draw from `rng.torch("drawing")`.
 
         Batches that are read ahead (`prefetch`) are a `ReadAhead`, with the same bits.
         """
@@ -103,9 +103,10 @@ class ClientDataset(ClientExamples):
         end = n - n % min(size, n) if whole and n else n
         if self.held(n):
             kept = self._from_memory(size, generator, end)
-            return ReadAhead(kept, self.prefetch) if self.prefetch and self.examples.in_files else kept
+            return ReadAhead(kept, self.prefetch) if self.prefetch and self.examples.lazy else kept
         augmenting = rng.torch("augment")
-        read = self._batches(size, generator, end)
+        drawing = rng.torch("drawing") if self.examples.changing else None
+        read = self._batches(size, generator, end, drawing)
         if not self._costly(min(size, n)):
             return (self._finished(batch, augmenting) for batch in read)
         finish = partial(self._finished, generator=augmenting)
@@ -116,10 +117,10 @@ class ClientDataset(ClientExamples):
     def held(self, n: int, /) -> int:
         """The bytes of floats that `batches` keeps for n examples: in their own order and in that of an epoch.
 
-        0 if it normalizes each batch on its own: if examples are augmented, or too many.
+        0 if it normalizes each batch on its own: if examples are augmented, drawn anew, or too many.
         """
         whole = n * self.examples.values * 4 * self.views
-        return 2 * whole if self.augment is None and whole <= _WHOLE else 0
+        return 0 if self.augment is not None or self.examples.changing or whole > _WHOLE else 2 * whole
 
     def group(self, others: Sequence[Any], /) -> ClientGroup | None:
         """The examples of this holder and of `others`, to be read together.
@@ -141,51 +142,64 @@ class ClientDataset(ClientExamples):
         """Whether a batch of this size is worth reading ahead, in another thread."""
         if not self.prefetch:
             return False
-        if self.examples.in_files:
+        if self.examples.lazy:
             return True
         on_processor = self.examples.device is None or self.examples.device.type == "cpu"
         apart = self.augment is not None and self.augment.apart
         return apart and on_processor and size * self.examples.values * self.views >= _AHEAD
 
-    def _read(self, at: Tensor) -> Batch:
+    def _read(self, at: Tensor, drawing: torch.Generator | None = None) -> Batch:
         """The images uint8, with this client's shifts, and targets at the positions `at`."""
         positions = at if self.indices is None else self.indices[at]
-        images, targets = self.examples.batch(positions)
+        images, targets = self.examples.batch(positions, drawing)
         if not self.features:
             return images, targets
         features = {
             name: (values[at] if len(values) > 1 else values.expand(len(at))).to(images.device)
             for name, values in self.features.items()
         }
-        return shifted(images, features, positions.to(images.device)), targets
+        numbers = positions.to(images.device)
+        views = [shifted(view, features, numbers) for view in self._apart(images)]
+        return torch.stack(views, 1) if images.dim() == 5 else views[0], targets
 
     def _finished(self, batch: Batch, generator: torch.Generator) -> Batch:
         """The batch, augmented and normalized."""
         images, targets = batch
         if self.augment is None:
-            return self._viewed(normalize(images, self.mean, self.std)), targets
+            return self._viewed(images), targets
         if self.views == 1:
-            images, targets = self.augment(images, targets, generator)
+            images, targets = self.augment(self._apart(images)[0], targets, generator)
             return normalize(images, self.mean, self.std), targets
-        views = [self.augment(images, targets, generator)[0] for _ in range(self.views)]
+        views = [self.augment(view, targets, generator)[0] for view in self._apart(images)]
         return torch.stack([normalize(view, self.mean, self.std) for view in views], 1), targets
 
-    def _viewed(self, images: Tensor) -> Tensor:
-        """The same images as each of the views, without a copy."""
-        return images if self.views == 1 else images.unsqueeze(1).expand(-1, self.views, -1, -1, -1)
+    def _apart(self, images: Tensor) -> Sequence[Tensor]:
+        """The images of each view, [k, C, H, W]: drawn apart, or the same ones."""
+        return images.unbind(1) if images.dim() == 5 else [images] * self.views
 
-    def _batches(self, size: int, generator: torch.Generator, end: int) -> Iterator[Batch]:
+    def _viewed(self, images: Tensor) -> Tensor:
+        """The images normalized, and without a copy as each of the views."""
+        if images.dim() == 5 and self.views > 1:
+            return torch.stack([normalize(view, self.mean, self.std) for view in images.unbind(1)], 1)
+        plain = normalize(self._apart(images)[0], self.mean, self.std)
+        return (
+            plain if self.views == 1 else plain.unsqueeze(1).expand(-1, self.views, *[-1] * (plain.dim() - 1))
+        )
+
+    def _batches(
+        self, size: int, generator: torch.Generator, end: int, drawing: torch.Generator | None = None
+    ) -> Iterator[Batch]:
         while True:
             order = self._order(len(self), size, generator)
             for start in range(0, end, size):
-                yield self._read(order[start : start + size])
+                yield self._read(order[start : start + size], drawing)
 
     def _from_memory(self, size: int, generator: torch.Generator, end: int) -> Iterator[Batch]:
         n = len(self)
-        if self.examples.in_files and size < n:
+        if self.examples.lazy and size < n:
             # The first epoch is read batch by batch: a client may take fewer steps, and need not wait for all images.
             for images, targets in islice(self._batches(size, generator, end), -(-end // size)):
-                yield self._viewed(normalize(images, self.mean, self.std)), targets
+                yield self._viewed(images), targets
         images, targets = self.stretch(0, n)
         while True:
             if size >= n:

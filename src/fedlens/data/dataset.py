@@ -15,10 +15,10 @@ from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
-from fedlens.data.decode_cache import fingerprint
 from fedlens.data.diagnostics import OnError
 from fedlens.data.image_form import ImageForm
 from fedlens.data.images import ImageFiles
+from fedlens.data.lazy_images import LazyImages
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 
@@ -37,6 +37,7 @@ class Examples:
     |---|---|---|
     | classification | uint8 [n, C, H, W], 0 to 255, or `ImageFiles` | int64 [n], the class, from 0 on |
     | multi-label | the same | uint8 [n, classes], 1 for each class of the image, else 0 |
+    | unlabelled | the same, or other `LazyImages` | uint8 [n, 0] |
     | segmentation | the same | uint8 [n, H, W], the class of each pixel, 255 for none; or `ImageFiles` of masks |
     | detection | the same | `Boxes` |
     | language | int16, int32 or int64 [n, T], tokens | int64 [n], or int64 [n, T], the tokens to predict, -1 for none |
@@ -98,16 +99,18 @@ class Examples:
         """The task that the examples are for, from the form of their targets."""
         if isinstance(self.targets, Boxes):
             return "detection"
-        if isinstance(self.targets, ImageFiles) or self.targets.ndim == 3:
+        if isinstance(self.targets, LazyImages) or self.targets.ndim == 3:
             return "segmentation"
         if len(self.inputs.shape) == 2:
             return "language"
-        return "multi-label" if self.targets.ndim == 2 else "classification"
+        if self.targets.ndim == 2:
+            return "multi-label" if self.targets.shape[1] else "unlabelled"
+        return "classification"
 
     def take(self, rows: NDArray[Any]) -> Examples:
         """The examples at the positions `rows`, int64 [k]."""
-        inputs = self.inputs.subset(rows) if isinstance(self.inputs, ImageFiles) else self.inputs[rows]
-        if isinstance(self.targets, ImageFiles):
+        inputs = self.inputs.subset(rows) if isinstance(self.inputs, LazyImages) else self.inputs[rows]
+        if isinstance(self.targets, LazyImages):
             targets: Any = self.targets.subset(rows)
         else:
             targets = self.targets.take(rows) if isinstance(self.targets, Boxes) else self.targets[rows]
@@ -125,9 +128,12 @@ class Examples:
         """The number of values of one input."""
         return prod(self.inputs.shape[1:])
 
-    def batch(self, index: Tensor) -> tuple[Any, Any]:
-        """(inputs, targets) at the positions `index`, int64 [k], copied; boxes as `BoxBatch`. Needs `tensors`."""
-        return self._moved(_batch(self.inputs, index)), self.targets_at(index)
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Any, Any]:
+        """(inputs, targets) at the positions `index`, int64 [k], copied; boxes as `BoxBatch`. Needs `tensors`.
+
+        With a generator, images that are drawn change from batch to batch. Their inputs may be [k, views, C, H, W].
+        """
+        return self._moved(_batch(self.inputs, index, generator)), self.targets_at(index)
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
         """(inputs, targets) from `start` to before `stop`: views if they are in memory. Needs `tensors`."""
@@ -135,9 +141,14 @@ class Examples:
         return self._moved(inputs), self._moved(targets)
 
     @property
-    def in_files(self) -> bool:
-        """Whether reading a batch decodes files."""
-        return isinstance(self.inputs, ImageFiles) or isinstance(self.targets, ImageFiles)
+    def lazy(self) -> bool:
+        """Whether reading a batch decodes files or draws images."""
+        return isinstance(self.inputs, LazyImages) or isinstance(self.targets, LazyImages)
+
+    @property
+    def changing(self) -> bool:
+        """Whether images are drawn anew for every batch of a training step."""
+        return isinstance(self.inputs, LazyImages) and self.inputs.changing
 
     def targets_at(self, at: Tensor | slice) -> Any:
         """The targets at these positions, int64 [k] or a slice. Needs `tensors`."""
@@ -150,7 +161,7 @@ class Examples:
         Otherwise each batch is moved when it is read.
         """
         parts = (self.inputs, self.targets)
-        if any(isinstance(part, ImageFiles | Boxes) for part in parts) or sum(p.nbytes for p in parts) > room:
+        if any(isinstance(part, LazyImages | Boxes) for part in parts) or sum(p.nbytes for p in parts) > room:
             return replace(self, device=device)
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), device=device)
 
@@ -162,8 +173,8 @@ class Examples:
     def feed(self, hashed: hashlib._Hash) -> None:
         """Updates a hash with the bytes in memory; for files, with their names and contents."""
         for part in (self.inputs, self.targets):
-            if isinstance(part, ImageFiles):
-                hashed.update(fingerprint(part).encode())
+            if isinstance(part, LazyImages):
+                hashed.update(part.fingerprint().encode())
                 continue
             for array in (part.boxes, part.labels, part.offsets) if isinstance(part, Boxes) else (part,):
                 plain = np.ascontiguousarray(array)
@@ -362,17 +373,18 @@ def _tensor(array: Any) -> Any:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _batch(part: Any, index: Tensor) -> Any:
-    if isinstance(part, ImageFiles):
-        return _tensor(part.take(index.numpy()))
+def _batch(part: Any, index: Tensor, generator: torch.Generator | None = None) -> Any:
+    if isinstance(part, LazyImages):
+        rows = index.numpy()
+        return _tensor(part.views(rows) if generator is None else part.draw(rows, generator))
     if isinstance(part, Boxes):
         return part.batch(index.numpy())
     return part.index_select(0, index.to(part.device))
 
 
 def _stretch(part: Any, start: int, stop: int) -> Any:
-    if isinstance(part, ImageFiles):
-        return _tensor(part.take(np.arange(start, min(stop, len(part)))))
+    if isinstance(part, LazyImages):
+        return _tensor(part.views(np.arange(start, min(stop, len(part)))))
     if isinstance(part, Boxes):
         return part.batch(np.arange(start, min(stop, len(part))))
     return part[start:stop]

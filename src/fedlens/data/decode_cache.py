@@ -81,41 +81,13 @@ def _stored(images: ImageFiles, path: Path) -> DecodeResult | None:
     return DecodeResult(faults, contents)
 
 
-def fingerprint(images: ImageFiles) -> str:
-    """SHA-256 in hexadecimal of the names and bytes of the files, and of the form they are decoded to.
-
-    Reads the bytes unless their hash is known (`ImageFiles.contents`). Raises `DataError` if a file cannot be read.
-    """
-    contents = images.contents
-    if contents is None:
-        digests = map_threads(lambda at: _digest(images, at), range(len(images)))
-        contents = hashlib.sha256(b"".join(digests)).hexdigest()
-    hashed = _form(images)
-    hashed.update(contents.encode())
-    return hashed.hexdigest()
-
-
-def file_sha256(path: Path) -> bytes:
-    """SHA-256 of the bytes of a file. Raises `OSError` if it cannot be read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _digest(images: ImageFiles, at: int) -> bytes:
-    path = images.path(at)
-    try:
-        return file_sha256(path)
-    except OSError as error:
-        raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
-
-
 def _read(images: ImageFiles) -> DecodeResult:
     faults: dict[int, DataError] = {}
 
     def decode_and_hash(at: int) -> bytes:
         try:
             images.decode(at)
-            return _digest(images, at)
+            return images.file_digest(at)
         except DataError as error:
             faults[at] = error
             return b""
@@ -126,7 +98,7 @@ def _read(images: ImageFiles) -> DecodeResult:
 
 def _state(images: ImageFiles) -> str:
     """SHA-256 in hexadecimal of all that a result depends on: the decoded form; names, sizes and times."""
-    hashed = _form(images)
+    hashed = images.form_hash()
     hashed.update(f"{__version__} {PIL.__version__} {images.root.resolve()}\n".encode())
     for at in range(len(images)):
         try:
@@ -135,15 +107,6 @@ def _state(images: ImageFiles) -> str:
         except OSError:
             hashed.update(b"gone\n")
     return hashed.hexdigest()
-
-
-def _form(images: ImageFiles) -> hashlib._Hash:
-    """A hash of the names of the files and the form they are decoded to."""
-    hashed = hashlib.sha256(repr((images.shape, images.fit, images.upright, images.opener)).encode())
-    hashed.update(b"" if images.ids is None else images.ids.tobytes())
-    hashed.update(images.files.offsets.astype("<i8").tobytes())
-    hashed.update(images.files.text.tobytes())
-    return hashed
 
 
 def _folder() -> Path:

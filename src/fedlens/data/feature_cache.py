@@ -121,7 +121,7 @@ class Features(Examples):
         Features.__post_init__(self)
 
     @property
-    def in_files(self) -> bool:
+    def lazy(self) -> bool:
         """No: features are not read ahead in a thread, which would share the random state with the training."""
         return False
 
@@ -130,8 +130,8 @@ class Features(Examples):
         """The number of values of one image's features."""
         return prod(self.shape)
 
-    def batch(self, index: Tensor) -> tuple[Any, Any]:
-        """(features float32 [k, ...], targets) at the positions `index`, int64 [k]."""
+    def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Any, Any]:
+        """(features float32 [k, ...], targets) at the positions `index`, int64 [k]; nothing is drawn."""
         return self._features(index).to(self.device or "cpu", non_blocking=True), self.targets_at(index)
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from fedlens.core.errors import DataError
 from fedlens.core.threads import map_threads, own_cores
 from fedlens.data.decoding import Fit as Fit
 from fedlens.data.decoding import decode
+from fedlens.data.lazy_images import LazyImages
 
 _SHARED = 4096  # bytes: workers share arrays from this size on (fedlens.engines.shared_memory)
 
@@ -84,7 +85,7 @@ class DecodedImages:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles:
+class ImageFiles(LazyImages):
     """Images of one shape, in files. It can be used in place of an array uint8 [n, C, H, W].
 
     Args:
@@ -124,14 +125,9 @@ class ImageFiles:
         return (len(self), self.channels, *size) if self.channels else (len(self), *size)
 
     @property
-    def dtype(self) -> Any:
-        """uint8, always."""
-        return np.dtype(np.uint8)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all images after decoding."""
-        return int(np.prod(self.shape))
+    def held_nbytes(self) -> int:
+        """The bytes of the cache."""
+        return 0 if self.store is None else self.store.memory.nbytes
 
     def take(self, index: NDArray[Any]) -> NDArray[np.uint8]:
         """uint8 [k, ...]: the images at the positions `index`, int64 [k].
@@ -174,6 +170,35 @@ class ImageFiles:
         form = (self.channels, self.height, self.width, self.fit)
         return decode(self.path(at), *form, self.ids, self.upright, self.opener)
 
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal of the names and bytes of the files, and of the form they are decoded to.
+
+        Reads the bytes unless their hash is known (`contents`). Raises `DataError` if a file cannot be read.
+        """
+        contents = self.contents
+        if contents is None:
+            digests = map_threads(self.file_digest, range(len(self)))
+            contents = hashlib.sha256(b"".join(digests)).hexdigest()
+        hashed = self.form_hash()
+        hashed.update(contents.encode())
+        return hashed.hexdigest()
+
+    def file_digest(self, at: int) -> bytes:
+        """SHA-256 of the bytes of one file. Raises `DataError` if it cannot be read."""
+        path = self.path(at)
+        try:
+            return file_sha256(path)
+        except OSError as error:
+            raise DataError(f"the file cannot be read: {error.strerror}", where=str(path)) from error
+
+    def form_hash(self) -> hashlib._Hash:
+        """A hash of the names of the files and the form they are decoded to."""
+        hashed = hashlib.sha256(repr((self.shape, self.fit, self.upright, self.opener)).encode())
+        hashed.update(b"" if self.ids is None else self.ids.tobytes())
+        hashed.update(self.files.offsets.astype("<i8").tobytes())
+        hashed.update(self.files.text.tobytes())
+        return hashed
+
     def _image(self, at: int) -> NDArray[np.uint8]:
         slot = self._slot(at)
         if self.store is None or slot is None:
@@ -194,6 +219,12 @@ class ImageFiles:
         slots, n = self.store.slots, len(self)
         slot = at * slots // n
         return slot if (at + 1) * slots // n > slot else None
+
+
+def file_sha256(path: Path) -> bytes:
+    """SHA-256 of the bytes of a file. Raises `OSError` if it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def decode_all(

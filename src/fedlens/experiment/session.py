@@ -14,6 +14,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles
+from fedlens.data.lazy_images import LazyImages
 from fedlens.data.loading import loaded
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.environment import machine
@@ -177,10 +178,7 @@ def _stamps(dataset: Dataset) -> dict[str, Stamp]:
 def _nbytes(split: Examples) -> int:
     total = 0
     for part in (split.inputs, split.targets):
-        if not isinstance(part, ImageFiles):
-            total += int(part.nbytes)
-        elif part.store is not None:
-            total += part.store.memory.nbytes
+        total += part.held_nbytes if isinstance(part, LazyImages) else int(part.nbytes)
     return total
 
 

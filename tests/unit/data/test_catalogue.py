@@ -13,6 +13,7 @@ from fedlens.data.catalogue import CATALOGUE, DatasetFacts, presence
 from fedlens.data.datasets.registry import DATASETS
 from tests.unit.data.datasets import test_inaturalist, test_landmarks
 
+MADE = {"digits", "fractals", "synthetic"}  # without files
 # The datasets of the issue, and those that stood before.
 NAMES = [
     "digits",
@@ -21,6 +22,7 @@ NAMES = [
     "cifar10",
     "cifar100",
     "synthetic",
+    "fractals",
     "emnist",
     "femnist",
     "omniglot",
@@ -64,7 +66,7 @@ def test_the_registry_and_the_catalogue_have_the_same_names() -> None:
 
 @pytest.mark.parametrize("record", CATALOGUE.values(), ids=lambda record: record.name)
 def test_a_record_is_in_order(record: DatasetFacts) -> None:
-    assert record.task in ("classification", "segmentation", "detection", "language")
+    assert record.task in ("classification", "segmentation", "detection", "language", "unlabelled")
     assert record.summary
     assert record.how
     assert not record.summary.endswith(".")
@@ -73,7 +75,7 @@ def test_a_record_is_in_order(record: DatasetFacts) -> None:
     assert record.clients is None or record.unit
     assert record.own or record.source
     assert record.own == (record.name in ("image-folder", "mask-folder", "coco-json", "voc-xml", "yolo-txt"))
-    assert bool(record.files) == (not record.own and record.name not in ("digits", "synthetic"))
+    assert bool(record.files) == (not record.own and record.name not in MADE)
     for pattern in [one for patterns in record.files for several in patterns for one in several.split("|")]:
         assert not Path(pattern).is_absolute()
         assert ".." not in pattern
@@ -155,9 +157,9 @@ def test_an_empty_folder_is_nothing(tmp_path: Path) -> None:
 
 def test_what_needs_no_files_is_said(tmp_path: Path) -> None:
     states = {name: presence(record, tmp_path).state for name, record in CATALOGUE.items()}
-    assert {name for name, state in states.items() if state == "built in"} == {"digits", "synthetic"}
+    assert {name for name, state in states.items() if state == "built in"} == MADE
     assert {name for name, state in states.items() if state == "your own"} == set(NAMES[-5:])
-    assert all(states[name] == "absent" for name in NAMES[:-5] if name not in ("digits", "synthetic"))
+    assert all(states[name] == "absent" for name in NAMES[:-5] if name not in MADE)
 
 
 def test_what_the_readers_read_is_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedlens.core.errors import DataError
-from fedlens.data.decode_cache import fingerprint, judge
+from fedlens.data.decode_cache import judge
 from fedlens.data.images import ImageFiles, Paths
 from tests.unit.data.pictures import write
 
@@ -31,8 +31,8 @@ def again(images: ImageFiles) -> tuple[dict[int, str], str, int]:
 
 
 def test_the_fingerprint_knows_names_contents_and_the_form(ten: ImageFiles) -> None:
-    first = fingerprint(ten)
-    assert first == fingerprint(ten.kept(500))
+    first = ten.fingerprint()
+    assert first == ten.kept(500).fingerprint()
     ids = np.zeros(256, np.uint8)
     others = [
         replace(ten, width=9),
@@ -42,13 +42,13 @@ def test_the_fingerprint_knows_names_contents_and_the_form(ten: ImageFiles) -> N
         replace(ten, ids=ids + 1),
         ten.subset(np.arange(9, -1, -1)),
     ]
-    prints = {first, *(fingerprint(other) for other in others)}
+    prints = {first, *(other.fingerprint() for other in others)}
     ten.path(0).write_bytes(ten.path(0).read_bytes()[:-1] + b"x")  # as long as before
-    prints.add(fingerprint(ten))
+    prints.add(ten.fingerprint())
     assert len(prints) == 8
     ten.path(3).unlink()
     with pytest.raises(DataError, match=r"3\.png"):
-        fingerprint(ten)
+        ten.fingerprint()
 
 
 def test_files_are_read_once_and_again_when_one_has_changed(ten: ImageFiles) -> None:

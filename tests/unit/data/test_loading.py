@@ -7,7 +7,6 @@ import pytest
 from fedlens.core.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.decode_cache import fingerprint
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.loading import loaded
 from tests.unit.data.pictures import pixels, write
@@ -65,7 +64,7 @@ def test_what_does_not_fit_stays_in_its_files_with_a_store_in_proportion(classif
     again = loaded(classified, 8 * IMAGE - 1, said.append)
     assert len(said) == 2
     for one, other in ((found.train, again.train), (found.test, again.test)):
-        assert fingerprint(one.inputs) == fingerprint(other.inputs)
+        assert one.inputs.fingerprint() == other.inputs.fingerprint()
         assert one.inputs.contents == other.inputs.contents is not None
 
 

@@ -100,17 +100,18 @@ def published(
     seeded: bool = False,
     source: str | None = None,
     vocabulary: int | None = None,
+    moments: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Dataset:
     """A dataset of the catalogue from its training and test `splits`, with the facts of the catalogue.
 
     These are the licence, and the source and the class names unless they are given.
     Mean and standard deviation are those of the catalogue if it states them. Otherwise they are ImageNet's usual
-    ones for images in files, those of the training images for images in memory, and empty for text. `vocabulary` is
-    that of texts.
+    ones for images in files, those of the training images for images in memory, and empty for text. `moments` are
+    others, as (mean, std). `vocabulary` is that of texts.
     """
     facts = CATALOGUE[name]
     train, test = splits
-    mean, std = facts.mean, facts.std
+    mean, std = moments or (facts.mean, facts.std)
     if not mean and train.kind != "language":
         if isinstance(train.inputs, ImageFiles):
             mean, std = PHOTO_MEAN, PHOTO_STD

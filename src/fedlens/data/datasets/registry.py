@@ -51,6 +51,9 @@ DATASETS = Registry(
         ),
         "gld23k": Entry(f"{_HERE}.landmarks:gld23k", "203 landmarks by photographer (FedCV)"),
         "synthetic": Entry(f"{_HERE}.synthetic:synthetic", "generated images of any shape, for tests"),
+        "fractals": Entry(
+            f"{_HERE}.fractals:fractals", "images of fractals, drawn while training, to pre-train on"
+        ),
         # Segmentation and detection
         "pascal-voc": Entry(
             f"{_HERE}.pascal_voc:pascal_voc", "VOC 2012: masks (optionally with SBD) or boxes, 20 objects"

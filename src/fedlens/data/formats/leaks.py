@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedlens.core.threads import map_threads
-from fedlens.data.decode_cache import file_sha256
 from fedlens.data.diagnostics import Findings
+from fedlens.data.images import file_sha256
 
 _NAMED = 3  # pairs that the message names
 

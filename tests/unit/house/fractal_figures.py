@@ -1,0 +1,56 @@
+"""The pictures of docs/pre-train-without-data.md: `python -m tests.unit.house.fractal_figures` draws them anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedlens.data.datasets.fractals import fractals
+
+FOLDER = Path(__file__).parents[3] / "docs" / "figures"
+
+
+def pairs() -> Image.Image:
+    """Six pairs of 128x128 pixels, the two views of each one above the other."""
+    data = _drawn(size=128, iterations=100_000)
+    views = data.views(np.arange(6))
+    return _sheet(views.transpose(1, 0, 2, 3, 4).reshape(12, 3, 128, 128), columns=6, scale=1)
+
+
+def looks() -> Image.Image:
+    """32x32 pixels as ResNet-20 sees them, one row for each colouring, and one with a smooth background."""
+    rows: list[dict[str, Any]] = [
+        {"look": "binary", "fractals": (1, 1), "scale": (1.0, 1.0)},
+        {"look": "density", "fractals": (1, 1), "scale": (1.0, 1.0)},
+        {"look": "hue-by-density"},
+        {"look": "hue-by-position"},
+        {"look": "hue-by-density", "background": "smooth"},
+    ]
+    return _sheet(np.concatenate([_drawn(**row).take(np.arange(12)) for row in rows]), columns=12, scale=2)
+
+
+def _drawn(**settings: Any) -> Any:
+    data = fractals(Path(), False, 0, train=12, test=1, codes=1000, **settings)
+    return data.train.inputs
+
+
+def _sheet(images: NDArray[np.uint8], columns: int, scale: int) -> Image.Image:
+    n, channels, height, width = images.shape
+    rows = n // columns
+    gap = np.full((rows, columns, channels, height + 2, width + 2), 255, np.uint8)
+    gap[..., 1:-1, 1:-1] = images.reshape(rows, columns, channels, height, width)
+    tiled = gap.transpose(0, 3, 1, 4, 2).reshape(rows * (height + 2), columns * (width + 2), channels)
+    picture = Image.fromarray(tiled)
+    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+
+
+FIGURES = {"fractal-pairs.png": pairs, "fractal-looks.png": looks}
+
+
+if __name__ == "__main__":
+    for name, draw in FIGURES.items():
+        draw().quantize(128).save(FOLDER / name, optimize=True)
