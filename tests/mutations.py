@@ -42,6 +42,30 @@ MUTATIONS = [
         "class FrozenBatchNorm(nn.Module)",
         "unit/models/test_norms.py",
     ),
+    # -- tasks without labels --
+    Mutation(
+        "tasks/simsiam.py",
+        'outputs["z"].detach() if',
+        'outputs["z"] if',
+        "identity/test_self_supervised.py",
+    ),
+    Mutation("tasks/moco.py", "1 - self.momentum)", "self.momentum)", "identity/test_self_supervised.py"),
+    Mutation(
+        "tasks/moco.py", "return frozenset(QUEUE)", "return frozenset()", "identity/test_self_supervised.py"
+    ),
+    # -- fractals --
+    Mutation(
+        "data/fractals/code_sampling.py",
+        "(5 + counts + stream",
+        "(4 + counts + stream",
+        "unit/data/fractals/test_codes.py",
+    ),
+    Mutation(
+        "data/fractals/numba_renderer.py",
+        "while pick >= bounds[j]",
+        "while pick > bounds[j] + 2**20",
+        "unit/data/fractals/test_rendering.py",
+    ),
     # -- identities: the equations of the algorithms --
     Mutation("aggregate/mean.py", "v.div_(weight)", "v.div_(weight + 1)", "identity/test_fedavg.py"),
     Mutation(

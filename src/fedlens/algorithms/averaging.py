@@ -236,9 +236,9 @@ class Averaging(AlgorithmBase):
         return select(tree, [name for name in names if name not in self.personal])
 
     def _sent(self, state: State) -> dict[str, Tensor]:
-        """The global tree as clients get it: without the personal leaves, and without those that never change."""
+        """The global tree as clients get it: without leaves that stay at clients, and those that never change."""
         tree = self.parts.model.sent(state["model"])
-        return {name: value for name, value in tree.items() if name not in self.personal}
+        return {name: value for name, value in tree.items() if name not in self.train.personal}
 
     @property
     def evaluation_asks(self) -> int:
@@ -331,7 +331,7 @@ def averaging(
         rule,
         fold.weighting,
         normalized=fold.normalized,
-        personal=personal,
+        personal=personal | parts.task.local_leaves(parts.spec),
     )
     more = {name: make(train) for name, make in {**rule.ops, **fold.ops}.items()}
     papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}

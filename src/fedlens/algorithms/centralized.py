@@ -170,5 +170,8 @@ def centralized(parts: Parts) -> Centralized:
             "'centralized' has no clients, so no stragglers", where="local.stragglers", hint="set it to 0"
         )
     model_scales(parts.local, parts.model)  # its checks
-    train = BatchedTrain(parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True)
+    kept = parts.task.local_leaves(parts.spec)
+    train = BatchedTrain(
+        parts.model, parts.task, parts.local, ClientRule(), keep_optimizer=True, personal=kept
+    )
     return Centralized(parts, train)

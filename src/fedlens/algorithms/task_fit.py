@@ -8,7 +8,9 @@ from fedlens.tasks.task import Task
 
 
 def refuse_task(rule: ClientRule, task: Task) -> None:
-    """Raises `ConfigError` if the rule needs what the task does not have; see `Traits.features` and `Traits.reweighs`.
+    """Raises `ConfigError` if the rule needs what the task does not have.
+
+    See `Traits.features`, `Traits.reweighs` and `Traits.full_gradients`.
 
     Rules that only change weights and gradients fit every task.
     """
@@ -18,6 +20,13 @@ def refuse_task(rule: ClientRule, task: Task) -> None:
             f"{who} compares one feature vector per example, and models for {task.kind} have none",
             where="algorithm.name",
             hint="choose another algorithm",
+        )
+    if (traits.full_gradients or traits.anchored) and not task.full_gradients:
+        raise ConfigError(
+            f"{who} takes gradients besides those of the steps, and with {type(task).__name__} these have another "
+            "objective: images are augmented anew for every step",
+            where="algorithm.name",
+            hint="choose another algorithm, such as 'fedavg'",
         )
     if traits.reweighs and not task.one_class:
         raise ConfigError(

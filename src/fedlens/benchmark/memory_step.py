@@ -28,6 +28,7 @@ from fedlens.data.augmented import Augmentation
 from fedlens.engines.devices import Computing
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
+from fedlens.experiment.model_kind import prepared_for
 from fedlens.experiment.plan import Plan, plan
 from fedlens.experiment.text_models import with_vocabulary
 from fedlens.local.rules import ClientRule
@@ -136,9 +137,9 @@ def trial(plan: Plan, info: DatasetInfo, batch: int) -> TrainingTrial:
             chosen.name,
             chosen.settings,
             shape,
-            len(info.classes),
+            max(1, len(info.classes)),
             plan.config.seeds.initialization,
-            chosen.shared,
+            prepared_for(task, chosen.shared),
         )
     )
     changed = {"steps": STEPS, "epochs": None, "batch_size": batch, "examples": None, "stragglers": 0.0}

@@ -313,10 +313,11 @@ class ModelSpec:
     """How a model is built: its name or import path, its settings, the input shape and the classes.
 
     `build()` returns a new module; its initial weights depend only on `seed`, and on a file of weights if it has one.
-    `prepare` is called with the factory's module, this spec and `initial`, and returns the module that is trained; see
-    `fedlens.models.prepare`. `fixed` holds the leaves that no training changes, if they are known: workers get them
-    once, with the operations, and no message needs to carry them (`sent`). A resumed run takes their values from its
-    checkpoint. Without them, every leaf crosses.
+    `prepare` is called with the factory's module, this spec and `initial`, and returns the module of the model; see
+    `fedlens.models.prepare`. `wrapper` is called with that module and this spec, and returns the module that is
+    trained, with the layers that a task puts around the model. `fixed` holds the leaves that no training changes, if
+    they are known: workers get them once, with the operations, and no message needs to carry them (`sent`). A resumed
+    run takes their values from its checkpoint. Without them, every leaf crosses.
     """
 
     factory: Callable[..., torch.nn.Module]
@@ -326,6 +327,7 @@ class ModelSpec:
     classes: int
     seed: int
     prepare: Callable[[torch.nn.Module, ModelSpec, bool], torch.nn.Module] | None = None
+    wrapper: Callable[[torch.nn.Module, ModelSpec], torch.nn.Module] | None = None
     fixed: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def sent(self, tree: Tree) -> Tree:
@@ -341,7 +343,8 @@ class ModelSpec:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             module = self.factory(self.input_shape, self.classes, **self.settings)
-            return module if self.prepare is None else self.prepare(module, self, initial)
+            module = module if self.prepare is None else self.prepare(module, self, initial)
+            return module if self.wrapper is None else self.wrapper(module, self)
 
 
 @dataclass(frozen=True)

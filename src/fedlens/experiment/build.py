@@ -38,7 +38,7 @@ from fedlens.experiment.config import Config
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
-from fedlens.experiment.model_kind import refuse_other_kind
+from fedlens.experiment.model_kind import prepared_for, refuse_other_kind
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.session import Session, SharedDataset
@@ -207,9 +207,9 @@ def _model(
         choice.name,
         choice.settings,
         data.input_shape,
-        len(data.classes),
+        max(1, len(data.classes)),  # images without labels have no class
         config.seeds.initialization,
-        choice.shared,
+        prepared_for(task, choice.shared),
     )
     model = task.wrap(unwrapped)
     weights = initial_weights(model, initial)
@@ -324,6 +324,12 @@ def _source(
             "cannot be kept",
             where="model.cache_features",
             hint="remove data.augment, or set model.cache_features = false",
+        )
+    if holders.dataset.train.changing:
+        raise ConfigError(
+            f"the images of '{holders.dataset.name}' are drawn anew in every step, so their features cannot be kept",
+            where="model.cache_features",
+            hint="set model.cache_features = false",
         )
     shape = split.features(torch.zeros(1, *model.input_shape)).shape[1:]
     return with_features(holders, model, tuple(shape), int(planned.config.data.cache * 2**30))

@@ -5,6 +5,7 @@
 | `loss-not-finite` | a loss is NaN or infinite |
 | `loss-jump` | a loss is a hundred times its earlier level in three measured rounds in a row |
 | `accuracy-at-chance` | the accuracy is at chance for a third of the run, and for three rounds at least |
+| `collapse` | embeddings of a self-supervised task have lost their spread for a quarter of the run, and three rounds |
 | `replies-beyond-bound` | the bound on norms rejected every reply of a round (`fedlens.core.norm_bounds`) |
 
 Each kind is reported once. A warning is a dictionary: `kind`, `metric`, `since` and `until` (the first and the last
@@ -31,11 +32,16 @@ from fedlens.core.types import ClientId
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.experiment.build import Built
 
+COLLAPSE = "collapse"  # the kind of warning after which a run ends
 JUMP = 100.0  # times the earlier level
 STAYS = 3  # measured rounds in a row
 SHARE = 1 / 3  # of the run's rounds
 RECENT = 100  # rounds whose local losses are kept
 LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
+# Below these, all images have nearly the same embedding, or lie on a line.
+SPREADS = {"test_embedding_deviation": 0.05, "test_embedding_rank": 2.0}
+_DEAD = 0.25  # of the run's rounds
+_GROWN = 1.2  # times the first value of a streak: the embeddings are spreading again
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _FAR = 100.0  # times the median of the round: an update that is not that of a usual client
 _CALM = 10.0  # times the median of earlier rounds: a median beyond is that of a round in which all diverge
@@ -113,6 +119,7 @@ class Divergence:
         lr: the local learning rate, and
         clip_norm: the bound of gradients, or None, for what to try.
         chance: by the name of an accuracy, what chance is; accuracies without an entry are not looked at.
+        spreads: whether to look at the spread of embeddings, for tasks in which it may be lost.
         state: `state` of a run's Divergence at an earlier round, to go on from.
 
     >>> watch = Divergence(rounds=10, lr=0.5)
@@ -129,7 +136,9 @@ class Divergence:
         clip_norm: float | None = None,
         chance: Mapping[str, Chance] | None = None,
         state: State | None = None,
+        spreads: bool = False,
     ) -> None:
+        self._spreads = SPREADS if spreads else {}
         self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
         # Replaced, never changed in place: a checkpoint may hold it while the run goes on.
         self.state: State = state or {
@@ -161,6 +170,9 @@ class Divergence:
             if metric in self._chance and line.get(metric) is not None:
                 self._accuracy(line, metric)
                 break
+        for metric, least in self._spreads.items():
+            if line.get(metric) is not None and round:
+                self._spread(round, metric, line[metric], least)
         if any(line.get(metric) is not None for metric in (*LOSSES[:-1], *ACCURACIES)):
             self._set(extremes={})
         return self.warnings[before:]
@@ -224,6 +236,23 @@ class Divergence:
             )
             self._warn("accuracy-at-chance", metric, streak["since"], round, sentence, streak["extremes"])
 
+    def _spread(self, round: int, metric: str, value: float, least: float) -> None:
+        streaks = self.state["streaks"]
+        streak = streaks.get(metric)
+        if not value < least or (streak and value > _GROWN * streak["first"]):
+            self._set(streaks={k: v for k, v in streaks.items() if k != metric})
+            return
+        streak = streak or {"since": round, "first": value, "times": 0}
+        streak = {**streak, "times": streak["times"] + 1}
+        self._set(streaks={**streaks, metric: streak})
+        if streak["times"] >= STAYS and round + 1 - streak["since"] >= _DEAD * self._rounds:
+            name = metric.removeprefix("test_").replace("_", " ")
+            sentence = (
+                f"The embeddings have collapsed: the {name} has been below {least:g} since round "
+                f"{streak['since']}, and is {value:.3g} in round {round}. Nothing more is learned."
+            )
+            self._warn(COLLAPSE, metric, streak["since"], round, sentence, {})
+
     def _warn(
         self, kind: str, metric: str, since: int, until: int, sentence: str, extremes: Mapping[str, Any]
     ) -> None:
@@ -251,6 +280,11 @@ class Divergence:
         smaller = f"local.lr = {_USUAL:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
+        if kind == COLLAPSE:
+            return (
+                f"Try {smaller}, stronger augmentations (data.augment), or a larger task.width; "
+                "task.predictor and task.stop_gradient must be on."
+            )
         if kind == "replies-beyond-bound":
             return f"If the loss rises from there on, try {smaller}, or {clip}."
         if first.get("times_median", 0.0) >= _FAR:
@@ -271,7 +305,9 @@ class Divergence:
 def divergence_of(built: Built, state: State | None) -> Divergence:
     """The Divergence of a run, from the start or from a checkpoint's `state`."""
     local = built.config.local
-    return Divergence(built.config.rounds, local.lr, local.clip_norm, chance_levels(built.holders), state)
+    chance = chance_levels(built.holders)
+    spreads = built.task.collapses
+    return Divergence(built.config.rounds, local.lr, local.clip_norm, chance, state, spreads)
 
 
 def chance_levels(data: ClientDatasets) -> dict[str, Chance]:
@@ -376,6 +412,14 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
     return RunFailed(
         f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
     )
+
+
+def refuse_collapsed(warned: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `RunFailed` if one of the warnings is that the embeddings have collapsed: the run would be in vain."""
+    for warning in warned:
+        if warning["kind"] == COLLAPSE:
+            advice = warning["try"].rstrip(".")
+            raise RunFailed(warning["sentence"].rstrip("."), hint=advice[0].lower() + advice[1:])
 
 
 def diverged(round: int, lr: float) -> RunFailed:

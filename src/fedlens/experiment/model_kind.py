@@ -1,4 +1,4 @@
-"""Refuses a model of the zoo on data that it is not for."""
+"""Whether a model and its keys fit the kind of data and the task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import OwnSettings
 from fedlens.core.summary_text import listed
+from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS, ModelEntry
+from fedlens.tasks.task import Task
 
 
 def refuse_other_kind(name: str, factory: Any, info: DatasetInfo) -> None:
@@ -28,3 +30,17 @@ def refuse_other_kind(name: str, factory: Any, info: DatasetInfo) -> None:
         where="model.name",
         hint=f"take one of these models: {listed(fitting, 5)}" if fitting else "take a model of your own",
     )
+
+
+def prepared_for(task: Task, keys: Preparation | None) -> Preparation | None:
+    """The keys of `[model]` that work on any model, without a classifier if the task trains none.
+
+    Raises `ConfigError` if the task needs the classifier that `model.classifier` leaves out.
+    """
+    if task.classifier and keys is not None and not keys.classifier:
+        raise ConfigError(
+            "model.classifier = false leaves the model without outputs for the classes",
+            where="model.classifier",
+            hint="remove it, or set task.name = 'simsiam'",
+        )
+    return keys if task.classifier else (keys or Preparation()).without_classifier()

@@ -25,7 +25,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
         "data_sha256": data_digest(built),
         "data_licence": built.holders.dataset.licence,
     }
-    weights = write_initial(built.model, directory)
+    weights = write_initial(built.unwrapped, directory)
     directory.write_environment({**environment, "format": FORMAT, **data, **weights})
     built.partition.save(directory.partition_path)
 

@@ -29,6 +29,7 @@ from fedlens.experiment.divergence import (
     diverged,
     divergence_of,
     hopeless,
+    refuse_collapsed,
     rejected_by_bound,
     text_of,
 )
@@ -89,10 +90,7 @@ class Runner:
         self._states = ClientStates(self._files, built.engine.state_memory * 2**20)
 
     def run(self, until: int | None = None) -> None:
-        """Runs to round `until`, by default the last, and saves it.
-
-        If something ends the run early, the last complete round is saved first.
-        """
+        """Runs to round `until`, by default the last; saves it, or the last complete one if the run ends early."""
         config, engine, states = self.built.config, self.built.engine, self._states
         self._began, self._cpu_began = time.monotonic(), time.process_time()
         last = config.rounds if until is None else min(until, config.rounds)
@@ -229,7 +227,7 @@ class Runner:
             _refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
-        self._watch(line, tally)
+        warned = self._watch(line, tally)
         if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
             self._refuse_broken(trained)
         if trained.collector is not None:
@@ -276,17 +274,20 @@ class Runner:
         if rows:
             self.directory.append_clients(rows)
         self.progress.round_done(line)
+        refuse_collapsed(warned)
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
         """What is wrong with the results so far; see `fedlens.experiment.divergence`."""
         return self._divergence.warnings
 
-    def _watch(self, line: Mapping[str, Any], tally: Tally) -> None:
-        """Reports at once what a round shows of divergence."""
+    def _watch(self, line: Mapping[str, Any], tally: Tally) -> list[dict[str, Any]]:
+        """Reports what a round shows of divergence, and returns the new warnings."""
         rejected = rejected_by_bound(line["round"], tally, self._name)
-        for warning in self._divergence.after(line, Extremes.of(tally, self._name), rejected):
+        warned = self._divergence.after(line, Extremes.of(tally, self._name), rejected)
+        for warning in warned:
             self.progress.problem(text_of(warning))
+        return warned
 
     def _refuse_broken(self, trained: _Trained) -> None:
         """Raises `RunFailed` if the model itself is not finite, from which no round can go on."""

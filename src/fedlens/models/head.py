@@ -90,3 +90,28 @@ def with_bottleneck(module: nn.Module, classes: int, width: int) -> nn.Module:
     above, _, place = head.prefix.rpartition(".")
     setattr(module.get_submodule(above), place, made)
     return module
+
+
+def without_classifier(module: nn.Module, classes: int) -> nn.Module:
+    """The module without its classifier, so that it returns the features [n, d]; changes the module.
+
+    A bottleneck stays, and its features are returned.
+
+    Raises `ConfigError` for a model without a linear classifier.
+
+    >>> without_classifier(nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.Linear(8, 10)), 10)[2]
+    Identity()
+    """
+    head = head_of(module, classes)
+    if head is None:
+        raise ConfigError(
+            "the model has no linear classifier, so its features cannot be used alone",
+            where="model.name",
+            hint="choose a model that ends in a linear layer, such as 'resnet20'",
+        )
+    path = next(name for name, layer in module.named_modules() if layer is head.linear)
+    if not path:
+        return nn.Identity()
+    above, _, place = path.rpartition(".")
+    setattr(module.get_submodule(above), place, nn.Identity())
+    return module

@@ -34,6 +34,11 @@ class Preparation(BaseModel):
     bottleneck: int | None = Field(
         None, ge=1, le=65536, description="features of a linear layer that is put before the classifier"
     )
+    classifier: bool = Field(
+        True,
+        strict=True,
+        description="false leaves out the classifier, so that outputs are features; self-supervised tasks do so",
+    )
     weights: str | None = Field(
         None,
         min_length=1,
@@ -101,6 +106,10 @@ class Preparation(BaseModel):
             from fedlens.models.head import with_bottleneck
 
             module = with_bottleneck(module, spec.classes, self.bottleneck)
+        if not self.classifier:
+            from fedlens.models.head import without_classifier
+
+            module = without_classifier(module, spec.classes)
         if initial and self.initial_weights is not None:
             self.initial_weights.load(module, spec.classes)
         if self.freeze is not None:
@@ -112,6 +121,12 @@ class Preparation(BaseModel):
 
             split(module, spec.input_shape, check=initial)
         return module
+
+    def without_classifier(self) -> Preparation:
+        """The same keys for a model without its classifier."""
+        changed = self.model_copy(update={"classifier": False})
+        changed._initial = self.initial_weights
+        return changed
 
     @property
     def initial_weights(self) -> InitialWeights | None:

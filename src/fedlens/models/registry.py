@@ -63,8 +63,8 @@ class ModelEntry(Entry):
     vocabulary: int | None = None
 
     def fits(self, kind: Kind) -> bool:
-        """Whether it is for data of this kind. What gives images one class each also gives them several."""
-        return kind == self.task or (self.task, kind) == ("classification", "multi-label")
+        """Whether it is for data of this kind. A classifier also gives images several classes, or features alone."""
+        return kind == self.task or (self.task == "classification" and kind in ("multi-label", "unlabelled"))
 
 
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"

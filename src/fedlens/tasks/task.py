@@ -14,7 +14,7 @@ from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec
-from fedlens.core.tree import Tree
+from fedlens.core.tree import Tree, TreeSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +28,12 @@ class Task(ABC):
 
     Attributes:
         kind: the kind of dataset that it needs.
+        collapses: whether all embeddings may become alike, as nothing in the loss keeps them apart.
         score: the metric that the best model is chosen by, larger is better; None if it has none.
         takes_targets: whether the module is called with the targets too, as detectors are.
         views: 2 if a batch holds two augmentations of each image, inputs [n, 2, C, H, W]; else 1.
+        classifier: whether models end in a classifier. Without it, the module in `wrap` returns features [n, d].
+        full_gradients: whether the gradient over all examples, each once and not augmented, is that of the objective.
         errors: the metrics of which smaller is better.
         metric_names: all names that `metrics` can return; None if they are known only after an evaluation. A study
             refuses another metric before its runs.
@@ -56,6 +59,9 @@ class Task(ABC):
     score: str | None = None
     takes_targets: ClassVar[bool] = False
     views: ClassVar[int] = 1
+    classifier: ClassVar[bool] = True
+    collapses: ClassVar[bool] = False
+    full_gradients: ClassVar[bool] = True
     features: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     metric_names: ClassVar[tuple[str, ...] | None] = None
@@ -99,8 +105,15 @@ class Task(ABC):
         return self
 
     def wrap(self, model: ModelSpec) -> ModelSpec:
-        """The model that is trained: the given one, or one with further layers around it, such as a projector."""
+        """The model that is trained: the given one, or one with further layers around it, such as a projector.
+
+        Such layers are made by `ModelSpec.wrapper`.
+        """
         return model
+
+    def local_leaves(self, spec: TreeSpec) -> frozenset[str]:
+        """The leaves of the model in training that each client keeps to itself and never sends."""
+        return frozenset()
 
     def export(self, tree: Tree) -> Tree:
         """The part of a trained tree that belongs to the model itself, named as in the model."""
@@ -274,12 +287,15 @@ class Task(ABC):
         return None
 
     def blank(self, n: int, input_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """The inputs of n examples without content, [n, *input_shape], for trials of models."""
-        return torch.zeros(n, *input_shape, dtype=dtype)
+        """The inputs of n examples without content for trials of models, [n, *input_shape], or [n, views, ...]."""
+        return torch.zeros(n, *self._views(), *input_shape, dtype=dtype)
 
     def random_inputs(self, n: int, input_shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Random inputs of n examples, [n, *input_shape], for trials of models."""
-        return torch.randn(n, *input_shape, generator=generator)
+        """Random inputs of n examples for trials of models, [n, *input_shape], or [n, views, ...]."""
+        return torch.randn(n, *self._views(), *input_shape, generator=generator)
+
+    def _views(self) -> tuple[int, ...]:
+        return (self.views,) if self.views > 1 else ()
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator

@@ -137,6 +137,8 @@ EXAMPLES = {
     "multi-label": several_labels_an_image,
     "segmentation": one_class_a_pixel,
     "language": a_class_a_text,
+    "moco-v2": one_class_an_image,
+    "simsiam": one_class_an_image,
 }
 # The settings that a refusal of the task or the engine names; any other refusal is a fault of this table.
 REASONS = {"algorithm.name", "client", "engine.name", "model", "task.name", "task.class_weights"}

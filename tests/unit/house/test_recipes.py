@@ -48,7 +48,8 @@ CAMVID = [
 ]
 BCCD = [f"bccd/{name}" for name in ("four", "four-iid", "eight", "eight-iid", "centralized")]
 HSU2020 = [f"hsu2020/{name}" for name in ("cifar10", "cifar100", "inaturalist", "landmarks")]
-PLACED = [*HSU2020, *VOC, *COCO, "chen2022/cityscapes", *CAMVID, *BCCD]
+CHEN2022 = ["chen2022/cityscapes", "chen2022/fps-simsiam"]
+PLACED = [*HSU2020, *VOC, *COCO, *CHEN2022, *CAMVID, *BCCD]
 
 
 def test_they_are_these() -> None:
@@ -212,6 +213,14 @@ def test_chen2022_cityscapes() -> None:
     assert (config.model["name"], config.model["backbone"]) == ("deeplabv3plus", "mobilenet-v2")
 
 
+def test_chen2022_fps() -> None:
+    config = Experiment.load("chen2022/fps-simsiam").config
+    assert (config.rounds, config.local.epochs) == (100, 1)
+    settings = plan(config, read_source("chen2022/fps-simsiam")).config.data.dataset
+    # The defaults are those of sections 5.2 and 6.1, or depend on the size alone.
+    assert (settings["size"], settings["labels"], settings["pairs"]) == (32, "none", True)
+
+
 # The cells of a table that its recipe's header names.
 CELLS = {
     "fedcv/table6": [["local.batch_size=4"], ["model.name=unet", "local.batch_size=10"]],
@@ -223,6 +232,7 @@ CELLS = {
     "fedcv/fig9a": [["local.lr=1.6", "model.name=yolov5x"]],
     "fedcv/fig9b": [["data.partition.clients=8"], ["algorithm.name=centralized", "local.lr_schedule=linear"]],
     "chen2022/cityscapes": [["model.weights=none"], ["algorithm.name=centralized"]],
+    "chen2022/fps-simsiam": [["data.dataset.pairs=false"]],
 }
 
 

@@ -1,0 +1,145 @@
+"""Runs without labels: what their files hold, weights for other runs, exact resume, and the end of a collapsed run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedlens.api import Experiment, load_result, resume
+from fedlens.core.errors import ConfigError, RunFailed
+
+FRACTALS = {"name": "fractals", "train": 64, "test": 24, "codes": 30, "iterations": 60, "size": 16}
+SIAM = {"name": "simsiam", "width": 8, "bottleneck": 4}
+MOCO = {"name": "moco-v2", "width": 8, "queue": 40}
+
+
+def experiment(task: dict[str, Any], *changes: str, dataset: Any = FRACTALS, **tables: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "rounds": 4,
+        "data": {
+            "dataset": dataset,
+            "partition": {"name": "iid", "clients": 2},
+            "augment": [{"name": "flip"}],
+        },
+        "model": {"name": "small-cnn", "norm": "group"},
+        "task": task,
+        "algorithm": {"name": "fedavg"},
+        "local": {"lr": 0.05, "momentum": 0.9, "steps": 2, "batch_size": 16},
+        "engine": {"name": "inline"},
+    }
+    return Experiment(**{**settings, **tables}).with_settings(*changes)
+
+
+@pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
+def test_a_run_records_the_spread_and_writes_the_encoder(
+    task: dict[str, Any], algorithm: str, tmp_path: Path
+) -> None:
+    result = experiment(task, algorithm={"name": algorithm}).run(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {"test_embedding_deviation", "test_embedding_rank", "test_alignment"} <= lines[-1].keys()
+    assert ("test_loss" in lines[-1]) is (task is SIAM)
+    assert 0 < lines[-1]["test_embedding_deviation"] < 1.1
+    tree = load_file(tmp_path / "run" / "model.safetensors")
+    assert not [name for name in tree if name.startswith(("encoder", "projector", "key", "queue"))]
+    features = result.model(torch.zeros(2, 3, 16, 16))
+    assert features.shape == (2, 32 * 8 * 8)
+    assert load_result(tmp_path / "run").model(torch.zeros(1, 3, 16, 16)).shape == (1, 32 * 8 * 8)
+
+
+@pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
+@pytest.mark.parametrize("until", [1, 3])
+def test_a_resumed_run_has_the_same_bits(
+    task: dict[str, Any], algorithm: str, until: int, tmp_path: Path
+) -> None:
+    tables = {"algorithm": {"name": algorithm}}
+    whole = experiment(task, **tables).run(tmp_path / "whole")
+    experiment(task, **tables).run(tmp_path / "parts", until=until)
+    parts = resume(tmp_path / "parts")
+    for name in ("model.safetensors",):
+        one, other = (load_file(path / name) for path in (tmp_path / "whole", tmp_path / "parts"))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert whole.metrics[-1]["local_loss"] == parts.metrics[-1]["local_loss"]
+
+
+def test_another_run_starts_from_the_encoder_with_a_new_classifier(tmp_path: Path) -> None:
+    experiment(SIAM).run(tmp_path / "pre")
+    downstream = experiment(
+        {},
+        dataset={"name": "synthetic", "shape": (3, 16, 16), "train": 60, "test": 20, "classes": 4},
+        model={"name": "small-cnn", "norm": "group", "weights": f"run:{tmp_path / 'pre'}"},
+    )
+    downstream.run(tmp_path / "down")
+    initial = load_file(tmp_path / "down" / "initial.safetensors")
+    pretrained = load_file(tmp_path / "pre" / "model.safetensors")
+    assert all(torch.equal(initial[name], value) for name, value in pretrained.items())
+    assert set(initial) - set(pretrained) == {name for name in initial if initial[name].shape[:1] == (4,)}
+
+
+def test_self_supervision_starts_from_a_classifier_without_its_head(tmp_path: Path) -> None:
+    data = {"name": "synthetic", "shape": (3, 16, 16), "train": 60, "test": 20, "classes": 4}
+    model = {"name": "small-cnn", "norm": "group"}
+    experiment({}, dataset=data, model=model).run(tmp_path / "classes")
+    start = {**model, "weights": f"run:{tmp_path / 'classes'}"}
+    experiment(SIAM, model=start).run(tmp_path / "views", until=0)
+    trained = load_file(tmp_path / "classes" / "model.safetensors")
+    initial = load_file(tmp_path / "views" / "initial.safetensors")
+    assert initial.keys() < trained.keys()
+    assert all(torch.equal(trained[name], value) for name, value in initial.items())
+    # The copy in the run directory is what a resumed run starts from.
+    resume(tmp_path / "views")
+
+
+def test_labels_of_a_dataset_are_left_aside(tmp_path: Path) -> None:
+    result = experiment(SIAM, dataset={"name": "digits"}).run(tmp_path / "run")
+    assert "test_accuracy" not in result.metrics[-1]
+    assert load_result(tmp_path / "run").model(torch.zeros(1, 1, 8, 8)).shape == (1, 32 * 4 * 4)
+
+
+def test_a_collapsed_run_ends_with_the_reason_and_a_healthy_one_does_not(tmp_path: Path) -> None:
+    """Without predictor and stop-gradient the embeddings fall onto a line (Chen and He 2021, section 4)."""
+    tables: dict[str, Any] = {
+        "data": {
+            "dataset": {"name": "digits"},
+            "partition": {"name": "iid", "clients": 2},
+            "augment": [{"name": "crop", "pad": 1}],
+        },
+        "model": {"name": "mlp", "hidden": 32},
+        "local": {"lr": 0.2, "momentum": 0.9, "steps": 40, "batch_size": 64, "weight_decay": 1e-3},
+        "rounds": 8,
+    }
+    task = {"name": "simsiam", "width": 16, "bottleneck": 4}
+    dead = {**task, "predictor": False, "stop_gradient": False}
+    with pytest.raises(
+        RunFailed, match=r"embeddings have collapsed: the embedding rank .*task\.stop_gradient"
+    ):
+        experiment(dead, **tables).run(tmp_path / "dead")
+    result = experiment(task, **tables).run(tmp_path / "healthy")
+    assert result.metrics[-1]["test_embedding_rank"] > 2
+    assert not result.warnings
+
+
+def test_a_classifier_is_not_trained_without_its_last_layer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"leaves the model without outputs .*model\.classifier"):
+        experiment({}, dataset={"name": "digits"}, model={"name": "mlp", "classifier": False}).run(
+            tmp_path / "run"
+        )
+
+
+@pytest.mark.parametrize(
+    ("tables", "what"),
+    [
+        ({"engine": {"name": "vectorized"}}, "depends on the other images of its batch"),
+        ({"algorithm": {"name": "moon"}}, "compares one feature vector"),
+        ({"algorithm": {"name": "fedir"}}, "does not define `counts`"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(
+    tables: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=what):
+        experiment(SIAM, **tables).run(tmp_path / "run")
