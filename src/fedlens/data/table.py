@@ -110,7 +110,12 @@ class Table:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """int64 [n]: the class of each example. Raises `ConfigError` if examples may have several."""
+        """int64 [n]: the class of each example. Raises `ConfigError` if examples have none, or may have several."""
+        if not self.single and not self.classes:
+            raise ConfigError(
+                f"the examples of '{self.dataset or 'this dataset'}' have no labels to partition by",
+                hint="choose iid, quantity or natural",
+            )
         if not self.single:
             raise ConfigError(
                 f"the examples of '{self.dataset or 'this dataset'}' have several classes each, not one",

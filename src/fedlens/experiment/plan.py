@@ -103,6 +103,12 @@ def plan(config: Config, source: Source) -> Plan:
 
 def _task(table: Mapping[str, Any], source: Source, info: DatasetInfo) -> Resolved:
     """The task that the settings name, or that the dataset's kind names. Raises `ConfigError` where there is none."""
+    if "name" not in table and info.kind == "unlabelled":
+        raise ConfigError(
+            f"the images of '{info.name}' have no labels, so a task has to be named",
+            where="task.name",
+            hint="set task.name = 'simsiam' or 'moco-v2'",
+        )
     if "name" not in table and info.kind not in TASKS:
         raise ConfigError(
             f"'{info.name}' is for {info.kind}, which fedlens cannot train on yet",

@@ -154,10 +154,16 @@ class Run:
         rounds, values = self.series(f"{self.split()}_{metric}")
         return (rounds[-1], values[-1]) if rounds else (None, None)
 
+    @property
+    def scored(self) -> bool:
+        """Whether its task has a score by which a best round is chosen."""
+        task = subtable(self.config, "task")
+        return not task or "score" in task or bool(subtable(self.summary, "best"))
+
     def best(self, metric: str) -> tuple[int | None, float | None, str | None]:
         """The best round, the *test* value there (see `split`), and the split on which it was chosen.
 
-        Without a best round in the summary, the best test value so far.
+        Without a best round in the summary, the best test value so far. A task without a score has none.
         """
         best, split = subtable(self.summary, "best"), self.split()
         tested = dict(zip(*self.series(f"{split}_{metric}"), strict=True))
@@ -167,6 +173,8 @@ class Run:
             if value is None and chosen_on == split:
                 value = finite(best.get("value"))
             return at, value, chosen_on
+        if not self.scored:
+            return None, None, None
         candidates = [(value, -at) for at, value in tested.items() if value is not None and at > 0]
         value, minus_at = max(candidates, default=(None, 0))
         return (None, None, None) if value is None else (-minus_at, value, split)

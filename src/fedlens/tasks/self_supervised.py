@@ -19,6 +19,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import Tree
+from fedlens.tasks.picture import BLACK, captioned, enlarged
 from fedlens.tasks.task import Task, present
 
 if TYPE_CHECKING:
@@ -132,6 +133,18 @@ class SelfSupervised(Task):
     ) -> dict[str, Any]:
         """One column for each feature."""
         return {f"feature_{k}": float(value) for k, value in enumerate(prediction["features"])}
+
+    def draw(
+        self,
+        image: NDArray[np.uint8],
+        prediction: Mapping[str, NDArray[Any]],
+        target: Any = None,
+        classes: Sequence[str] = (),
+    ) -> NDArray[np.uint8]:
+        """uint8 [H, W, 3]: the image above the number and the norm of its features."""
+        features = prediction["features"]
+        norm = float((features.astype(float) ** 2).sum() ** 0.5)
+        return captioned(enlarged(image), [(f"{len(features):,} features, norm {norm:.3g}", BLACK)])
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from fedlens.api import Experiment, load_result, resume
@@ -143,3 +145,39 @@ def test_what_does_not_fit_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=what):
         experiment(SIAM, **tables).run(tmp_path / "run")
+
+
+@pytest.mark.report_page
+def test_the_page_shows_neither_a_best_round_nor_classes(tmp_path: Path) -> None:
+    experiment(SIAM).run(tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Final embedding deviation" in page
+    assert "Best embedding deviation" not in page
+    assert "Data per client" in page
+    assert "Classes of each client" not in page
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"task": {}}, "have no labels, so a task has to be named"),
+        (
+            {"data": {"dataset": FRACTALS, "partition": {"name": "dirichlet", "clients": 2, "alpha": 1.0}}},
+            "have no labels to partition by",
+        ),
+    ],
+)
+def test_images_without_labels_are_refused_where_labels_are_needed(
+    changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=what):
+        experiment(**{"task": SIAM, **changes}).run(tmp_path / "run")
+
+
+def test_features_are_predicted_for_image_files(tmp_path: Path) -> None:
+    result = experiment(SIAM).run(tmp_path / "run")
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(tmp_path / "black.png")
+    predictions = result.predict(tmp_path / "black.png", out=tmp_path / "out")
+    assert predictions is not None
+    header = (tmp_path / "out" / "predictions.csv").read_text().splitlines()[0]
+    assert header.split(",") == ["path", *(f"feature_{k}" for k in range(32 * 8 * 8)), "fault"]

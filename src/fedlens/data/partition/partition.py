@@ -207,7 +207,8 @@ class Partition:
     def counted(self, labels: Table | ArrayLike) -> Partition:
         """The same partition with its census, and with the identity of its data."""
         table = Table.of(labels)
-        return replace(self, census=self.census_of(table), data=table.identity)
+        census = self.census_of(table) if table.classes else None  # images may have no labels
+        return replace(self, census=census, data=table.identity)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects; an error leaves no partial file."""
