@@ -238,7 +238,8 @@ class Averaging(AlgorithmBase):
     def _sent(self, state: State) -> dict[str, Tensor]:
         """The global tree as clients get it: without leaves that stay at clients, and those that never change."""
         tree = self.parts.model.sent(state["model"])
-        return {name: value for name, value in tree.items() if name not in self.train.personal}
+        at_clients = self.personal | self.parts.task.local_leaves(self.parts.spec)
+        return {name: value for name, value in tree.items() if name not in at_clients}
 
     @property
     def evaluation_asks(self) -> int:
