@@ -125,9 +125,11 @@ class ClientDataset(ClientExamples):
     def group(self, others: Sequence[Any], /) -> ClientGroup | None:
         """The examples of this holder and of `others`, to be read together.
 
-        None where they are augmented or shifted, which differs between holders, come from several datasets, or have
-        several views.
+        None where they are augmented, shifted or drawn anew, which differs between holders, come from several
+        datasets, or have several views.
         """
+        if self.examples.changing:
+            return None
         holders = (self, *others)
         for each in holders:
             plain = type(each) is ClientDataset and each.augment is None and not each.features
@@ -381,6 +383,7 @@ class ClientDatasets(ClientDataSource):
         """The examples of these clients, to be read together; None where they are augmented or shifted."""
         dataset, numbers = self.dataset, [client for client in clients if isinstance(client, int)]
         together = self.augment is None and not self.features and self.views == 1
+        together = together and not dataset.train.changing
         if not together or len(numbers) < len(clients):
             return None
         starts, ends = self.offsets[:-1][numbers], self.offsets[1:][numbers]

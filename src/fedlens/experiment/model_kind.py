@@ -43,4 +43,10 @@ def prepared_for(task: Task, keys: Preparation | None) -> Preparation | None:
             where="model.classifier",
             hint="remove it, or set task.name = 'simsiam'",
         )
+    if not task.classifier and keys is not None and keys.cache_features:
+        raise ConfigError(
+            "a task without labels sees other images in every step, so features cannot be kept",
+            where="model.cache_features",
+            hint="set model.cache_features = false",
+        )
     return keys if task.classifier else (keys or Preparation()).without_classifier()

@@ -136,6 +136,7 @@ def test_a_classifier_is_not_trained_without_its_last_layer(tmp_path: Path) -> N
     ("tables", "what"),
     [
         ({"engine": {"name": "vectorized"}}, "depends on the other images of its batch"),
+        ({"model": {"name": "mlp", "cache_features": True}}, "features cannot be kept"),
         ({"algorithm": {"name": "moon"}}, "compares one feature vector"),
         ({"algorithm": {"name": "fedir"}}, "does not define `counts`"),
     ],

@@ -148,6 +148,13 @@ def test_the_second_epoch_shows_the_same_codes_drawn_anew() -> None:
     assert torch.equal(still, one.stretch(0, 4)[0])
 
 
+def test_images_that_are_drawn_anew_are_not_read_for_several_clients_at_once() -> None:
+    data = fractals(Path(), False, 0, labels="one", train=8, test=2, codes=4, iterations=50)
+    train = data.train.tensors()
+    holders = [ClientDataset(train, torch.arange(4) + 4 * k, data.mean, data.std) for k in range(2)]
+    assert holders[0].group(holders[1:]) is None
+
+
 def test_labels_are_the_codes_that_an_image_shows() -> None:
     one = fractals(Path(), False, 0, labels="one", train=30, test=4, codes=12, iterations=50)
     assert one.kind == "classification"
