@@ -274,7 +274,7 @@ class Runner:
         if rows:
             self.directory.append_clients(rows)
         self.progress.round_done(line)
-        refuse_collapsed(warned)
+        refuse_collapsed(warned if round < config.rounds else ())
 
     @property
     def warnings(self) -> list[dict[str, Any]]:

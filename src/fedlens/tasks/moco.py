@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError
 from fedlens.core.tree import TreeSpec
 from fedlens.tasks.self_supervised import SelfSupervised, mlp
@@ -75,6 +76,10 @@ class MoCo(SelfSupervised):
         """The mean of Eq. 9 over the images of the batch; targets and weights are not used."""
         logits = outputs["logits"]
         return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+
+    def output_values(self, info: DatasetInfo) -> int:
+        """The values of `logits` and `z`."""
+        return 1 + self.queue + 2 * self.width
 
 
 class MoCoNet(nn.Module):

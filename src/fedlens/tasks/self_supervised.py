@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_LEAST = 3
 _RANKED = 1024  # values of an embedding up to which its covariance is computed
 ENCODER = "encoder"  # the name of the model in the module that is trained
 
@@ -43,7 +44,7 @@ class SelfSupervised(Task):
         embedding_rank: `exp(- sum_j p_j log p_j)` with the eigenvalues p_j of the covariance of the normalized
             embeddings, divided by their sum (Roy and Vetterli 2007): how many directions the embeddings spread in.
             Near 1 they have collapsed to a line, which the deviation does not show if a batch normalization follows.
-            Left out for more than 1,024 values.
+            Left out for more than 1,024 values, and for fewer than three values or four images.
         alignment: the mean cosine similarity of the embeddings of two views of an image.
     """
 
@@ -109,20 +110,16 @@ class SelfSupervised(Task):
         """The metrics that the class lists."""
         sums = measured.sums
         n = int(sums["examples"])
+        # Fewer directions or images could not reach a rank that tells a collapse.
+        ranked = "products" in sums and min(len(sums["sum"]), n - 1) >= _LEAST
         variance = (sums["squares"] / n - (sums["sum"] / n).square()).clamp(min=0)
         return present(
             {
                 "embedding_deviation": math.sqrt(len(variance)) * float(variance.sqrt().mean()),
-                "embedding_rank": _rank(sums["products"] / n, sums["sum"] / n)
-                if "products" in sums
-                else None,
+                "embedding_rank": _rank(sums["products"] / n, sums["sum"] / n) if ranked else None,
                 "alignment": float(sums["aligned"]) / n,
             }
         )
-
-    def output_values(self, info: DatasetInfo) -> int:
-        """A bound on the number of values of the embeddings of one example."""
-        return 8192
 
     def predict(self, outputs: Tensor) -> Mapping[str, Tensor]:
         """`features` float [n, d], of the exported encoder."""

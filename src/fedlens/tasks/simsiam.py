@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.measured import Measured
 from fedlens.tasks.self_supervised import SelfSupervised, mlp
 
@@ -70,6 +71,10 @@ class SimSiam(SelfSupervised):
         z = outputs["z"].detach() if self.stop_gradient else outputs["z"]
         (p1, p2), (z1, z2) = outputs["p"].unbind(1), z.unbind(1)
         return -(F.cosine_similarity(p1, z2) + F.cosine_similarity(p2, z1)) / 2
+
+    def output_values(self, info: DatasetInfo) -> int:
+        """The values of `z` and `p`, of both views."""
+        return 4 * self.width
 
     def measure(self, outputs: Mapping[str, Tensor], targets: Any) -> Measured:
         """The sums of `SelfSupervised`, and `loss` float64."""

@@ -182,3 +182,12 @@ def test_features_are_predicted_for_image_files(tmp_path: Path) -> None:
     assert predictions is not None
     header = (tmp_path / "out" / "predictions.csv").read_text().splitlines()[0]
     assert header.split(",") == ["path", *(f"feature_{k}" for k in range(32 * 8 * 8)), "fault"]
+
+
+@pytest.mark.parametrize("changes", [{"task": {**SIAM, "width": 2}}, {"dataset": {**FRACTALS, "test": 3}}])
+def test_too_few_directions_or_images_are_not_taken_for_a_collapse(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    result = experiment(**{"task": SIAM, **changes}).run(tmp_path / "run")
+    assert "test_embedding_rank" not in result.metrics[-1]
+    assert "test_embedding_deviation" in result.metrics[-1]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 GRID = 4  # points of the smooth background in each direction
+FARTHEST = 1e6  # coordinates beyond it have diverged
 
 
 class Look(IntEnum):
@@ -61,7 +62,7 @@ class Drawings:
         return len(self.offsets) - 1
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mixed(words: Any) -> NDArray[np.uint64]:
@@ -80,7 +81,7 @@ def words_of(keys: NDArray[np.uint64], count: int) -> NDArray[np.uint64]:
     np.True_
     """
     with np.errstate(over="ignore"):
-        states = keys[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64)
+        states = keys[:, None] + GOLDEN * np.arange(1, count + 1, dtype=np.uint64)
     return mixed(states)
 
 

@@ -12,10 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from fedlens.data.fractals.drawings import GRID, Drawings
+from fedlens.data.fractals.drawings import FARTHEST, GOLDEN, GRID, Drawings
 
-_FARTHEST = 1e6
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _LOW, _HIGH = np.uint64(0xFFFFFFFF), np.uint64(32)
 _A, _B, _C = np.uint64(30), np.uint64(27), np.uint64(31)
@@ -103,7 +101,7 @@ def _histogram(counts: Any, maps: Any, bounds: Any, seed: Any, box: Any, flips: 
     low_x, high_x, low_y, high_y = np.inf, -np.inf, np.inf, -np.inf
     for step in range(x.size):
         if step % 2 == 0:
-            state += _GOLDEN
+            state += GOLDEN
             word = state
             word = (word ^ (word >> _A)) * _FIRST
             word = (word ^ (word >> _B)) * _SECOND
@@ -117,7 +115,7 @@ def _histogram(counts: Any, maps: Any, bounds: Any, seed: Any, box: Any, flips: 
         next_x = maps[j, 0] * at_x + maps[j, 1] * at_y + maps[j, 4]
         at_y = maps[j, 2] * at_x + maps[j, 3] * at_y + maps[j, 5]
         at_x = next_x
-        if not (abs(at_x) <= _FARTHEST and abs(at_y) <= _FARTHEST):
+        if not (abs(at_x) <= FARTHEST and abs(at_y) <= FARTHEST):
             return 0
         x[step], y[step] = at_x, at_y
         low_x, high_x = min(low_x, at_x), max(high_x, at_x)

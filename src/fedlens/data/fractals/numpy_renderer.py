@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.data.fractals.drawings import GRID, Drawings, Look, mixed
+from fedlens.data.fractals.drawings import FARTHEST, GOLDEN, GRID, Drawings, Look, mixed
 
-_FARTHEST = 1e6  # coordinates beyond it have diverged
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
 
 
@@ -39,7 +37,7 @@ def histograms(drawings: Drawings) -> NDArray[np.int32]:
     spans = [(values.min(axis=1), values.max(axis=1)) for values in (x, y)]
     finite = np.ones(f, bool)
     for low, high in spans:
-        finite &= (low >= -_FARTHEST) & (high <= _FARTHEST)
+        finite &= (low >= -FARTHEST) & (high <= FARTHEST)
     places = []
     for axis, (values, (low, high)) in enumerate(zip((x, y), spans, strict=True)):
         length = drawings.boxes[:, 2 + axis]
@@ -69,7 +67,7 @@ def points(drawings: Drawings) -> tuple[NDArray[np.float64], NDArray[np.float64]
         word = np.zeros(f, np.uint64)
         for step in range(steps):
             if step % 2 == 0:
-                state += _GOLDEN
+                state += GOLDEN
                 word = mixed(state)
                 pick = word & _LOW
             else:
