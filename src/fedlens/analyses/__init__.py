@@ -1,0 +1,1 @@
+"""Analyses of runs: what their recorded models show."""
