@@ -41,6 +41,7 @@ from fedlens.core.protocol import (
     FederationInfo,
     ModelSpec,
     Op,
+    Payload,
     Request,
     Round,
     RoundContext,
@@ -266,6 +267,18 @@ class Averaging(AlgorithmBase):
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
         """The global model."""
         return self.parts.model, state["model"]
+
+    @property
+    def training_op(self) -> str | None:
+        """Local training, if replies hold the whole difference between the global and the local weights."""
+        whole = not self.rule.traits.replaces and not self.personal
+        return "train" if whole and not self.parts.task.local_leaves(self.parts.spec) else None
+
+    def local_model(self, state: State, reply: Payload) -> Tree:
+        """w_k = w^t - tau Delta_k, with tau = 1 unless updates are normalized, and the client's statistics."""
+        tau, before = reply.get("tau", 1.0), state["model"]
+        weights = {name: before[name] - tau * update for name, update in reply["update"].items()}
+        return {**weights, **reply["buffers"], **reply["counters"]}
 
 
 def _wrong(method: Any, returned: Any, expected: str) -> HookError:

@@ -14,6 +14,7 @@ from fedlens.core.protocol import (
     FederationInfo,
     ModelSpec,
     Op,
+    Payload,
     Round,
     RoundContext,
     State,
@@ -53,6 +54,22 @@ class AlgorithmBase(Algorithm):
     def full_gradients(self) -> bool:
         """Whether clients take gradients over all their examples, and so of the last batch even if it is small."""
         return False
+
+    @property
+    def training_op(self) -> str | None:
+        """The operation whose replies hold the local models (`local_model`); None if no reply holds them."""
+        return None
+
+    def local_model(self, state: State, reply: Payload) -> Tree:
+        """The model that a client trained in a round, without the leaves that never change.
+
+        Args:
+            state: the server state before the round.
+            reply: the payload of the client's reply to `training_op`.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} names a training_op and does not define local_model"
+        )
 
 
 @dataclass(frozen=True)

@@ -72,14 +72,14 @@ class ModelMatrix:
 
     def combinations(self, weights: Tensor, at_once: int = 64) -> Iterator[dict[str, Tensor]]:
         """The combination of each row of the weights [N, K], computed `at_once` rows at a time."""
-        for some in weights.float().split(at_once):
+        for some in torch.split(weights.float(), at_once):
             for row in some @ self.matrix:
                 yield self.unflattened(row)
 
     def unflattened(self, row: Tensor) -> dict[str, Tensor]:
         """The tree of a row [P], with the largest counters; its leaves are views of the row where they are float32."""
         sizes = [prod(self._form[name][0]) for name in self.names]
-        parts = dict(zip(self.names, row.split(sizes), strict=True))
+        parts = dict(zip(self.names, torch.split(row, sizes), strict=True))
         return {
             name: parts[name].view(shape).to(dtype) if name in parts else self._counters[name]
             for name, (shape, dtype) in self._form.items()

@@ -48,13 +48,14 @@ class Reduce:
     `fields` maps a payload name to how its trees (or numbers) are reduced: `"sum"` adds them, each times the reply's
     `weight` field; `"plain"` adds them as they are; `"max"` takes the largest value leaf by leaf. The reduced payload
     also contains the sum of the weights and the number of `replies`. It is in `folded` of the block's last answer,
-    and the reduced names are removed from the replies. The order of additions depends only on the slots, so every
-    engine gets the same bits.
+    and the reduced names are removed from the replies, unless `keep` is set. The order of additions depends only on
+    the slots, so every engine gets the same bits.
     """
 
     fields: Mapping[str, Literal["sum", "plain", "max"]]
     weight: str = "weight"
     block: int = 1
+    keep: bool = False
 
 
 @dataclass(frozen=True)

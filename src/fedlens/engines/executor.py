@@ -219,7 +219,8 @@ def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | 
     """The replies of outcomes that are all good; with `reduce` they are folded into the last."""
     columns, rows = outcomes.payload, outcomes.rows
     size = nbytes(row_of(columns, rows[0]))  # the same for all
-    kept = {name: column for name, column in columns.items() if not reduce or name not in reduce.fields}
+    removed = reduce.fields if reduce and not reduce.keep else ()
+    kept = {name: column for name, column in columns.items() if name not in removed}
     norms = column_norms(columns, len(rows))
     replies: list[Answer] = [
         Reply(
@@ -327,14 +328,14 @@ class Fold:
         self.rows: list[Payload] = []
 
     def take(self, answer: Answer) -> Answer:
-        """Adds a reply's trees to the total and takes them out of the reply; a failure passes through."""
+        """Adds a reply's trees to the total and, without `keep`, removes them from it; a failure passes through."""
         if isinstance(answer, Failure):
             return answer
         # Copied, because the block's next operation may work on in the memory that this one answered with.
         rest = {
             name: value if type(value) is float else copied(value)
             for name, value in answer.payload.items()
-            if name not in self.reduce.fields
+            if self.reduce.keep or name not in self.reduce.fields
         }
         left = Reply(
             answer.id,

@@ -162,7 +162,9 @@ class Schedule:
         """A block's answers have come."""
         sizes = [a.nbytes + nbytes(a.state) for a in answers if isinstance(a, Reply)] or [0]
         # What is folded has one reply's size, however many it is made of.
-        self._block_bytes = max(self._block_bytes, max(sizes) if job.ask.reduce else sum(sizes))
+        folded = max(sizes) if job.ask.reduce else 0
+        single = 0 if job.ask.reduce and not job.ask.reduce.keep else sum(sizes)
+        self._block_bytes = max(self._block_bytes, folded + single)
         if not job.closed and block not in job.answered:
             job.done[block] = list(answers)
         self._left(job)

@@ -89,4 +89,4 @@ class Vectorized(Inline):
                 finally:
                     self._executor.groups = None
                 # A row is a view, and would keep the memory of its whole group.
-                yield from answers if ask.reduce else map(taken, answers)
+                yield from answers if ask.reduce and not ask.reduce.keep else map(taken, answers)

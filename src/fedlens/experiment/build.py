@@ -40,6 +40,7 @@ from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.model_kind import prepared_for, refuse_other_kind
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan
+from fedlens.experiment.recording_check import check_recording
 from fedlens.experiment.resolve import Resolved, located
 from fedlens.experiment.session import Session, SharedDataset
 from fedlens.experiment.single_images import refuse_single_images
@@ -150,6 +151,7 @@ def _build(
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
+    recorded = check_recording(config, algorithm, parts.spec, size)
     _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine
@@ -175,6 +177,7 @@ def _build(
         parts.evaluation_size,
         (
             *loaded_weights,
+            *recorded,
             *data.notes,
             *_without_test_examples(holders, task),
             *notes,

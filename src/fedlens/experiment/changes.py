@@ -15,8 +15,11 @@ from fedlens.experiment.config_source import Source
 from fedlens.experiment.rundir import RunDir
 
 FREE = frozenset(
-    {"name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds", "record.images"}
-)
+    {
+        "name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds", "record.images",
+        "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
+    }
+)  # fmt: skip
 """Settings that change no number: `resume` accepts any value."""
 
 SAME_BITS = frozenset({"default", "inline", "processes", "ray"})

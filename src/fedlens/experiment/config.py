@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -173,6 +173,17 @@ def _task(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else _named(value)
 
 
+class RecordedRounds(_Table):
+    """The tables `record.local_models` and `record.updates`: which rounds are recorded."""
+
+    every: int | None = Field(None, ge=1, description="record every N rounds")
+    rounds: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(None, description="record these rounds")
+
+    def includes(self, round: int) -> bool:
+        """Whether this round is recorded."""
+        return (self.every is not None and round % self.every == 0) or round in (self.rounds or ())
+
+
 class Record(_Table):
     """The `[record]` table."""
 
@@ -185,6 +196,16 @@ class Record(_Table):
         True,
         description="keep the most confidently wrong test images in evaluation.npz and report.html; set false where "
         "images must not be passed on",
+    )
+    local_models: RecordedRounds | None = Field(
+        None,
+        description="rounds of which `recordings` keeps each client's model after local training, and the global model "
+        "before and after: {every = 5, rounds = [1, 12]}, or one of the two keys. `fedlens analyze` reads them",
+    )
+    updates: RecordedRounds | None = Field(
+        None,
+        description="rounds of which `recordings` keeps all that each client sent, such as its update and control "
+        "variate: {every = 5, rounds = [1, 12]}, or one of the two keys",
     )
 
 
@@ -294,10 +315,15 @@ def _fields_at(key: str) -> list[str]:
     model: type[BaseModel] = Config
     for part in key.split(".") if key else ():
         annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        tables = [kind for kind in (annotation, *get_args(annotation)) if _is_table(kind)]
+        if not tables:
             return []
-        model = annotation
+        model = tables[0]
     return list(model.model_fields)
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def plain(config: Config) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from fedlens.experiment.atomic_files import (
 from fedlens.experiment.lock import locked
 
 FORMAT = 1
-_FOLDERS = ("checkpoint", "states")
+_FOLDERS = ("checkpoint", "states", "recordings")
 _APPENDED = ("metrics.jsonl", "clients.jsonl")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _SEARCH_DEPTH = 3
@@ -70,6 +70,7 @@ class RunDir:
     clients_path = _Inside("clients.jsonl")
     checkpoint_path = _Inside("checkpoint")
     states_path = _Inside("states")
+    recordings_path = _Inside("recordings")
     model_path = _Inside("model.safetensors")
     best_path = _Inside("best.safetensors")
     evaluation_path = _Inside("evaluation.npz")

@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.norm_bounds import NormBounds
@@ -24,6 +22,7 @@ from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import Change, defining
+from fedlens.experiment.client_summary import client_summary
 from fedlens.experiment.divergence import (
     Extremes,
     diverged,
@@ -38,6 +37,7 @@ from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.progress import BareProgress, Progress
+from fedlens.experiment.recording import Recorder
 from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles
@@ -88,6 +88,7 @@ class Runner:
         self._saved_round = -1 if run_state is None else run_state.round
         self._files = StateFiles(directory.states_path)
         self._states = ClientStates(self._files, built.engine.state_memory * 2**20)
+        self._recorder = Recorder(built, directory)
 
     def run(self, until: int | None = None) -> None:
         """Runs to round `until`, by default the last; saves it, or the last complete one if the run ends early."""
@@ -164,9 +165,9 @@ class Runner:
         driver.work = self._work("training", round)
         began = time.perf_counter()
         try:
-            state = self._placed(
-                driver.drive(self.built.algorithm.round(self._state, self._context(round)), round)
-            )
+            steps = self.built.algorithm.round(self._state, self._context(round))
+            steps = self._recorder.recorded(steps, self._state, round)
+            state = self._placed(driver.drive(steps, round))
             _refuse_no_mapping(state, "round", "the new state: a mapping of names to trees and values")
         except RunFailed:
             with suppress(FedlensError):  # report the error that ended the round
@@ -461,36 +462,6 @@ def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:
     if not isinstance(value, Mapping):
         kind = "None" if value is None else f"a {type(value).__name__}"
         raise HookError(f"`{method}` of the algorithm returned {kind}", hint=f"return {expected}")
-
-
-def client_summary(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """The mean of a metric over the clients of one evaluation, and the client with the lowest value.
-
-    None if `rows`, those of `clients.jsonl`, have no finite value of the metric. Of clients with the same value it
-    names one with the most held-out examples.
-
-    >>> values = {"a": 0.5, "b": 0.25}
-    >>> rows = [{"round": 3, "client": client, "validation_examples": 4, "validation_accuracy": value}
-    ...         for client, value in values.items()]
-    >>> client_summary(rows, "accuracy")["worst"]
-    {'client': 'b', 'value': 0.25, 'held_out': 4}
-    """
-    name = f"validation_{metric}"
-    finite = [row for row in rows if math.isfinite(row.get(name, math.nan))]
-    if not finite:
-        return None
-    worst = min(finite, key=lambda row: (row[name], -row["validation_examples"]))
-    return {
-        "round": rows[0]["round"],
-        "metric": metric,
-        "measured": len(rows),
-        "mean": float(np.sort([row[name] for row in finite]).mean()),  # as in `client_evaluation.spread`
-        "worst": {
-            "client": worst["client"],
-            "value": worst[name],
-            "held_out": worst["validation_examples"],
-        },
-    }
 
 
 def round_to(seconds: float) -> float:

@@ -1,0 +1,175 @@
+"""Records the local models and updates of chosen rounds, for analyses of the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State
+from fedlens.core.tree import Tree
+from fedlens.experiment import tensorfile
+from fedlens.experiment.atomic_files import refused, replacing, write_atomically
+from fedlens.experiment.build import Built
+from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, folder_of
+from fedlens.experiment.rundir import RunDir
+
+
+class Recorder:
+    """Writes the recordings of a run; see `fedlens.experiment.recordings` for the files."""
+
+    def __init__(self, built: Built, directory: RunDir) -> None:
+        self._algorithm, self._ids = built.algorithm, built.partition.ids
+        self._settings, self._directory = built.config.record, directory
+
+    def recorded(
+        self, steps: Generator[Ask, Answers, Any], state: State, round: int
+    ) -> Generator[Ask, Answers, Any]:
+        """The same round, recorded if the settings name it.
+
+        Args:
+            steps: the asks of the round.
+            state: the server state before it.
+        """
+        models, updates = self._settings.local_models, self._settings.updates
+        kinds = {
+            "local_models": models is not None and models.includes(round),
+            "updates": updates is not None and updates.includes(round),
+        }
+        if not any(kinds.values()) or not isinstance(steps, Generator):
+            return steps
+        return _RoundRecording(self, state, round, **kinds).observed(steps)
+
+    def model(self, state: State) -> Tree:
+        """The global model of a server state."""
+        return self._algorithm.model(state)[1]
+
+    def local_model(self, state: State, reply: Payload) -> Tree:
+        """The local model of a reply."""
+        return self._algorithm.local_model(state, reply)
+
+    def trains(self, ask: Ask) -> bool:
+        """Whether the replies to this ask hold local models."""
+        return ask.op == self._algorithm.training_op
+
+    def name(self, client: int | str) -> str:
+        """The name of a client."""
+        return client if isinstance(client, str) else self._ids[client]
+
+    def new_folder(self, round: int) -> Path:
+        """The empty folder of a round; what an interrupted run left there is removed."""
+        folder = folder_of(self._directory.recordings_path, round)
+        try:
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise refused(error, folder.name, folder) from error
+        return folder
+
+
+class _RoundRecording:
+    """The recording of one round."""
+
+    def __init__(
+        self, recorder: Recorder, state: State, round: int, local_models: bool, updates: bool
+    ) -> None:
+        self._recorder, self._state, self._round = recorder, state, round
+        self._local_models, self._updates = local_models, updates
+        self._folder = recorder.new_folder(round)
+        self._files: dict[str, str] = {}  # SHA-256 by name
+        self._clients: list[dict[str, Any]] = []
+
+    def observed(self, steps: Generator[Ask, Answers, Any]) -> Generator[Ask, Answers, Any]:
+        """The asks of the round; writes a file for each reply, and at the end the manifest."""
+        self._write(BEFORE, self._recorder.model(self._state))
+        try:
+            ask = next(steps)
+            while True:
+                if not (self._recorder.trains(ask) or self._updates):
+                    ask = steps.send((yield ask))
+                elif ask.reduce is None:
+                    ask = steps.send(self._after(ask, (yield ask)))
+                else:
+                    answers = yield replace(ask, reduce=replace(ask.reduce, keep=True))
+                    ask = steps.send(self._before(ask, answers, set(ask.reduce.fields)))
+        except StopIteration as stop:
+            self._end(stop.value)
+            return stop.value
+        finally:
+            steps.close()
+
+    def _after(self, ask: Ask, answers: Answers) -> Iterator[Answer]:
+        """The answers; writes each accepted reply once the algorithm has read it."""
+        for answer in answers:
+            yield answer
+            if isinstance(answer, Reply) and answer.refused is None:
+                self._record(ask, answer)
+            del answer  # frees its tree before the next answer comes
+
+    def _before(self, ask: Ask, answers: Answers, summed: set[str]) -> Iterator[Answer]:
+        """The answers; writes each reply, and removes the fields that are summed already."""
+        for answer in answers:
+            if isinstance(answer, Reply):
+                self._record(ask, answer)
+                answer.payload = {name: v for name, v in answer.payload.items() if name not in summed}
+            yield answer
+            del answer
+
+    def _record(self, ask: Ask, reply: Reply) -> None:
+        tensors: dict[str, Tensor] = {}
+        if self._local_models and self._recorder.trains(ask):
+            tensors |= _under(MODEL, self._recorder.local_model(self._state, reply.payload))
+        if self._updates:
+            for field, value in reply.payload.items():
+                tensors |= _under(field, value) if isinstance(value, Mapping) else {}
+        if not tensors:
+            return
+        name = f"exchange-{reply.id.exchange}-slot-{reply.id.slot:05d}.safetensors"
+        numbers = {k: v for k, v in reply.payload.items() if isinstance(v, int | float)}
+        self._write(name, tensors)
+        self._clients.append(
+            {
+                "client": self._recorder.name(reply.client),
+                "number": reply.client,
+                "op": ask.op,
+                "trained": self._local_models and self._recorder.trains(ask),
+                "exchange": reply.id.exchange,
+                "slot": reply.id.slot,
+                "file": name,
+                "numbers": numbers,
+            }
+        )
+
+    def _end(self, state: Any) -> None:
+        if not isinstance(state, Mapping):
+            return  # the runner refuses it
+        self._write(AFTER, self._recorder.model(state))
+        content = {
+            "format": FORMAT,
+            "round": self._round,
+            "local_models": self._local_models,
+            "updates": self._updates,
+            "clients": self._clients,
+            "sha256": self._files,
+        }
+        write_atomically(self._folder / MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
+
+    def _write(self, name: str, tensors: Tree) -> None:
+        path = self._folder / name
+        try:
+            with replacing(path, named=False) as temporary:
+                self._files[name] = tensorfile.write(temporary, tensors, sync=False).sha256
+        except OSError as error:
+            hint = "free space, then 'fedlens resume' continues the run; or record fewer rounds"
+            raise refused(error, name, path, hint) from error
+
+
+def _under(name: str, tree: Tree) -> dict[str, Tensor]:
+    """The leaves of a tree below this name, as `name/leaf`."""
+    return {f"{name}/{leaf}": value for leaf, value in tree.items()}

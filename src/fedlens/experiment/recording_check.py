@@ -1,0 +1,59 @@
+"""Checks what a run is asked to record, and says how much space it takes, before the run begins."""
+
+from __future__ import annotations
+
+from math import prod
+
+from fedlens.core.algorithm_base import AlgorithmBase
+from fedlens.core.errors import ConfigError
+from fedlens.core.tree import TreeSpec
+from fedlens.experiment.config import Config
+
+
+def check_recording(
+    config: Config, algorithm: AlgorithmBase, spec: TreeSpec, cohort: int | None
+) -> list[str]:
+    """Sentences that say how much the recordings take.
+
+    Args:
+        spec: of the model.
+        cohort: the number of clients in a round.
+
+    Raises `ConfigError` if a recorded round is beyond the last, or if the algorithm sends no local models.
+    """
+    record = config.record
+    for key, wanted in (("local_models", record.local_models), ("updates", record.updates)):
+        where = f"record.{key}"
+        if wanted is not None and wanted.every is None and not wanted.rounds:
+            raise ConfigError(
+                f"the table [{where}] names no round", where=where, hint="set every = 5, or rounds = [1, 10]"
+            )
+        beyond = [round for round in (wanted.rounds or () if wanted else ()) if round > config.rounds]
+        if beyond:
+            raise ConfigError(
+                f"round {beyond[0]} is to be recorded, but the run has {config.rounds} rounds",
+                where=f"{where}.rounds",
+                hint="name rounds of the run",
+            )
+    if record.local_models is not None and algorithm.training_op is None:
+        raise ConfigError(
+            f"the replies of '{config.algorithm['name']}' hold no local models: nobody trains the whole model at "
+            "a client, or clients keep a part of it, or they send something else",
+            where="record.local_models",
+            hint="set record.updates, which keeps what clients send, or choose another algorithm",
+        )
+    return [sentence for sentence in (_price(config, spec, cohort or 1),) if sentence]
+
+
+def _price(config: Config, spec: TreeSpec, cohort: int) -> str | None:
+    """How many bytes the recordings take, as a sentence; None if no round is recorded."""
+    size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in spec.values())
+    sent = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in spec.values() if not leaf.fixed)
+    rounds = total = 0
+    for round in range(1, config.rounds + 1):
+        kinds = [w for w in (config.record.local_models, config.record.updates) if w and w.includes(round)]
+        rounds += bool(kinds)
+        total += 2 * size * bool(kinds) + cohort * sent * len(kinds)
+    if not rounds:
+        return None
+    return f"recording {rounds:,} of {config.rounds:,} rounds takes about {total / 1e6:,.0f} MB in the run directory"

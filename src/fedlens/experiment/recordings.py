@@ -1,0 +1,193 @@
+"""Reads the recordings of a run: the models before and after local training, round by round.
+
+`recordings/round-000005` of a run directory has
+
+- `before.safetensors` and `after.safetensors`: the global model before and after the round;
+- `exchange-0-slot-00003.safetensors`: of one reply, `model/LEAF`, the local model without the leaves that never
+  change, if `record.local_models` names the round; and `FIELD/LEAF`, what the client sent, if `record.updates` does;
+- `recording.json`, written last: the clients, the numbers that they sent, and the SHA-256 of each file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment import tensorfile
+from fedlens.experiment.atomic_files import read_regular
+from fedlens.experiment.rundir import RunDir
+
+FORMAT = 1
+BEFORE, AFTER, MANIFEST = "before.safetensors", "after.safetensors", "recording.json"
+MODEL = "model"
+UPDATE = "update"
+_FOLDER = re.compile(r"round-(\d{6,18})")
+
+
+@dataclass(frozen=True)
+class RecordedReply:
+    """What one client sent in a recorded round.
+
+    Attributes:
+        client: its name.
+        number: its row in the partition, or the name of a holder of server data.
+        op: the operation that it answered.
+        trained: whether its local model is recorded.
+        slot: its place in the ask.
+        numbers: the numbers that it sent, such as `weight`.
+        file: the name of its file.
+    """
+
+    client: str
+    number: int | str
+    op: str
+    trained: bool
+    slot: int
+    numbers: Mapping[str, float]
+    file: str
+
+    @property
+    def weight(self) -> float:
+        """Its weight in the average; 1 if it sent none."""
+        return float(self.numbers.get("weight", 1.0))
+
+
+@dataclass(frozen=True)
+class RecordedRound:
+    """The recording of one round.
+
+    Attributes:
+        folder: its files.
+        round: its number.
+        local_models: whether the local models are recorded.
+        updates: whether all that clients sent is recorded.
+        replies: what was recorded of each reply, in order.
+    """
+
+    folder: Path
+    round: int
+    local_models: bool
+    updates: bool
+    replies: tuple[RecordedReply, ...]
+    sha256: Mapping[str, str]
+
+    @property
+    def trained(self) -> list[RecordedReply]:
+        """The replies with a local model; empty if none is recorded."""
+        return [reply for reply in self.replies if reply.trained]
+
+    def before(self) -> dict[str, Tensor]:
+        """The global model before the round."""
+        return self._read(BEFORE)
+
+    def after(self) -> dict[str, Tensor]:
+        """The global model after the round."""
+        return self._read(AFTER)
+
+    def local_model(
+        self, reply: RecordedReply, before: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """The model of a client after local training, whole; `before` saves reading the global model again."""
+        leaves = self._under(reply, MODEL)
+        return {**(self.before() if before is None else before), **leaves}
+
+    def sent(self, reply: RecordedReply, field: str = UPDATE) -> dict[str, Tensor]:
+        """A tree that a client sent, such as its `update`: w^t - w_k of the trainable weights."""
+        return self._under(reply, field)
+
+    def _under(self, reply: RecordedReply, name: str) -> dict[str, Tensor]:
+        start = f"{name}/"
+        found = {
+            leaf.removeprefix(start): value
+            for leaf, value in self._read(reply.file).items()
+            if leaf.startswith(start)
+        }
+        if not found:
+            setting = "record.local_models" if name == MODEL else "record.updates"
+            raise RunDirectoryError(
+                f"the recording of round {self.round} has no '{name}' of client {reply.client}",
+                where=str(self.folder),
+                hint=f"set {setting} and repeat the run",
+            )
+        return found
+
+    def _read(self, name: str) -> dict[str, Tensor]:
+        path = self.folder / name
+        try:
+            contents = tensorfile.read(path)
+        except (OSError, ValueError) as error:
+            raise _corrupt(path, str(error)) from error
+        if contents.written.sha256 != self.sha256.get(name):
+            raise _corrupt(path, "SHA-256 mismatch")
+        return contents.tensors
+
+
+def recorded_rounds(run: RunDir) -> list[RecordedRound]:
+    """The recorded rounds of a run in order; a round whose recording was interrupted is left out.
+
+    Raises `RunDirectoryError` if a recording is corrupt.
+    """
+    folder = run.recordings_path
+    if not folder.is_dir():
+        return []
+    rounds = [_read_round(path) for path in folder.iterdir() if _FOLDER.fullmatch(path.name)]
+    return sorted((found for found in rounds if found is not None), key=lambda found: found.round)
+
+
+def folder_of(recordings: Path, round: int) -> Path:
+    """The folder of a round."""
+    return recordings / f"round-{round:06d}"
+
+
+def _read_round(folder: Path) -> RecordedRound | None:
+    path = folder / MANIFEST
+    try:
+        content: dict[str, Any] = json.loads(read_regular(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _corrupt(path, str(error)) from error
+    if content.get("format") != FORMAT:
+        raise RunDirectoryError(
+            f"the recording has format {content.get('format')}, and this version of fedlens reads {FORMAT}",
+            where=str(path),
+            hint="use the version that made the run",
+        )
+    try:
+        replies = tuple(
+            RecordedReply(
+                str(row["client"]),
+                row["number"],
+                row["op"],
+                bool(row["trained"]),
+                int(row["slot"]),
+                dict(row["numbers"]),
+                row["file"],
+            )
+            for row in content["clients"]
+        )
+        return RecordedRound(
+            folder,
+            int(content["round"]),
+            bool(content["local_models"]),
+            bool(content["updates"]),
+            replies,
+            dict(content["sha256"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+
+
+def _corrupt(path: Path, reason: str) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{path.name} of the recording is corrupt: {reason}",
+        where=str(path),
+        hint="'fedlens analyze RUN --record ROUNDS' makes the recording again",
+    )
