@@ -53,6 +53,13 @@ MUTATIONS = [
     Mutation(
         "tasks/moco.py", "return frozenset(QUEUE)", "return frozenset()", "identity/test_self_supervised.py"
     ),
+    # -- analyses --
+    Mutation(
+        "analyses/model_evaluation.py",
+        "zip(totals, parts, strict=True)",
+        "zip(totals, reversed(parts), strict=True)",
+        "unit/analyses/test_model_evaluation.py",
+    ),
     # -- fractals --
     Mutation(
         "data/fractals/code_sampling.py",
@@ -330,8 +337,8 @@ MUTATIONS = [
     ),
     Mutation(
         "tasks/central_evaluation.py",
-        "min(start + stretch, held[name])",
-        "min(start + stretch, held[name] - 1)",
+        "min(start + stretch, examples)",
+        "min(start + stretch, examples - 1)",
         "unit/tasks identity/test_fedavg.py",
     ),
     Mutation(

@@ -242,15 +242,12 @@ def _parts(
     planned: Plan, config: Config, model: ModelSpec, task: Task, federation: FederationInfo, info: DatasetInfo
 ) -> Parts:
     """The components that the algorithm is made of."""
-    chosen, batch = planned.chosen, config.evaluation.batch_size
+    chosen = planned.chosen
     prepare, setting = chosen["model"].shared, config.evaluation.size
     kept = prepare is not None and prepare.cache_features
     table = setting if isinstance(setting, str | tuple) else setting.model_dump()
     size = evaluation_size(table, task, info.input_shape, kept)
-    if batch == "auto":
-        evaluated = max(info.input_shape, size.input_shape(info.input_shape), key=prod)
-        outputs = task.output_values(replace(info, input_shape=evaluated))
-        batch = automatic_batch(prod(evaluated), outputs)
+    batch = evaluation_batch(config, task, info, size)
     return Parts(
         model,
         task,
@@ -263,6 +260,15 @@ def _parts(
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
         evaluation_size=size,
     )
+
+
+def evaluation_batch(config: Config, task: Task, info: DatasetInfo, size: EvaluationSize) -> int:
+    """The batch size of evaluations: `evaluation.batch_size`, or for "auto" what fits images of this size."""
+    batch = config.evaluation.batch_size
+    if batch != "auto":
+        return batch
+    evaluated = max(info.input_shape, size.input_shape(info.input_shape), key=prod)
+    return automatic_batch(prod(evaluated), task.output_values(replace(info, input_shape=evaluated)))
 
 
 def _refuse_single_images(
@@ -493,4 +499,4 @@ def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     return tuple(name for name, measured in asked.items() if measured)
 
 
-__all__ = ["Built", "build", "data_digest", "data_directory", "measure"]
+__all__ = ["Built", "build", "data_digest", "data_directory", "evaluation_batch", "measure"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total, total
@@ -81,8 +81,7 @@ def measured(
     def each() -> Iterator[Measured]:
         at = start
         for inputs, targets in first(data.stretches(start, stop, batch_size), None, ending):
-            outputs = size(task, module, inputs, targets)
-            found = _checked(task, task.measure(outputs, targets))
+            outputs, found = _on_batch(task, module, inputs, targets, size)
             if mistakes:
                 found = _with_mistakes(found, task.mistakes(outputs, targets, mistakes), at)
             at += len(targets)
@@ -91,6 +90,43 @@ def measured(
     with ExitStack() as ending, torch.inference_mode():
         found = total(each())
         return _most_confident(found, mistakes) if mistakes else found
+
+
+def measured_together(
+    task: Task,
+    learners: Sequence[Loadable],
+    data: Any,
+    batch_size: int,
+    start: int,
+    stop: int,
+    size: EvaluationSize = FULL,
+    each: Callable[[Callable[[Loadable], Measured], Sequence[Loadable]], Iterable[Measured]] = map,
+) -> list[Measured]:
+    """What `measured` returns for each of several models, to the bit; each batch is read once for all of them.
+
+    `each` calls a function for every model in turn, or in threads.
+    """
+    totals = [Total() for _ in learners]
+    for learner in learners:
+        learner.module.eval()
+    with ExitStack() as ending, torch.inference_mode():
+        for inputs, targets in first(data.stretches(start, stop, batch_size), None, ending):
+
+            def on_batch(learner: Loadable, inputs: Any = inputs, targets: Any = targets) -> Measured:
+                with torch.inference_mode():  # `each` may call it in another thread
+                    return _on_batch(task, learner.module, inputs, targets, size)[1]
+
+            for total_of_model, found in zip(totals, each(on_batch, learners), strict=True):
+                total_of_model.add(found)
+    return [total_of_model.result() for total_of_model in totals]
+
+
+def _on_batch(
+    task: Task, module: nn.Module, inputs: Any, targets: Any, size: EvaluationSize
+) -> tuple[Any, Measured]:
+    """The outputs for a batch, and what the task measures on them."""
+    outputs = size(task, module, inputs, targets)
+    return outputs, _checked(task, task.measure(outputs, targets))
 
 
 def _with_mistakes(found: Measured, mistakes: Mapping[str, Tensor], at: int) -> Measured:
@@ -146,6 +182,16 @@ def automatic_batch(inputs: int, outputs: int) -> int:
     return size
 
 
+def stretches_of(examples: int, input_shape: Sequence[int]) -> list[tuple[int, int]]:
+    """The (start, stop) of each request that evaluates so many examples of this shape; see `stretch_of`.
+
+    >>> stretches_of(1500, (1, 28, 28))
+    [(0, 1000), (1000, 1500)]
+    """
+    stretch = stretch_of(prod(input_shape))
+    return [(start, min(start + stretch, examples)) for start in range(0, examples, stretch)]
+
+
 def central(
     model: Tree, federation: FederationInfo, task: Task, names: Sequence[str]
 ) -> Generator[Ask, Answers, dict[str, Measured]]:
@@ -156,11 +202,10 @@ def central(
 
     Raises `RunFailed` where the evaluation itself fails.
     """
-    held, stretch = federation.held, stretch_of(prod(federation.input_shape))
     requests = [
-        Request(name, {"start": start, "stop": min(start + stretch, held[name])})
+        Request(name, {"start": start, "stop": stop})
         for name in names
-        for start in range(0, held[name], stretch)
+        for start, stop in stretches_of(federation.held[name], federation.input_shape)
     ]
     parts: dict[str, Total] = {}
     for answer in (yield Ask("evaluate", requests, {"model": model}, expect=MEASUREMENTS)):
@@ -175,16 +220,18 @@ def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: 
     found = yield from central(model, federation, task, names)
     metrics: Metrics = {}
     for name in names:
-        values = (
-            task.metrics(found[name]) if name in found else dict.fromkeys(task.errors & {"loss"}, math.nan)
-        )
-        metrics |= {
-            f"{name[1:]}_{metric}": value for metric, value in score_first(values, task.score).items()
-        }
+        values = task_metrics(task, found.get(name))
+        metrics |= {f"{name[1:]}_{metric}": value for metric, value in values.items()}
     return metrics
 
 
-def score_first(metrics: Metrics, score: str | None) -> Metrics:
+def task_metrics(task: Task, measured: Measured | None) -> dict[str, float]:
+    """The task's metrics, the score first but for the loss; without measurements the loss alone, as NaN."""
+    values = dict.fromkeys(task.errors & {"loss"}, math.nan) if measured is None else task.metrics(measured)
+    return score_first(values, task.score)
+
+
+def score_first(metrics: Mapping[str, float], score: str | None) -> dict[str, float]:
     """The metrics with the score before all others but the loss: a line of progress shows the first one.
 
     >>> score_first({"loss": 0.5, "map": 0.3, "map50": 0.6}, "map50")

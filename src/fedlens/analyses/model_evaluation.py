@@ -1,0 +1,150 @@
+"""Evaluates many models on the server's data: the numbers that a run records of its global model, for any tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+
+from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.errors import ConfigError
+from fedlens.core.measured import Measured, Total
+from fedlens.core.modules import Loadable, module_in
+from fedlens.core.protocol import ModelSpec, Program
+from fedlens.core.random import random_state_kept
+from fedlens.core.threads import own_cores
+from fedlens.core.tree import Tree
+from fedlens.experiment.build import Built, evaluation_batch
+from fedlens.tasks.central_evaluation import measured_together, stretches_of, task_metrics
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize
+from fedlens.tasks.task import Task
+
+_AT_ONCE = 16  # models that share the reading of a batch
+_MEMORY = 2**28  # bytes of their weights
+
+Each = Callable[[Callable[[Loadable], Measured], Sequence[Loadable]], Iterable[Measured]]
+
+
+class ModelEvaluator:
+    """Measures models of one architecture on one holder's examples.
+
+    On a CPU the metrics are to the bit those that a run with this model, task, batch size and number of threads
+    records. On a GPU they agree up to rounding.
+
+    Args:
+        model: how the module is built; trees have its names and shapes.
+        task: measures the outputs.
+        data: the holder of the examples, such as `built.source.holder("@test")`.
+        examples: how many of them are measured, from the first one on.
+        batch_size: examples per forward pass.
+        size: at which images are evaluated.
+        device, arithmetic: where and in which number format the models compute.
+        threads: threads per computation, the setting `engine.threads`. `several` evaluates as many models at once as
+            there are cores for so many threads each.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        task: Task,
+        data: Any,
+        examples: int,
+        batch_size: int,
+        size: EvaluationSize = FULL,
+        *,
+        device: str = "cpu",
+        arithmetic: Arithmetic = PLAIN,
+        threads: int = 1,
+    ) -> None:
+        self.model, self.task, self.data, self.examples = model, task, data, examples
+        self.batch_size, self.size, self.threads = batch_size, size, threads
+        self.device, self.arithmetic = torch.device(device), arithmetic
+        self._scratch: dict[Any, Any] = {}
+
+    def learner(self, tree: Tree, which: int = 0) -> Loadable:
+        """The module with the leaves of this tree; the next call with the same number loads another tree into it."""
+        learner = module_in(self.model, self._scratch, self.device, self.arithmetic, str(which))
+        learner.load(tree)
+        return learner
+
+    def metrics(self, tree: Tree) -> dict[str, float]:
+        """The metrics by name: the columns `test_<name>` of a run's metrics.jsonl without the prefix."""
+        with self._computing():
+            return self._metrics([self.learner(tree)], map)[0]
+
+    def several(self, trees: Iterable[Tree]) -> Iterator[dict[str, float]]:
+        """The metrics of each tree in turn, equal to those of `metrics` to the bit.
+
+        Up to 16 models share the reading of each batch, and one thread per core evaluates them.
+        """
+        workers = max(1, own_cores() // self.threads) if self.device.type == "cpu" else 1
+        remaining = iter(trees)
+        with ExitStack() as ending:
+            each: Each = map
+            if workers > 1:
+                started = ThreadPoolExecutor(
+                    workers, initializer=torch.set_num_threads, initargs=(self.threads,)
+                )
+                each = ending.enter_context(started).map
+            while group := list(islice(remaining, self._at_once())):
+                # Torch's settings are restored before the caller goes on.
+                with self._computing():
+                    found = self._metrics([self.learner(tree, k) for k, tree in enumerate(group)], each)
+                yield from found
+
+    def _at_once(self) -> int:
+        module = module_in(self.model, self._scratch, self.device, self.arithmetic, "0")
+        return max(1, min(_AT_ONCE, _MEMORY // max(1, module.weight_bytes)))
+
+    def _metrics(self, learners: Sequence[Loadable], each: Each) -> list[dict[str, float]]:
+        totals = [Total() for _ in learners]
+        for start, stop in stretches_of(self.examples, self.model.input_shape):
+            parts = measured_together(
+                self.task, learners, self.data, self.batch_size, start, stop, self.size, each
+            )
+            for total, part in zip(totals, parts, strict=True):
+                total.add(Measured.from_payload(part.to_payload()))  # as a worker sends it
+        return [task_metrics(self.task, total.result() if total.count else None) for total in totals]
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Sets the number of threads; restores it and the random state at the end of the block."""
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self.threads)
+            with random_state_kept(self.device):
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def evaluator_of(built: Built, on: Literal["test", "validation"] = "test") -> ModelEvaluator:
+    """Evaluates models as the run does, on its test data or on the examples held out for validation.
+
+    Raises `ConfigError` if the run holds out no examples.
+    """
+    name, held = f"@{on}", built.federation.held
+    if name not in held:
+        raise ConfigError(
+            f"the run has no {on} data, because no examples are held out",
+            where="data.validation",
+            hint="set data.validation to a share such as 0.1, or evaluate on the test data",
+        )
+    program = built.engine.applied(Program({}, built.source, 0))
+    device = torch.device(program.device)
+    source = built.source if device.type == "cpu" else built.source.on(device)
+    return ModelEvaluator(
+        built.model,
+        built.task,
+        source.holder(name),
+        held[name],
+        evaluation_batch(built.config, built.task, built.holders.dataset.info, built.evaluation_size),
+        built.evaluation_size,
+        device=program.device,
+        arithmetic=program.arithmetic,
+        threads=int(built.config.engine.get("threads", 1)),
+    )
