@@ -166,7 +166,7 @@ def resume(
     _check_until(until)
     run = RunDir.open(Path(directory))
     listener = BareProgress.wrap(progress or Silent())
-    source = _settings_of(run, model)
+    source = settings_of(run, model)
     config = read_config(source.values, source.locate)
     with run.lock():
         summary = run.read_summary()
@@ -211,7 +211,7 @@ def resume(
             engine.close()
 
 
-def _settings_of(run: RunDir, model: nn.Module | None) -> Source:
+def settings_of(run: RunDir, model: nn.Module | None) -> Source:
     """The settings in config.toml; `model` stands for one that was passed as an object."""
     values = run.read_config()
     if model is not None:

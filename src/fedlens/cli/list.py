@@ -26,6 +26,7 @@ class Kind(StrEnum):
     PARTITIONS = "partitions"
     ENGINES = "engines"
     TASKS = "tasks"
+    ANALYSES = "analyses"
 
 
 REGISTRIES = {
@@ -35,6 +36,7 @@ REGISTRIES = {
     Kind.PARTITIONS: ("fedlens.data.partition.registry", "PARTITIONS"),
     Kind.ENGINES: ("fedlens.engines.registry", "ENGINES"),
     Kind.TASKS: ("fedlens.tasks.registry", "TASKS"),
+    Kind.ANALYSES: ("fedlens.analyses.registry", "ANALYSES"),
 }
 
 
@@ -43,7 +45,7 @@ def list_names(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the available recipes, algorithms, datasets, models, partitions, engines or tasks.
+    """List the available recipes, algorithms, datasets, models, partitions, engines, tasks or analyses.
 
     With --json, each has a name and a summary; a model also has its task, source, licence, parameters, multiply-adds
     for one image of the stated shape, and normalization layers.

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedlens import __version__
+from fedlens.cli.analyze import analyze
 from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
 from fedlens.cli.cost import cost
@@ -128,6 +129,7 @@ app.command("cost")(cost)
 app.command("sweep")(sweep)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
+app.command("analyze")(analyze)
 app.command("predict")(predict)
 app.command("export")(export)
 app.add_typer(data)

@@ -216,6 +216,11 @@ def path_of(directory: Path, round: int) -> Path:
     return directory / f"round-{round:06d}"
 
 
+def rounds_saved(directory: Path) -> list[int]:
+    """The rounds of the checkpoints below `directory`, in order."""
+    return sorted(number for number, suffix, _ in _entries(directory) if suffix == "")
+
+
 def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
     """Remove all but the last `keep` checkpoints and that of round `best`, and the leftovers of killed saves.
 

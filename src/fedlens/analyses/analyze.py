@@ -1,0 +1,166 @@
+"""Makes the analyses of a run and writes their numbers, figures and page."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedlens import __version__
+from fedlens.analyses.opened_run import On, OpenedRun, open_run
+from fedlens.analyses.registry import ANALYSES, Rows, needs_of
+from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.experiment.atomic_files import refused, write_atomically
+from fedlens.experiment.config_source import Source
+from fedlens.experiment.resolve import Resolved, resolve
+from fedlens.experiment.rundir import plain
+from fedlens.report.analysis_figures import analysis_figures
+from fedlens.report.analysis_page import INDEX, write_analysis_page
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FOLDER = "analysis"
+
+
+@dataclass(frozen=True)
+class Analyses:
+    """The analyses of a run.
+
+    Attributes:
+        folder: `NAME.jsonl`, `NAME.svg` and the page.
+        rows: the rows of each analysis made, by name.
+        page: the page.
+        left_out: why analyses were not made, by name.
+    """
+
+    folder: Path
+    rows: Mapping[str, Rows]
+    page: Path
+    left_out: Mapping[str, str]
+
+
+def analyze(
+    directory: Path | str,
+    names: Sequence[str] = (),
+    *,
+    rounds: Sequence[int] | None = None,
+    on: On = "test",
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    out: Path | str | None = None,
+    data_dir: Path | str | None = None,
+    model: nn.Module | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> Analyses:
+    """Analyzes a run, and writes `analysis/` in its directory.
+
+    Args:
+        directory: a run directory, also of a run in progress.
+        names: the analyses (`fedlens list analyses`), or `FILE.py:function`; by default all that the recordings allow.
+        rounds: the recorded rounds to analyze; all by default.
+        on: the data that models are evaluated on.
+        settings: of each analysis by name, such as `{"loss-surface": {"count": 200}}`.
+        out: another folder than `analysis` in the run directory.
+        model: an object equal to the run's model, if the run was given one.
+        say: is told what is done.
+
+    Raises `RunDirectoryError` if a named analysis misses its recordings, with the command that makes them;
+    `ConfigError` for a wrong name or setting.
+    """
+    wanted = {name: dict((settings or {}).get(name, {})) for name in names or ANALYSES}
+    for name in settings or {}:
+        if name not in wanted:
+            raise ConfigError(
+                f"settings are given for '{name}', which is not made", where=name, hint=f"name it: {name}"
+            )
+    chosen = {name: _resolved(name, table) for name, table in wanted.items()}
+    run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model)
+    folder = run.directory.path / FOLDER if out is None else Path(out).expanduser()
+    made: dict[str, Rows] = {}
+    left_out: dict[str, str] = {}
+    for name, analysis in chosen.items():
+        missing = _missing(run, name)
+        if missing is not None:
+            if names:
+                raise missing
+            left_out[name] = missing.what
+            continue
+        began = time.perf_counter()
+        try:
+            made[analysis.name] = analysis.factory(run, **analysis.settings)
+        except ConfigError as error:
+            if names:
+                raise
+            left_out[name] = error.what  # such as class probabilities, which this task does not have
+            continue
+        seconds = time.perf_counter() - began
+        _write(folder, run, analysis, made[analysis.name], seconds)
+        say(f"{name}: {len(made[analysis.name])} rows in {seconds:.1f} s")
+    if not made:
+        raise run.missing("local models or updates", "record.local_models")
+    return Analyses(folder, made, write_analysis_page(folder, run.directory), left_out)
+
+
+def _resolved(name: str, table: Mapping[str, Any]) -> Resolved:
+    source = Source({"analysis": {"name": name, **table}})
+    return resolve(ANALYSES, {"name": name, **table}, name, source, locate=lambda key: f"--set {key}")
+
+
+def _missing(run: OpenedRun, name: str) -> RunDirectoryError | None:
+    """The error for an analysis whose recordings are missing; None if they are there."""
+    needs = needs_of(name)
+    models = any(each.trained for each in run.recorded)
+    if needs == "local models" and not models:
+        return run.missing("local models", "record.local_models")
+    if needs == "local models or updates" and not models and not any(each.updates for each in run.recorded):
+        return run.missing("local models or updates", "record.updates")
+    return None
+
+
+def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds: float) -> None:
+    """Writes the rows and the pictures of an analysis, and enters it in the index of the folder."""
+    name = file_name(analysis.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refused(error, folder.name, folder) from error
+    lines = [json.dumps(plain(row), allow_nan=False) + "\n" for row in rows]
+    write_atomically(folder / f"{name}.jsonl", "".join(lines).encode())
+    files = []
+    # The extra `plot` draws pictures for papers; the page has its own.
+    figures = analysis_figures(analysis.name, rows) if find_spec("matplotlib") is not None else []
+    for number, figure in enumerate(figures):
+        place = f"-{number + 1}" if len(figures) > 1 else ""
+        files.append(figure.draw(folder / f"{name}{place}.svg").name)
+    index = read_index(folder)
+    index[analysis.name] = {
+        "rows": f"{name}.jsonl",
+        "figures": files,
+        "settings": plain(analysis.settings),
+        "on": run.on,
+        "seconds": round(seconds, 3),
+        "fedlens": __version__,
+    }
+    write_atomically(folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What the folder has of each analysis, by name; empty if there is no readable index."""
+    with suppress(OSError, ValueError):
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return index if isinstance(index, dict) else {}
+    return {}
+
+
+def file_name(analysis: str) -> str:
+    """The name of an analysis's files; of a user's own, that of its function.
+
+    >>> file_name("loss-surface"), file_name("/home/me/my.py:norms")
+    ('loss-surface', 'norms')
+    """
+    return analysis.rpartition(":")[2]

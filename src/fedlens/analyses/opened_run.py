@@ -1,0 +1,110 @@
+"""Opens a run for analyses: its recordings, and its data and task to evaluate models on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
+from fedlens.api import settings_of
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.build import Built, build, data_directory
+from fedlens.experiment.config import read_config
+from fedlens.experiment.plan import plan
+from fedlens.experiment.recordings import RecordedRound, recorded_rounds
+from fedlens.experiment.run_description import check_same_data
+from fedlens.experiment.rundir import RunDir
+
+if TYPE_CHECKING:
+    from torch import nn
+
+On: TypeAlias = Literal["test", "validation"]
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run that is analyzed.
+
+    Attributes:
+        directory: its files.
+        built: the experiment, with its data, task and model.
+        recorded: the recorded rounds that are analyzed, in order.
+        on: the data that models are evaluated on.
+    """
+
+    directory: RunDir
+    built: Built
+    recorded: tuple[RecordedRound, ...]
+    on: On = "test"
+
+    @cached_property
+    def evaluator(self) -> ModelEvaluator:
+        """Evaluates models as the run does. Raises `ConfigError` if the run has no such data."""
+        return evaluator_of(self.built, self.on)
+
+    @property
+    def metric(self) -> str:
+        """The metric that analyses show: the score of the task, or the loss if it has none."""
+        return self.built.task.score or "loss"
+
+    @property
+    def with_models(self) -> list[RecordedRound]:
+        """The rounds with local models. Raises `RunDirectoryError` if no round has any."""
+        found = [each for each in self.recorded if each.local_models and each.trained]
+        if not found:
+            raise self.missing("local models", "record.local_models")
+        return found
+
+    def missing(self, what: str, setting: str) -> RunDirectoryError:
+        """The error for recordings that the run does not have."""
+        rounds = self.built.config.rounds
+        some = f"1,{rounds}" if rounds > 1 else "1"
+        return RunDirectoryError(
+            f"the run has no recordings of {what}",
+            where=str(self.directory.path),
+            hint=f"'fedlens analyze {self.directory.path} --record {some}' records them; in new "
+            f"runs set {setting} = {{ every = 5 }}",
+        )
+
+
+def open_run(
+    directory: Path | str,
+    *,
+    rounds: Sequence[int] | None = None,
+    on: On = "test",
+    data_dir: Path | str | None = None,
+    model: nn.Module | None = None,
+) -> OpenedRun:
+    """Opens a run directory with its data.
+
+    Args:
+        rounds: the recorded rounds to analyze; all by default.
+        data_dir: the data directory; by default that of the run.
+        model: an object equal to the run's model, if the run was given one.
+
+    Raises `RunDirectoryError` if this is no run directory or one of the rounds is not recorded, and `DataError` or
+    `ConfigError` if the data or a user's own code have changed or are missing.
+    """
+    run = RunDir.open(Path(directory))
+    recorded = {found.round: found for found in recorded_rounds(run)}
+    for round in rounds or ():
+        if round not in recorded:
+            listed = ", ".join(map(str, recorded)) or "none"
+            raise RunDirectoryError(
+                f"round {round} of the run is not recorded; recorded are: {listed}",
+                where=str(run.path),
+                hint=f"'fedlens analyze {run.path} --record {round}' repeats the run to this round and records it",
+            )
+    source = settings_of(run, model)
+    planned = plan(read_config(source.values, source.locate), source)
+    environment = run.read_environment() or {}
+    root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
+    initial = run.initial_path if run.partition_path.exists() else None
+    built = build(planned, root, False, initial=initial)
+    if initial is not None:
+        check_same_data(run, built, environment)
+    chosen = tuple(recorded[round] for round in sorted(rounds)) if rounds else tuple(recorded.values())
+    return OpenedRun(run, built, chosen, on)

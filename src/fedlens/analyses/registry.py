@@ -1,0 +1,35 @@
+"""The analyses of runs, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from fedlens.core.registry import Entry, Registry
+
+Needs: TypeAlias = Literal["local models", "local models or updates", "nothing"]
+Rows: TypeAlias = list[dict[str, Any]]
+AnalysisFunction: TypeAlias = Callable[..., Rows]
+
+
+@dataclass(frozen=True)
+class AnalysisEntry(Entry):
+    """One analysis: where its function is, what it shows, and which recordings it needs."""
+
+    needs: Needs = "local models"
+
+
+_ENTRIES: Mapping[str, AnalysisEntry] = {
+    "dynamics": AnalysisEntry(
+        "fedlens.analyses.dynamics:dynamics", "what local training and aggregation gain, round by round"
+    ),
+}
+
+ANALYSES = Registry("analysis", _ENTRIES)
+
+
+def needs_of(name: str) -> Needs:
+    """The recordings that an analysis needs; of a user's own, nothing is known, and it says so itself."""
+    entry = _ENTRIES.get(name)
+    return "nothing" if entry is None else entry.needs

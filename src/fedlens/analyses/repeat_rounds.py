@@ -1,0 +1,134 @@
+"""Repeats rounds of a run to record them, and checks that every number comes out as it did."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from fedlens.api import resume
+from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.experiment.atomic_files import refused
+from fedlens.experiment.checkpoint import rounds_saved
+from fedlens.experiment.recordings import folder_of, recorded_rounds
+from fedlens.experiment.rundir import RunDir
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_CLOCK = ("seconds", "elapsed")
+_COPIED = ("environment.json", "partition.npz", "initial.safetensors")
+
+
+def repeat_rounds(
+    directory: Path | str,
+    rounds: Sequence[int],
+    *,
+    data_dir: Path | str | None = None,
+    model: nn.Module | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> None:
+    """Repeats a run from its last checkpoint before `rounds`, or from the start, and records these rounds.
+
+    The recordings are added to the run directory. Rounds that are recorded already are left as they are.
+
+    Raises `RunDirectoryError` if a round is beyond those that are done, or if a metric comes out differently, as with
+    another version of PyTorch or another machine.
+    """
+    run = RunDir.open(Path(directory))
+    with run.lock():
+        done = {found.round for found in recorded_rounds(run) if found.local_models and found.updates}
+        missing = sorted(set(rounds) - done)
+        if not missing:
+            return
+        lines = {int(line["round"]): line for line in run.read_metrics()}
+        if missing[-1] not in lines:
+            raise RunDirectoryError(
+                f"round {missing[-1]} cannot be repeated, because the run has {max(lines, default=0)} rounds so far",
+                where=str(run.path),
+                hint="name rounds that are done",
+            )
+        try:
+            scratch = Path(tempfile.mkdtemp(dir=run.path, prefix=".repeated-"))
+        except OSError as error:
+            raise refused(error, "a folder for the repeated rounds", run.path) from error
+        try:
+            again = RunDir(scratch / "run")
+            start = _copied(run, again, missing, lines)
+            say(f"repeating rounds {start + 1} to {missing[-1]} to record {', '.join(map(str, missing))}")
+            how: dict[str, Any] = {
+                "data_dir": data_dir,
+                "report": False,
+                "model": model,
+                "until": missing[-1],
+            }
+            _write_settings(run, again, missing, ["local_models", "updates"])
+            try:
+                resume(again.path, **how)
+            except ConfigError as error:
+                if "record.local_models" not in (error.where or ""):
+                    raise
+                say(f"{error.what}; what clients send is recorded")
+                _write_settings(run, again, missing, ["updates"])
+                resume(again.path, **how)
+            _check_equal(run, {int(line["round"]): line for line in again.read_metrics()}, lines, start)
+            run.recordings_path.mkdir(exist_ok=True)
+            for round in missing:
+                target = folder_of(run.recordings_path, round)
+                if target.exists():
+                    shutil.rmtree(target)
+                folder_of(again.recordings_path, round).rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _copied(run: RunDir, again: RunDir, rounds: Sequence[int], lines: Mapping[int, Any]) -> int:
+    """Copies the run as it was at its last checkpoint before `rounds`; returns the round of this checkpoint, or 0."""
+    again.path.mkdir()
+    for name in _COPIED:
+        if (run.path / name).exists():
+            shutil.copy2(run.path / name, again.path / name)
+    saved = [round for round in rounds_saved(run.checkpoint_path) if round < rounds[0]]
+    if not saved:
+        return 0
+    start = max(saved)
+    name = f"round-{start:06d}"
+    shutil.copytree(run.checkpoint_path / name, again.checkpoint_path / name)
+    if run.states_path.exists():
+        shutil.copytree(run.states_path, again.states_path)
+    for round in range(start + 1):
+        again.append_metrics(lines[round])
+    again.append_clients(row for row in run.stream_clients() if row["round"] <= start)
+    return start
+
+
+def _write_settings(run: RunDir, again: RunDir, rounds: Sequence[int], kinds: Sequence[str]) -> None:
+    """Writes config.toml of the repeated run: that of the run, which records these rounds."""
+    config = run.read_config()
+    kept = {k: v for k, v in config.get("record", {}).items() if k not in ("local_models", "updates")}
+    record = {**kept, **{kind: {"rounds": list(rounds)} for kind in kinds}}
+    again.write_config(tomli_w.dumps({**config, "record": record}))
+
+
+def _check_equal(run: RunDir, repeated: Mapping[int, Any], lines: Mapping[int, Any], start: int) -> None:
+    for round, line in repeated.items():
+        before = lines[round]
+        for key in dict.fromkeys([*before, *line]):
+            if round > start and key not in _CLOCK and not _same(before.get(key), line.get(key)):
+                raise RunDirectoryError(
+                    f"round {round} came out differently when it was repeated: {key} is {line.get(key)}, and was "
+                    f"{before.get(key)}",
+                    where=str(run.path),
+                    hint="repeat it with the versions and the machine in environment.json, or train the run anew with "
+                    "record.local_models",
+                )
+
+
+def _same(a: Any, b: Any) -> bool:
+    both = isinstance(a, float) and isinstance(b, float)
+    return a == b or (both and math.isnan(a) and math.isnan(b))

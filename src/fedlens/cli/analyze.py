@@ -1,0 +1,130 @@
+"""`fedlens analyze`: the analyses of a run."""
+
+from __future__ import annotations
+
+import tomllib
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from fedlens.cli.options import DataDir, Debug, Json, Quiet, RunDirectory
+from fedlens.cli.output import print_json, reported, say
+from fedlens.core.errors import ConfigError
+
+
+class EvaluatedOn(StrEnum):
+    """The data that models are evaluated on."""
+
+    TEST = "test"
+    VALIDATION = "validation"
+
+
+def analyze(
+    directory: RunDirectory,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ANALYSIS]...",
+            help="The analyses (fedlens list analyses), or FILE.py:function; by default all that the recordings allow.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(metavar="LIST", help="The recorded rounds: 1,5 or 1-10; all by default.")
+    ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="First repeat the run up to the last of these rounds, and record the local models and updates.",
+        ),
+    ] = None,
+    on: Annotated[
+        EvaluatedOn, typer.Option(help="The data that models are evaluated on.")
+    ] = EvaluatedOn.TEST,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="ANALYSIS.KEY=VALUE",
+            help="A setting of an analysis, for example loss-surface.count=200; may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The output folder; default DIR/analysis.")
+    ] = None,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain a run: training dynamics, drift, loss surface and more, from its recordings."""
+    with reported(debug, as_json):
+        from fedlens.analyses.analyze import analyze as make
+        from fedlens.analyses.repeat_rounds import repeat_rounds
+
+        heard = (lambda sentence: None) if quiet or as_json else say
+        settings = analysis_settings(changes or [])
+        if record is not None:
+            repeat_rounds(directory, round_list(record), data_dir=data_dir, say=heard)
+        made = make(
+            directory,
+            names or (),
+            rounds=None if rounds is None else round_list(rounds),
+            on="test" if on is EvaluatedOn.TEST else "validation",
+            settings=settings,
+            out=out,
+            data_dir=data_dir,
+            say=heard,
+        )
+        if as_json:
+            print_json(
+                {
+                    "page": str(made.page),
+                    "rows": {k: list(v) for k, v in made.rows.items()},
+                    "left_out": made.left_out,
+                }
+            )
+            return
+        for name, reason in made.left_out.items():
+            heard(f"{name}: left out, because {reason}")
+        say(made.page if quiet else f"page: {made.page}")
+
+
+def round_list(text: str) -> list[int]:
+    """The rounds in a list such as 1,5-7. Raises `ConfigError` for another text.
+
+    >>> round_list("1,5-7")
+    [1, 5, 6, 7]
+    """
+    rounds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
+            raise ConfigError(f"the list of rounds is '{text}'", where="rounds", hint="write 1,5 or 1-10")
+        rounds += range(int(first), int(last or first) + 1)
+    return sorted(set(rounds))
+
+
+def analysis_settings(changes: list[str]) -> dict[str, dict[str, Any]]:
+    """The settings by analysis from texts such as `loss-surface.count=200`. Raises `ConfigError` for another text.
+
+    >>> analysis_settings(["loss-surface.count=200"])
+    {'loss-surface': {'count': 200}}
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        analysis, dot, name = key.rpartition(".")
+        if not (equals and dot and analysis and name):
+            raise ConfigError(
+                f"'{change}' is no setting of an analysis",
+                where="--set",
+                hint="write --set loss-surface.count=200",
+            )
+        try:
+            parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        settings.setdefault(analysis, {})[name] = parsed
+    return settings

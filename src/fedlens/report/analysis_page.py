@@ -1,0 +1,92 @@
+"""analysis.html: the analyses of a run as one page that opens offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment import jsonl
+from fedlens.experiment.rundir import RunDir
+from fedlens.report.analysis_figures import analysis_figures, shown
+from fedlens.report.format import setting
+from fedlens.report.read import read_run
+from fedlens.report.render import write_page
+from fedlens.report.study_page import ShownFigure, legend_keys
+
+PAGE, INDEX = "analysis.html", "analysis.json"
+_ROWS = 200  # of a table
+
+
+@dataclass(frozen=True)
+class Section:
+    """One analysis on the page."""
+
+    title: str
+    reading: str
+    figures: Sequence[ShownFigure]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    more: int
+    file: str
+    settings: str
+
+
+def write_analysis_page(folder: Path, run: RunDir) -> Path:
+    """Writes analysis.html from the rows in the folder, and returns its path.
+
+    Raises `RunDirectoryError` if the folder has no analysis.
+    """
+    try:
+        index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(
+            f"the folder has no analyses: {error}",
+            where=str(folder),
+            hint=f"run 'fedlens analyze {run.path}'",
+        ) from error
+    about = read_run(run.path)
+    context = {
+        "title": f"{about.name} · analyses · fedlens",
+        "aside": str(run.path),
+        "heading": f"Analyses of {about.name}",
+        "what": ", ".join(index),
+        "sections": [_section(name, entry, folder) for name, entry in index.items()],
+        "command": f"fedlens analyze {run.path}",
+        "version": ", ".join(sorted({str(entry.get("fedlens")) for entry in index.values()})),
+    }
+    return write_page(folder / PAGE, "analysis.html.j2", context)
+
+
+def _section(name: str, entry: Mapping[str, Any], folder: Path) -> Section:
+    rows = jsonl.read(folder / str(entry["rows"]))
+    described = shown(name)
+    figures = []
+    for number, figure in enumerate(analysis_figures(name, rows)):
+        plots = figure.plots()
+        files = [str(file) for file in entry["figures"]][number : number + 1]
+        figures.append(
+            ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files)
+        )
+    flat = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in rows]
+    head = list(dict.fromkeys(key for row in flat for key in row))
+    settings = [f"{key} = {setting(value)}" for key, value in entry["settings"].items()]
+    return Section(
+        described.title if described else name.rpartition(":")[2],
+        described.reading if described else "",
+        figures,
+        head,
+        [[_text(row.get(key)) for key in head] for row in flat[:_ROWS]],
+        max(0, len(flat) - _ROWS),
+        str(entry["rows"]),
+        "; ".join([f"on the {entry['on']} data", *settings]),
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
