@@ -98,8 +98,8 @@ _SHOWN: dict[str, Shown] = {
         "Training dynamics",
         "Each round starts at a dot, the global model. The slanted line leads to the mean of the local models after "
         "local training: if it falls, local training forgets what other clients know (drift). The vertical line "
-        "leads to the average of the local models: how much aggregation wins back. The two gains add up to the change of the global "
-        "model (chen2022, Eq. 4).",
+        "leads to the average of the local models: how much aggregation wins back. The two gains add up to the "
+        "change of the global model (chen2022, Eq. 4).",
         dynamics_figures,
     ),
 }
