@@ -1,0 +1,177 @@
+"""Analyses of runs: the two gains of a round, repeated rounds, the page, and what users get wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.analyses.analyze import analyze
+from fedlens.analyses.dynamics import dynamics
+from fedlens.analyses.opened_run import open_run
+from fedlens.analyses.repeat_rounds import repeat_rounds
+from fedlens.api import Experiment
+from fedlens.cli.main import app
+from fedlens.core.errors import ConfigError, RunDirectoryError
+
+
+def experiment(*changes: str, **tables: Any) -> Experiment:
+    settings: dict[str, Any] = {
+        "rounds": 3,
+        "data": {"dataset": "digits", "partition": {"name": "dirichlet", "clients": 6, "alpha": 0.5}},
+        "model": {"name": "mlp", "hidden": 8},
+        "select": {"name": "uniform", "clients_per_round": 3},
+        "local": {"lr": 0.1, "steps": 2, "batch_size": 16},
+        "engine": {"name": "inline"},
+    }
+    return Experiment(**{**settings, **tables}).with_settings(*changes)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "recorded"
+    experiment("record.local_models={every=1}", "record.updates={every=1}").run(path, report=False)
+    return path
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    experiment().run(tmp_path / "plain", report=False)
+    return tmp_path / "plain"
+
+
+def metrics(run: Path) -> dict[int, dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["round"]: line for line in lines}
+
+
+def test_the_two_gains_add_up_to_the_change_that_the_run_recorded(recorded: Path) -> None:
+    lines, rows = metrics(recorded), dynamics(open_run(recorded))
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["before"] == lines[row["round"] - 1]["test_accuracy"]
+        assert row["after"] == lines[row["round"]]["test_accuracy"]
+        assert row["loss_after"] == lines[row["round"]]["test_loss"]
+        change = lines[row["round"]]["test_accuracy"] - lines[row["round"] - 1]["test_accuracy"]
+        assert row["local_gain"] + row["aggregation_gain"] == pytest.approx(change, abs=1e-15)
+
+
+def test_the_local_value_is_the_mean_over_the_clients_models(recorded: Path) -> None:
+    run = open_run(recorded, rounds=[2])
+    (row,) = dynamics(run)
+    (found,) = run.recorded
+    values = [run.evaluator.metrics(found.local_model(reply))["accuracy"] for reply in found.replies]
+    assert row["local"] == pytest.approx(sum(values) / 3, abs=1e-15)
+    assert [client["value"] for client in row["clients"]] == values
+    assert [client["client"] for client in row["clients"]] == [reply.client for reply in found.replies]
+
+
+@pytest.mark.parametrize("seconds", [0, 30], ids=["from-a-checkpoint", "from-the-start"])
+def test_repeated_rounds_are_those_of_the_run(seconds: int, recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    experiment(f"checkpoint.seconds={seconds}").run(path, report=False)
+    said: list[str] = []
+    repeat_rounds(path, [3], say=said.append)
+    repeat_rounds(path, [3], say=said.append)
+    assert said == [f"repeating rounds {3 if seconds == 0 else 1} to 3 to record 3"]
+    names = sorted(file.name for file in (path / "recordings" / "round-000003").iterdir())
+    assert len(names) == 6
+    for name in names:
+        folder = Path("recordings") / "round-000003"
+        assert (path / folder / name).read_bytes() == (recorded / folder / name).read_bytes()
+    assert not list(path.glob(".repeated*"))
+
+
+def test_rounds_that_come_out_differently_are_refused(plain: Path) -> None:
+    lines = (plain / "metrics.jsonl").read_text().splitlines(keepends=True)
+    changed = json.loads(lines[1])
+    changed["test_loss"] += 1e-12
+    (plain / "metrics.jsonl").write_text("".join([lines[0], json.dumps(changed) + "\n", *lines[2:]]))
+    with pytest.raises(
+        RunDirectoryError, match="round 1 came out differently when it was repeated: test_loss is"
+    ):
+        repeat_rounds(plain, [2])
+    assert not (plain / "recordings").exists()
+
+
+def test_a_round_that_is_not_done_cannot_be_repeated(plain: Path) -> None:
+    with pytest.raises(
+        RunDirectoryError, match="round 9 cannot be repeated, because the run has 3 rounds so far"
+    ):
+        repeat_rounds(plain, [1, 9])
+
+
+def test_updates_are_recorded_where_no_local_models_are_sent(tmp_path: Path) -> None:
+    local = {"lr": 0.1, "epochs": 1, "batch_size": 16}
+    experiment("algorithm=iceadmm", local=local).run(tmp_path / "run", report=False)
+    said: list[str] = []
+    repeat_rounds(tmp_path / "run", [1], say=said.append)
+    assert "hold no local models" in said[1]
+    (found,) = open_run(tmp_path / "run").recorded
+    assert found.updates
+    assert not found.trained
+
+
+def test_all_analyses_that_the_recordings_allow_are_on_one_page(recorded: Path, tmp_path: Path) -> None:
+    made = analyze(recorded, rounds=[1, 3], out=tmp_path / "page")
+    assert "dynamics" in made.rows
+    page = made.page.read_text()
+    assert "Training dynamics" in page
+    assert "Eq. 4" in page
+    rows = [json.loads(line) for line in (tmp_path / "page" / "dynamics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 3]
+    index = json.loads((tmp_path / "page" / "analysis.json").read_text())
+    assert index["dynamics"]["on"] == "test"
+    assert all((tmp_path / "page" / name).exists() for name in index["dynamics"]["figures"])
+
+
+def test_an_analysis_of_ones_own(recorded: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "def sizes(run, *, power: float = 1.0):\n"
+        "    return [{'round': each.round, 'clients': len(each.replies) ** power} for each in run.recorded]\n"
+    )
+    made = analyze(
+        recorded, [f"{own}:sizes"], settings={f"{own}:sizes": {"power": 2.0}}, out=tmp_path / "page"
+    )
+    assert list(made.rows.values()) == [[{"round": r, "clients": 9.0} for r in (1, 2, 3)]]
+    assert (tmp_path / "page" / "sizes.jsonl").exists()
+    assert "sizes" in made.page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "how", "message"),
+    [
+        (["dynamic"], {}, "did you mean 'dynamics'"),
+        (["dynamics"], {"settings": {"dynamics": {"count": 3}}}, "has no setting 'count'"),
+        (["dynamics"], {"settings": {"drift": {}}}, "settings are given for 'drift', which is not made"),
+        (["dynamics"], {"on": "validation"}, "no validation data"),
+        (["dynamics"], {"rounds": [7]}, "round 7 of the run is not recorded; recorded are: 1, 2, 3"),
+    ],
+)
+def test_wrong_requests_are_refused(
+    names: list[str], how: dict[str, Any], message: str, recorded: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ConfigError, RunDirectoryError), match=message):
+        analyze(recorded, names, out=tmp_path / "page", **how)
+
+
+def test_missing_recordings_name_the_command_that_makes_them(plain: Path) -> None:
+    for names in ([], ["dynamics"]):
+        with pytest.raises(RunDirectoryError, match=r"no recordings of .* --record 1,3' records them"):
+            analyze(plain, names)
+
+
+def test_the_command_records_analyzes_and_prints_the_page(plain: Path) -> None:
+    done = CliRunner().invoke(app, ["analyze", str(plain), "dynamics", "--record", "2-3", "--json"])
+    assert done.exit_code == 0, done.output
+    printed = json.loads(done.stdout)
+    assert printed["page"] == str(plain / "analysis" / "analysis.html")
+    assert [row["round"] for row in printed["rows"]["dynamics"]] == [2, 3]
+    for wrong, message in (("2-x", "the list of rounds is"), ("0", "the list of rounds is")):
+        failed = CliRunner().invoke(app, ["analyze", str(plain), "--rounds", wrong])
+        assert failed.exit_code == 2
+        assert message in failed.output
+    failed = CliRunner().invoke(app, ["analyze", str(plain), "dynamics", "--set", "count=3"])
+    assert "is no setting of an analysis" in failed.output
