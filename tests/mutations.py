@@ -84,6 +84,12 @@ MUTATIONS = [
         "layer.momentum = momenta[0]",
         "unit/analyses/test_line.py",
     ),
+    Mutation(
+        "analyses/drift.py",
+        "shares.square() @ self.norms",
+        "shares @ self.norms",
+        "identity/test_update_drift.py",
+    ),
     # -- fractals --
     Mutation(
         "data/fractals/code_sampling.py",

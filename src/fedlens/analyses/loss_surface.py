@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlens.analyses.average_weights import average_weights
 from fedlens.analyses.model_evaluation import ModelEvaluator
 from fedlens.core.convex_combination import ModelMatrix, uniform_simplex
 from fedlens.core.errors import ConfigError
@@ -66,7 +67,7 @@ def sample_surface(
             hint="record the local models of a round with several clients",
         )
     matrix = ModelMatrix(models)
-    shares = _shares(len(models) * [1.0] if weights is None else weights, len(models))
+    shares = average_weights(len(models) * [1.0] if weights is None else weights, len(models)).float()
     generator = torch.Generator().manual_seed(seed)
     points = uniform_simplex(count, len(models), generator)
     losses, scores = _columns(evaluator, matrix.combinations(torch.cat([shares[None], points])))
@@ -84,17 +85,6 @@ def sample_surface(
         losses[0],
         scores[0] if scores else None,
     )
-
-
-def _shares(weights: Sequence[float], models: int) -> Tensor:
-    values = torch.tensor(weights, dtype=torch.float64)
-    if len(values) != models or not bool((values >= 0).all()) or not 0 < float(values.sum()) < math.inf:
-        raise ConfigError(
-            f"the weights {list(weights)} do not fit the average of {models} models",
-            where="weights",
-            hint="give one number of at least 0 per model, and one above 0",
-        )
-    return (values / values.sum()).float()
 
 
 def _columns(
