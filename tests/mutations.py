@@ -60,6 +60,36 @@ MUTATIONS = [
         "zip(totals, reversed(parts), strict=True)",
         "unit/analyses/test_model_evaluation.py",
     ),
+    Mutation(
+        "core/convex_combination.py",
+        ".exponential_(generator=generator)",
+        ".uniform_(generator=generator)",
+        "identity/test_loss_surface.py",
+    ),
+    Mutation(
+        "analyses/loss_surface.py",
+        "- third * along",
+        "+ third * along",
+        "identity/test_loss_surface.py",
+    ),
+    Mutation(
+        "analyses/line.py",
+        "((1 - t) * values[0] + t * values[-1])",
+        "(t * values[0] + (1 - t) * values[-1])",
+        "identity/test_loss_surface.py",
+    ),
+    Mutation(
+        "analyses/line.py",
+        "layer.momentum = None",
+        "layer.momentum = momenta[0]",
+        "unit/analyses/test_line.py",
+    ),
+    Mutation(
+        "analyses/drift.py",
+        "shares.square() @ self.norms",
+        "shares @ self.norms",
+        "identity/test_update_drift.py",
+    ),
     # -- fractals --
     Mutation(
         "data/fractals/code_sampling.py",

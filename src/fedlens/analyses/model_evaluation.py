@@ -73,7 +73,7 @@ class ModelEvaluator:
 
     def metrics(self, tree: Tree) -> dict[str, float]:
         """The metrics by name: the columns `test_<name>` of a run's metrics.jsonl without the prefix."""
-        with self._computing():
+        with self.computing():
             return self._metrics([self.learner(tree)], map)[0]
 
     def several(self, trees: Iterable[Tree]) -> Iterator[dict[str, float]]:
@@ -92,7 +92,7 @@ class ModelEvaluator:
                 each = ending.enter_context(started).map
             while group := list(islice(remaining, self._at_once())):
                 # Torch's settings are restored before the caller goes on.
-                with self._computing():
+                with self.computing():
                     found = self._metrics([self.learner(tree, k) for k, tree in enumerate(group)], each)
                 yield from found
 
@@ -111,8 +111,8 @@ class ModelEvaluator:
         return [task_metrics(self.task, total.result() if total.count else None) for total in totals]
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Sets the number of threads; restores it and the random state at the end of the block."""
+    def computing(self) -> Iterator[None]:
+        """Sets the number of threads for a block; its end restores it and the random state."""
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.threads)
