@@ -39,6 +39,16 @@ class Aggregate(ABC):
         return False
 
     @property
+    def server_data(self) -> str | None:
+        """The data of the server that `exchange` evaluates models on: "@validation" or "@test"; None for none."""
+        return None
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What a reader of the run's report has to know, beyond model updates, as sentences."""
+        return ()
+
+    @property
     def ops(self) -> Mapping[str, Callable[[Any], Op]]:
         """The operations that `exchange` asks for besides training, each made from the algorithm's `Train`."""
         return {}
@@ -179,6 +189,10 @@ AGGREGATES = Registry(
         "normalized": Entry(
             "fedlens.aggregate.normalized:normalized",
             "FedNova's: updates normalized by their number of steps",
+        ),
+        "optimal-convex": Entry(
+            "fedlens.aggregate.optimal_convex:optimal_convex",
+            "weights that score best on the server's data (Chen et al. 2022, Eq. 5)",
         ),
     },
 )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
+from fedlens.algorithms.aggregate_fit import refuse_server_data, refuse_server_evaluation
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
     EvaluateOwn,
@@ -129,6 +130,7 @@ class Averaging(AlgorithmBase):
         """What leaves the clients beyond model updates, as sentences for the run's report."""
         return (
             *self.rule.traits.discloses,
+            *self.aggregate.discloses,
             *((disclosure(self.parts.task),) if self.measured != "none" else ()),
         )
 
@@ -338,6 +340,8 @@ def averaging(
         refuse_too_many(parts.federation, parts.measure_clients)
     if fold.normalized:
         refuse_unequal(rule, parts.local)
+    refuse_server_data(fold, rule, parts.federation, personal)
+    refuse_server_evaluation(fold, parts.task, parts.spec, parts.evaluation_size)
     train = BatchedTrain(
         parts.model,
         parts.task,

@@ -54,8 +54,8 @@ class Tally:
     def clients(self) -> int:
         """How many clients replied; a client that is asked several times counts once.
 
-        In a round of several asks only the last counts: a client that sent a gradient but did not train has not
-        taken part, and a round in which no client trained has failed.
+        In a round of several asks only the last that went to clients counts: a client that sent a gradient but did not
+        train has not taken part, and a round in which no client trained has failed.
         """
         return len(self.replied)
 
@@ -66,7 +66,8 @@ class Tally:
 
     def asked(self, ask: Ask) -> None:
         """Counts the bytes of an ask."""
-        if ask.order == "request":
+        at_clients = any(not isinstance(request.client, str) for request in ask.requests)
+        if ask.order == "request" and at_clients:
             self.replied = set()
         shared = nbytes(ask.shared)
         for request in ask.requests:
@@ -74,16 +75,21 @@ class Tally:
                 self.bytes_down += shared + (nbytes(request.payload) if request.payload else 0)
 
     def accepted(self, reply: Reply) -> None:
-        """Counts an accepted reply; for a holder of server data only its work counts, not its bytes."""
-        if not isinstance(reply.client, str):
-            self.bytes_up += reply.nbytes
-        elif "batches" not in reply.metrics:
+        """Counts an accepted reply; for a holder of server data only its work counts, not its bytes.
+
+        Without `batches` a holder has not trained: its loss is left out, and its other numbers are recorded.
+        """
+        at_client = not isinstance(reply.client, str)
+        trained = at_client or "batches" in reply.metrics
+        for name, value in reply.metrics.items():
+            if trained or name not in ("loss", "examples"):
+                self.sums[name] += value
+        self.bytes_up += reply.nbytes if at_client else 0
+        if not trained:
             return
         self.replies += 1
         self.replied.add(reply.client)
         self.batches[reply.client] += int(reply.metrics.get("batches", 0))
-        for name, value in reply.metrics.items():
-            self.sums[name] += value
         self.per_client.append({"client": reply.client, "exchange": reply.id.exchange, **reply.metrics})
         if norm := reply.norms.get("update"):
             self.norms.append((reply.client, reply.id.exchange, norm))

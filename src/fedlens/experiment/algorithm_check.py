@@ -100,11 +100,13 @@ def _rules(config: Config) -> list[Mapping[str, Any]]:
 def _federation(config: Config) -> FederationInfo:
     clients = config.data.partition.get("clients")
     number = clients if isinstance(clients, int) else _MANY
-    held_out = None
+    held, held_out = {"@train": 100 * number, "@test": 100}, None
+    if config.data.validation > 0:
+        held["@validation"] = 10
     if config.data.validation > 0 and config.data.validation_from == "client":
         held_out = np.full(number, 10)
     sizes = np.full(number, 100)
-    return FederationInfo(sizes, _classes(config), _SHAPE, {"@train": 100 * number, "@test": 100}, held_out)
+    return FederationInfo(sizes, _classes(config), _SHAPE, held, held_out)
 
 
 def _classes(config: Config) -> int:

@@ -178,3 +178,17 @@ def test_measuring_adds_bytes_and_failures_and_no_training() -> None:
     tally.and_measuring(measuring)
     assert (tally.bytes_up, tally.failed, tally.failures[8]["no reply"]) == (110, 1, 1)
     assert (tally.sums["loss"], tally.sums["examples"]) == (2.0, 1.0)
+
+
+def test_an_ask_of_the_servers_data_after_training_leaves_the_clients_counted() -> None:
+    held = Reply(Id(1, 1, 0), "@validation", {}, {"gain": 0.5, "loss": 9.0})
+    gate = Driver(Scripted([reply(0, 0), reply(1, 1)], [held]), ClientStates())
+
+    def steps():
+        list((yield ask(0, 1)))
+        list((yield ask("@validation")))
+
+    gate.drive(steps(), 1)
+    assert (gate.tally.clients, gate.tally.failed) == (2, 0)
+    assert gate.tally.sums["gain"] == 0.5
+    assert gate.tally.sums["loss"] == 4.0
