@@ -79,7 +79,7 @@ def analyze(
                 f"settings are given for '{name}', which is not made", where=name, hint=f"name it: {name}"
             )
     chosen = {name: _resolved(name, table) for name, table in wanted.items()}
-    run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model)
+    run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model, say=say)
     folder = run.directory.path / FOLDER if out is None else Path(out).expanduser()
     made: dict[str, Rows] = {}
     left_out: dict[str, str] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,17 +35,34 @@ class OpenedRun:
         built: the experiment, with its data, task and model.
         recorded: the recorded rounds that are analyzed, in order.
         on: the data that models are evaluated on.
+        say: is told what takes long.
     """
 
     directory: RunDir
     built: Built
     recorded: tuple[RecordedRound, ...]
     on: On = "test"
+    say: Callable[[str], None] = lambda sentence: None
 
     @cached_property
     def evaluator(self) -> ModelEvaluator:
         """Evaluates models as the run does. Raises `ConfigError` if the run has no such data."""
         return evaluator_of(self.built, self.on)
+
+    @cached_property
+    def evaluation_seconds(self) -> float:
+        """The seconds of one evaluation, measured once. Raises `RunDirectoryError` if no model is recorded."""
+        model = self.with_models[0].before()
+        self.evaluator.metrics(model)  # the first call also builds the module and reads the data
+        began = time.perf_counter()
+        self.evaluator.metrics(model)
+        return time.perf_counter() - began
+
+    def announce(self, evaluations: int) -> None:
+        """Says how long so many evaluations take, if that is more than half a minute."""
+        if (seconds := evaluations * self.evaluation_seconds) > 30:
+            each = f"{self.evaluation_seconds:.2g} s each on one core"
+            self.say(f"{evaluations:,} evaluations, {each}: about {math.ceil(seconds / 60)} minutes")
 
     @property
     def metric(self) -> str:
@@ -77,6 +96,7 @@ def open_run(
     on: On = "test",
     data_dir: Path | str | None = None,
     model: nn.Module | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> OpenedRun:
     """Opens a run directory with its data.
 
@@ -84,6 +104,7 @@ def open_run(
         rounds: the recorded rounds to analyze; all by default.
         data_dir: the data directory; by default that of the run.
         model: an object equal to the run's model, if the run was given one.
+        say: is told what takes long.
 
     Raises `RunDirectoryError` if this is no run directory or one of the rounds is not recorded, and `DataError` or
     `ConfigError` if the data or a user's own code have changed or are missing.
@@ -107,4 +128,4 @@ def open_run(
     if initial is not None:
         check_same_data(run, built, environment)
     chosen = tuple(recorded[round] for round in sorted(rounds)) if rounds else tuple(recorded.values())
-    return OpenedRun(run, built, chosen, on)
+    return OpenedRun(run, built, chosen, on, say)

@@ -24,6 +24,25 @@ _ENTRIES: Mapping[str, AnalysisEntry] = {
     "dynamics": AnalysisEntry(
         "fedlens.analyses.dynamics:dynamics", "what local training and aggregation gain, round by round"
     ),
+    "optimal-aggregation": AnalysisEntry(
+        "fedlens.analyses.aggregation:optimal_aggregation",
+        "how much the best convex combination of the local models is above their average",
+    ),
+    "loss-surface": AnalysisEntry(
+        "fedlens.analyses.aggregation:loss_surface",
+        "losses of random convex combinations of the local models",
+    ),
+    "loss-plane": AnalysisEntry(
+        "fedlens.analyses.aggregation:loss_plane", "losses on the plane through three local models"
+    ),
+    "drift": AnalysisEntry(
+        "fedlens.analyses.client_drift:client_drift",
+        "how far clients' updates are from their mean, and whether they agree, by layer",
+        "local models or updates",
+    ),
+    "line": AnalysisEntry(
+        "fedlens.analyses.aggregation:lines", "loss along the line between two models, and its barrier"
+    ),
 }
 
 ANALYSES = Registry("analysis", _ENTRIES)

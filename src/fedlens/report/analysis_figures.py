@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fedlens.report.figures import Axis, Figure, Series, hover, share_limits, x_limits
+import numpy as np
+
+from fedlens.report.figures import Axis, Figure, Series, ValueMap, hover, share_limits, x_limits
 from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_figure import StudyFigure
 
 Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]
+
+_LINES = 6  # pairs of models in one panel
 
 BLUE, ORANGE, GREEN, RED, GREY = TEN[0], TEN[1], TEN[2], TEN[3], "#77828f"
 
@@ -86,20 +91,240 @@ def dynamics_figures(rows: Rows) -> list[StudyFigure]:
     form = "{:+.1%}" if is_share(metric) else "{:+.4g}"
     about = f"On average a round gains {form.format(gained)} by local training and {form.format(back)} by aggregation."
     figure = Figure("", about, round_axis(places), value_axis(metric, values), series)
-    caption = (
-        f"{label(metric)[:1].upper()}{label(metric)[1:]} of the global model (dots) and of the local models (rings). "
-        f"{about}"
-    )
+    caption = f"{_start(metric)} of the global model (dots) and of the local models (rings). {about}"
     return [StudyFigure.of_panels("Training dynamics", caption, [figure])]
+
+
+def optimal_figures(rows: Rows) -> list[StudyFigure]:
+    """Figure 3 of chen2022: averaging, and the best convex combination of the same local models."""
+    metric = str(rows[0]["metric"])
+    rounds = [row["round"] for row in rows]
+    average, optimal = [row["average"] for row in rows], [row["optimal"] for row in rows]
+    series = [
+        Series(rounds, optimal, "best convex combination", color=ORANGE, dash="dash", hover=hover(metric)),
+        Series(rounds, average, "average", color=BLUE, hover=hover(metric)),
+    ]
+    gap = max(rows, key=lambda row: row["gap"])
+    form = "{:.1%}" if is_share(metric) else "{:.4g}"
+    caption = (
+        f"{_start(metric)} of the average of the local models, and of the combination with the "
+        f"weights that score best. The largest gap is {form.format(gap['gap'])}, in round "
+        f"{gap['round']}."
+    )
+    figure = Figure("", caption, round_axis(rounds), value_axis(metric, [*average, *optimal]), series)
+    return [StudyFigure.of_panels("Optimal aggregation", caption, [figure])]
+
+
+def surface_figures(rows: Rows) -> list[StudyFigure]:
+    """Figures 4 and 11 of chen2022: the loss of the average, the interval of the combinations, and histograms."""
+    rounds = [row["round"] for row in rows]
+    low, high = [row["low"] for row in rows], [row["high"] for row in rows]
+    band = Series([*rounds, *rounds[::-1]], [*high, *low[::-1]], "random combinations", "band", BLUE)
+    over = [
+        *([band] if len(rows) > 1 else []),
+        Series(
+            rounds,
+            [row["mean"] for row in rows],
+            "random combinations",
+            color=BLUE,
+            hover="%{y:.4~g}",
+            low=[] if len(rows) > 1 else low,
+            high=[] if len(rows) > 1 else high,
+        ),
+        Series(rounds, [row["average"] for row in rows], "average", color=ORANGE, hover="%{y:.4~g}"),
+    ]
+    chosen = [
+        rows[0],
+        *([rows[len(rows) // 2]] if len(rows) > 2 else []),
+        *([rows[-1]] if len(rows) > 1 else []),
+    ]
+    caption = (
+        f"Loss of {len(rows[0]['losses']):,} uniformly drawn convex combinations of the local models "
+        "(mean and 95 % interval), and of their weighted average."
+    )
+    panels = [Figure("all rounds", caption, round_axis(rounds), value_axis("loss", []), over)]
+    panels += [_histogram(row) for row in chosen]
+    return [StudyFigure.of_panels("Loss surface", caption, panels, columns=2)]
+
+
+def _histogram(row: Row, bins: int = 24) -> Figure:
+    losses = [loss for loss in row["losses"] if loss is not None]
+    low, high = min(losses), max(losses)
+    width = (high - low) / bins or 1.0
+    counts = [0] * bins
+    for loss in losses:
+        counts[min(bins - 1, int((loss - low) / width))] += 1
+    places = [low + (k + 0.5) * width for k in range(bins)]
+    series = [Series(places, [float(count) for count in counts], "random combinations", "bar", BLUE)]
+    about = f"Histogram of the losses of random combinations in round {row['round']}."
+    return Figure(f"round {row['round']}", about, Axis("loss"), Axis("combinations", "count"), series)
+
+
+def plane_figures(rows: Rows) -> list[StudyFigure]:
+    """The losses on the plane through three models, as a map (Garipov et al. 2018, figure 1)."""
+    points = [row for row in rows if "client" not in row]
+    models = [row for row in rows if "client" in row]
+    x, y = sorted({row["x"] for row in points}), sorted({row["y"] for row in points})
+    losses = {(row["x"], row["y"]): row["loss"] for row in points}
+    values = np.array([[_number(losses[at, up]) for at in x] for up in y])
+    finite = np.sort(values[np.isfinite(values)])
+    if not len(finite):
+        return []
+    # Losses far outside of the triangle would leave one colour for what lies inside.
+    limits = (float(finite[0]), float(finite[int(0.9 * (len(finite) - 1))]))
+    listed = "; ".join(
+        f"client {row['client']} at ({row['x']:.3g}, {row['y']:.3g}), loss {_number(row['loss']):.4g}"
+        for row in models
+    )
+    caption = f"Loss on the plane through three local models of round {rows[0]['round']}: {listed}."
+    figure = ValueMap(
+        "",
+        caption,
+        values,
+        [f"{up:.3g}" for up in y],
+        [f"{at:.3g}" for at in x],
+        "distance from the first two models",
+        "distance along the first two models",
+        "loss",
+        limits if limits[1] > limits[0] else (limits[0], limits[0] + 1.0),
+        False,
+    )
+    return [StudyFigure.of_panels("Loss on a plane", caption, [figure])]
+
+
+def line_figures(rows: Rows) -> list[StudyFigure]:
+    """The loss along the lines between two models, one line per pair, and the barriers."""
+    pairs: dict[tuple[int, str, str], list[Row]] = {}
+    for row in rows:
+        pairs.setdefault((row["round"], row["from"], row["to"]), []).append(row)
+    shown_pairs = list(pairs.items())[:: max(1, -(-len(pairs) // _LINES))]
+    series = [
+        Series(
+            [row["t"] for row in points],
+            [row["loss"] for row in points],
+            f"round {round}: {first} to {second}",
+            color=TEN[k % len(TEN)],
+            hover="%{y:.4~g}",
+        )
+        for k, ((round, first, second), points) in enumerate(shown_pairs)
+    ]
+    rounds = [round for round, _, _ in pairs]
+    barriers = [points[0]["barrier"] for points in pairs.values()]
+    highest = max(range(len(barriers)), key=lambda k: barriers[k])
+    caption = (
+        "Loss between two models, t from the first to the second. The highest barrier is "
+        f"{barriers[highest]:.3g}, in round {rounds[highest]}."
+    )
+    panels = [Figure("loss along the line", caption, Axis("t", limits=(-0.02, 1.02)), Axis("loss"), series)]
+    if len(pairs) > 1:
+        line = Series(rounds, barriers, "barrier", color=GREY, hover="%{y:.3~g}")
+        panels.append(Figure("barrier", "Barrier by round.", round_axis(rounds), Axis("barrier"), [line]))
+    return [StudyFigure.of_panels("Lines between models", caption, panels, columns=2)]
+
+
+def drift_figures(rows: Rows) -> list[StudyFigure]:
+    """The agreement of the clients' updates by round, and by layer."""
+    total = [row for row in rows if row["layer"] == "all"]
+    rounds = [row["round"] for row in total]
+    panels = [
+        Figure(
+            title,
+            f"{title} by round.",
+            round_axis(rounds),
+            Axis(title),
+            [Series(rounds, [row[key] for row in total], title, color=color, hover="%{y:.3~g}")],
+        )
+        for key, title, color in (
+            ("cosine", "cosine to the mean update", BLUE),
+            ("agreeing", "effective number of agreeing clients", GREEN),
+            ("diversity", "gradient diversity", ORANGE),
+        )
+    ]
+    last = total[-1]
+    caption = (
+        f"In round {last['round']}, {last['clients']} clients took part; their updates agree as "
+        f"{_number(last['agreeing']):.2f} equal ones would, and have a mean cosine of "
+        f"{_number(last['cosine']):.2f} to their average."
+    )
+    layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != "all"))
+    by = {(row["layer"], row["round"]): _number(row["cosine"]) for row in rows}
+    values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in reversed(layers)])
+    finite = values[np.isfinite(values)]
+    figures = [StudyFigure.of_panels("Client drift", caption, panels, columns=3)]
+    if len(finite):
+        limits = (min(0.0, float(finite.min())), 1.0)
+        about = "Mean cosine of the clients' updates to their average, by layer and round."
+        layer_map = ValueMap(
+            "",
+            about,
+            values,
+            layers[::-1],
+            [str(round) for round in rounds],
+            "layer",
+            "round",
+            "cosine",
+            limits,
+            False,
+        )
+        figures.append(StudyFigure.of_panels("Client drift by layer", about, [layer_map]))
+    return figures
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _start(metric: str) -> str:
+    words = label(metric)
+    return words[:1].upper() + words[1:]
 
 
 _SHOWN: dict[str, Shown] = {
     "dynamics": Shown(
         "Training dynamics",
-        "Each round starts at a dot, the global model. The slanted line leads to the mean of the local models after "
-        "local training: if it falls, local training forgets what other clients know (drift). The vertical line "
-        "leads to the average of the local models: how much aggregation wins back. The two gains add up to the "
-        "change of the global model (chen2022, Eq. 4).",
+        "Each round starts at a dot, the global model. The slanted line leads to the mean of the "
+        "local models after local training: if it falls, local training forgets what other clients "
+        "know (drift). The vertical line leads to the average of the local models: how much "
+        "aggregation wins back. The two gains add up to the change of the global model (chen2022, "
+        "Eq. 4).",
         dynamics_figures,
+    ),
+    "optimal-aggregation": Shown(
+        "Optimal aggregation",
+        "Averaging weighs clients by their examples. The dashed line shows the best weights for the "
+        "same local models, chosen on the evaluated data themselves. A small gap means that "
+        "aggregation is robust to its weights; chen2022 (Eq. 5) finds smaller gaps after "
+        "pre-training.",
+        optimal_figures,
+    ),
+    "loss-surface": Shown(
+        "Loss surface",
+        "Each random combination of the local models is a model that other weights would have "
+        "produced. A narrow interval means a flat surface between the local models: the weights "
+        "hardly matter. Where the average lies below the interval, averaging with equal weights is "
+        "better than most other weights (chen2022, section 4.4).",
+        surface_figures,
+    ),
+    "loss-plane": Shown(
+        "Loss on a plane",
+        "The plane goes through three local models; distances are Euclidean distances of the "
+        "weights. If the loss inside of the triangle is lower than at its corners, averaging finds a "
+        "better model than any client.",
+        plane_figures,
+    ),
+    "drift": Shown(
+        "Client drift",
+        "The cosine compares each client's update with the weighted mean: 1 if all point the same "
+        "way, near 0 if they are orthogonal. The effective number of agreeing clients is their "
+        "number for equal updates, 1 for orthogonal ones, and below 1 where they cancel. The "
+        "gradient diversity is 1 for equal updates and grows as they differ.",
+        drift_figures,
+    ),
+    "line": Shown(
+        "Lines between models",
+        "If the loss rises between two models, they lie in different basins, and their average is "
+        "worse than both. The barrier is the largest height above the straight line between the "
+        "losses of the two ends.",
+        line_figures,
     ),
 }
