@@ -181,8 +181,8 @@ def plane_figures(rows: Rows) -> list[StudyFigure]:
         "",
         caption,
         values,
-        [f"{up:.3g}" for up in y],
-        [f"{at:.3g}" for at in x],
+        _places(y),
+        _places(x),
         "distance from the first two models",
         "distance along the first two models",
         "loss",
@@ -268,6 +268,12 @@ def drift_figures(rows: Rows) -> list[StudyFigure]:
         )
         figures.append(StudyFigure.of_panels("Client drift by layer", about, [layer_map]))
     return figures
+
+
+def _places(values: Sequence[float]) -> list[str]:
+    """The coordinates of a grid as labels; what is 0 up to rounding is 0."""
+    tiny = 1e-6 * (max(values) - min(values))
+    return [f"{0.0 if abs(value) < tiny else value:.3g}" for value in values]
 
 
 def _number(value: Any) -> float:
