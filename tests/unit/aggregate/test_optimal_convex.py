@@ -18,7 +18,7 @@ from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Ask as Asked
 from fedlens.core.protocol import Failure, Id, Reply, Request
 from tests.contract.contract_kit import Stopping, experiment, outcome
-from tests.identity.identity_kit import course, mean, parts, same, world
+from tests.identity.identity_kit import course, model, parts, same, world
 
 LOCAL = {"lr": 0.2, "momentum": 0.5, "epochs": 2, "batch_size": 4}
 AGGREGATE = {"name": "optimal-convex", "epochs": 2, "batch_size": 16, "starts": 2}
@@ -37,8 +37,8 @@ def digits(**changes: Any) -> Experiment:
 
 def reply(slot: int, value: float, weight: float) -> Reply:
     trees = {
-        "update": {"w": torch.tensor([value])},
-        "buffers": {"m": torch.tensor([value / 2])},
+        "update": {"w": torch.tensor([value], dtype=torch.float64)},
+        "buffers": {"m": torch.tensor([value / 2], dtype=torch.float64)},
         "counters": {"n": torch.tensor(slot)},
     }
     return Reply(Id(1, 0, slot), slot, {**trees, "weight": weight})
@@ -69,12 +69,14 @@ def test_the_update_statistics_and_counters_have_the_weights_that_were_found() -
 
 
 def test_weights_of_the_average_give_the_bits_of_the_mean() -> None:
-    answers = [reply(slot, torch.pi**slot, 1.0 + slot) for slot in range(3)]
-    update, _ = exchanged(answers, [1 / 6, 2 / 6, 3 / 6])
+    sizes = [13.0, 7.0, 3.0]  # 13 / 23 * 23 is not 13 in float64
+    answers = [reply(slot, 0.3 ** (slot + 1), size) for slot, size in enumerate(sizes)]
+    update, _ = exchanged(answers, [size / 23 for size in sizes])
     wanted = Mean().fold(answers, {})
     assert wanted is not None
     assert same(update.update, wanted.update)
     assert same(update.buffers, wanted.buffers)
+    assert update.weight == 23
 
 
 def test_a_single_reply_is_the_update_and_no_reply_is_none() -> None:
@@ -94,17 +96,19 @@ def test_a_failed_search_ends_the_run_with_its_reason() -> None:
 
 def test_the_model_of_a_round_is_the_best_combination_of_the_clients_models() -> None:
     """The server's data are all clients' points."""
-    there = world()
-    fold = OptimalConvex("test", epochs=30, batch_size=8, starts=2)
-    run = course(averaging(parts(there, LOCAL, select=Uniform(3)), aggregate=fold), there, rounds=1)
+    there, spec = world((6, 8, 5, 7, 12, 6)), model(norm=True)
+    local = {**LOCAL, "batch_size": 64}
+    given = parts(there, local, spec, select=Uniform(3))
+    fold = OptimalConvex("test", lr=1.0, epochs=30, batch_size=8, starts=2)
+    run = course(averaging(given, aggregate=fold), there, rounds=1)
     (step,) = run.steps
     assert len(step.cohort) == 3  # the search is no client
-    plain = course(averaging(parts(there, LOCAL, select=Uniform(3))), there, rounds=1)
+    plain = course(averaging(given), there, rounds=1)
     data = there.pooled()
 
     @torch.no_grad()
     def loss_and_hits(tree: Any) -> tuple[float, int]:
-        module = run.algorithm.parts.model.build()
+        module = run.algorithm.parts.model.build().eval()
         module.load_state_dict(dict(tree))
         outputs = module(data.inputs)
         loss = torch.nn.functional.cross_entropy(outputs, data.targets)
@@ -180,4 +184,3 @@ def test_what_does_not_fit_is_refused_before_any_work(settings: list[str], said:
 def test_the_factory_has_the_settings() -> None:
     made = AGGREGATES.find("optimal-convex")(on="test", weighting="uniform", starts=1, lr=0.5)
     assert made == OptimalConvex("test", "uniform", lr=0.5, starts=1)
-    assert mean([{"w": torch.ones(1)}], [1.0])["w"] == 1
