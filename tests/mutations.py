@@ -90,6 +90,24 @@ MUTATIONS = [
         "shares @ self.norms",
         "identity/test_update_drift.py",
     ),
+    Mutation(
+        "analyses/representation.py",
+        "return values - values.mean(0)",
+        "return values",
+        "identity/test_representation.py",
+    ),
+    Mutation(
+        "analyses/representation.py",
+        "offsets.T @ offsets / count",
+        "offsets.T @ offsets / len(x)",
+        "identity/test_representation.py",
+    ),
+    Mutation(
+        "analyses/calibration.py",
+        "gaps.square().sum()",
+        "gaps.abs().sum()",
+        "unit/analyses/test_calibration.py",
+    ),
     # -- fractals --
     Mutation(
         "data/fractals/code_sampling.py",

@@ -16,6 +16,7 @@ from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, module_in
 from fedlens.core.protocol import ModelSpec, Program
 from fedlens.core.random import random_state_kept
+from fedlens.core.read_ahead import first
 from fedlens.core.threads import own_cores
 from fedlens.core.tree import Tree
 from fedlens.experiment.build import Built, evaluation_batch
@@ -95,6 +96,16 @@ class ModelEvaluator:
                 with self.computing():
                     found = self._metrics([self.learner(tree, k) for k, tree in enumerate(group)], each)
                 yield from found
+
+    def outputs(self, tree: Tree, most: int | None = None) -> Iterator[tuple[Any, Any]]:
+        """The outputs of this model and the targets, batch by batch, of the first `most` examples, or of all."""
+        module = self.learner(tree).module.eval()
+        stop = self.examples if most is None else min(most, self.examples)
+        with ExitStack() as ending:
+            for inputs, targets in first(self.data.stretches(0, stop, self.batch_size), None, ending):
+                with self.computing(), torch.inference_mode():
+                    outputs = self.size(self.task, module, inputs, targets)
+                yield outputs, targets
 
     def _at_once(self) -> int:
         module = module_in(self.model, self._scratch, self.device, self.arithmetic, "0")
