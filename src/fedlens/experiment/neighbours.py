@@ -93,14 +93,12 @@ def labelled_images(
         )
     seed = planned.config.seeds.data
     dataset: Dataset = planned.chosen[f"{_TABLE}.dataset"](data_dir, download, seed)
-    if dataset.kind != "classification":
-        what = (
-            "no labels" if dataset.kind == "unlabelled" else f"no single label: they are for {dataset.kind}"
-        )
+    if not dataset.table().single:
+        what = f"no single label each: they are for {dataset.kind}" if dataset.classes else "no labels"
         raise ConfigError(
             f"the images of '{dataset.name}' have {what}",
             where=f"{_TABLE}.dataset",
-            hint="choose a dataset for classification, such as 'cifar10'",
+            hint="choose a dataset whose images have one class each, such as 'cifar10'",
         )
     dataset = loaded(dataset, 0)
     rng = Rng((seed, "neighbours"))

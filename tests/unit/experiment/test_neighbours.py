@@ -112,7 +112,7 @@ def test_the_name_of_a_dataset_is_enough_and_the_settings_are_written_down(tmp_p
         ({"dataset": LABELLED, "train": 10}, {}, r"10 training examples, fewer than the 20.*neighbours\.k"),
         ("digits", {}, r"'digits' are 1x8x8, and the encoder 'small-cnn' takes 3x16x16"),
         ({"dataset": FRACTALS}, {}, r"'fractals' have no labels \(evaluation\.neighbours\.dataset"),
-        ({"dataset": scenes}, {}, r"'arrays' have no single label each: they are segmentation"),
+        ({"dataset": scenes}, {}, r"'arrays' have no single label each: they are for segmentation"),
         ({"dataset": "no-such"}, {}, r"no-such.*evaluation\.neighbours\.dataset"),
         ({"dataset": {**LABELLED, "clases": 2}}, {}, r"clases.*evaluation\.neighbours\.dataset"),
         ({"dataset": LABELLED, "kk": 2}, {}, r"evaluation\.neighbours\.kk"),
