@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedlens.api import Experiment, Result, dataset, load_result, resume
     from fedlens.cost_runs import cost
+    from fedlens.pretraining import pretrain
     from fedlens.studies.study import Study
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "Result", "Study", "__version__", "cost", "dataset", "load_result", "resume"]
+__all__ = [
+    "Experiment",
+    "Result",
+    "Study",
+    "__version__",
+    "cost",
+    "dataset",
+    "load_result",
+    "pretrain",
+    "resume",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from fedlens.cost_runs import cost
 
         return cost
+    if name == "pretrain":
+        from fedlens.pretraining import pretrain
+
+        return pretrain
     if name == "Study":
         from fedlens.studies.study import Study
 

@@ -12,10 +12,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.interrupts import watched
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.session import Session
+
+
+Before: TypeAlias = "Callable[[Built, RunDir], None]"
 
 
 class Experiment:
@@ -98,6 +101,7 @@ class Experiment:
         report: bool = True,
         session: Session | None = None,
         until: int | None = None,
+        before: Before | None = None,
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
@@ -107,7 +111,8 @@ class Experiment:
         run pauses after that round, with the status "paused" and without a model file; `resume` continues it.
         All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
         the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` (Ctrl-C) after the last
-        complete round is saved; `resume(out)` then continues the run.
+        complete round is saved; `resume(out)` then continues the run. `before` is called with the built experiment and
+        its directory, which has no file yet; an error that it raises ends the run.
         """
         import tomli_w
 
@@ -125,6 +130,8 @@ class Experiment:
             built = build(planned, root, download, engine, listener.note, session=session)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             with directory.lock():
+                if before is not None:
+                    before(built, directory)
                 directory.write_config(tomli_w.dumps(plain(built.config)))
                 return _carry_out(
                     built, directory, listener, None, root, report, until=until, session=session

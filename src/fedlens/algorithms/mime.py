@@ -277,13 +277,16 @@ def mimelite(
     return averaging(parts, client=rule, aggregate=Mean("uniform"), server=ServerSGD(lr))
 
 
+_TITLES = {"adam": "Adam", "adamw": "Adam", "lars": "LARS"}
+
+
 def refuse_local_statistics(local: LocalSettings, title: str) -> None:
     """Raises `ConfigError` where the local optimizer has statistics of its own."""
     adam = local.optimizer != "sgd"
     if adam or local.momentum:
         raise ConfigError(
             f"{title} keeps the optimizer's statistics at the server, and a client's own "
-            + ("Adam" if adam else "momentum")
+            + (_TITLES[local.optimizer] if adam else "momentum")
             + " would be a second one on top of it, fed by that client's drift",
             where="local.optimizer" if adam else "local.momentum",
             hint=f"set algorithm.optimizer = '{'adam' if adam else 'momentum'}' and leave plain SGD in [local]",

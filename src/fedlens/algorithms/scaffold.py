@@ -201,7 +201,7 @@ def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
 
 
 _STEPS = {
-    "local.optimizer": "the steps of adam and adamw are no sum of gradients",
+    "local.optimizer": "the steps of adam, adamw and lars are no sum of gradients",
     "local.clip_norm": "clipped steps are no sum of gradients",
     "local.lr_change": "steps of different learning rates are no plain sum of gradients",
 }

@@ -31,6 +31,7 @@ from fedlens.cli.output import (
 )
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
+from fedlens.cli.pretrain import pretrain
 from fedlens.cli.report import report
 from fedlens.cli.reproduce import reproduce
 from fedlens.cli.resume import resume
@@ -122,6 +123,7 @@ app = typer.Typer(
 )
 app.command("run", cls=RunCommand)(run)
 app.command("resume")(resume)
+app.command("pretrain", cls=RunCommand)(pretrain)
 app.command("list")(list_names)
 app.command("show")(show)
 app.command("compare")(compare)

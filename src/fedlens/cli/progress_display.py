@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,8 +195,10 @@ class ProgressDisplay(ProgressBase):
         if self._bar is not None:
             self._guarded(self._bar.stop)
 
-    def result(self, summary: dict[str, Any], directory: Path) -> None:
-        """Prints the outcome and the path of the result page; with --quiet only the path."""
+    def result(
+        self, summary: dict[str, Any], directory: Path, files: Mapping[str, Path] | None = None
+    ) -> None:
+        """Prints the outcome, the result page and `files`; with --quiet only the path, or the first file."""
         from fedlens.experiment.rundir import RunDir
 
         page = RunDir(directory).report_path
@@ -211,8 +213,10 @@ class ProgressDisplay(ProgressBase):
                 self._print(line, style="yellow", soft_wrap=True)
             label = "result page" if result == page else "run directory"
             self._print(f"{label}: {result}", style="bold", soft_wrap=True)
+            for name, path in (files or {}).items():
+                self._print(f"{name}: {path}", style="bold", soft_wrap=True)
         elif not self._console.stderr:
-            self._print(str(result), soft_wrap=True)
+            self._print(str(next(iter((files or {}).values()), result)), soft_wrap=True)
 
     def _print(self, text: str, **how: Any) -> None:
         self._due = self._clock() + SILENCE

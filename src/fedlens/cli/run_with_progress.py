@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,18 @@ if TYPE_CHECKING:
 
 
 def train(
-    start: Callable[[ProgressDisplay], Result], *, quiet: bool, output: CommandOutput, strict: bool = False
+    start: Callable[[ProgressDisplay], Result],
+    *,
+    quiet: bool,
+    output: CommandOutput,
+    strict: bool = False,
+    again: str | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> None:
     """Calls `start` with a progress display, and prints the outcome.
+
+    `again` is the command that resumes the run, by default `fedlens resume`. `files` are what the command
+    wrote beside the run directory, by name, once `start` has returned; with --quiet the first is printed alone.
 
     Raises what `start` raises; `Interrupted` says how to resume, `OutputLost` that the result could not be printed.
     With `strict`, raises `typer.Exit` with code 1 if the run has warnings.
@@ -46,7 +55,7 @@ def train(
     except KeyboardInterrupt:
         if display.directory is None:
             raise Interrupted("nothing was started") from None
-        how = f"resume with: fedlens resume {shlex.quote(str(display.directory))}"
+        how = f"resume with: {again or f'fedlens resume {shlex.quote(str(display.directory))}'}"
         if output.as_json:
             what = "the run was interrupted"
             output.json(_ended(display.directory, error_object("interrupted", INTERRUPTED, what, hint=how)))
@@ -56,8 +65,8 @@ def train(
             output.json(_ended(display.directory, error_object("failed", *error_parts(error, output.debug))))
         raise
     if output.as_json:
-        output.json(result.summary)
-    display.result(result.summary, Path(result.directory))
+        output.json({**result.summary, **({"files": files} if files else {})})
+    display.result(result.summary, Path(result.directory), files or {})
     _check_written(display, output)
     if strict and result.warnings:
         first = result.warnings[0]["sentence"]

@@ -39,6 +39,7 @@ from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.initial_weights import initial_weights, with_digest
 from fedlens.experiment.memory_check import check_memory
 from fedlens.experiment.model_kind import prepared_for, refuse_other_kind
+from fedlens.experiment.neighbours import LabelledImages, labelled_images
 from fedlens.experiment.plan import SLOT_REGISTRIES, Plan
 from fedlens.experiment.recording_check import check_recording
 from fedlens.experiment.resolve import Resolved, located
@@ -76,6 +77,7 @@ class Built:
     source: ClientDataSource  # the same data, or the features of them
     evaluation_size: EvaluationSize  # at which images are evaluated
     notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
+    labelled: LabelledImages | None = None  # whose nearest neighbours measure the encoder
     shared: SharedDataset | None = None  # the data in a session, with their digest once it is known
 
     @property
@@ -182,6 +184,7 @@ def _build(
             *_without_test_examples(holders, task),
             *notes,
         ),
+        labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
         shared,
     )
 

@@ -128,6 +128,23 @@ def _pair(value: Any) -> bool:
     )
 
 
+class Neighbours(_Table):
+    """The table `evaluation.neighbours`: labelled images that measure the features of a self-supervised run."""
+
+    dataset: Named
+    k: int = Field(20, ge=1, description="nearest training images that vote on a test image")
+    temperature: float = Field(
+        0.07, gt=0, allow_inf_nan=False, description="of the votes: exp(similarity / temperature)"
+    )
+    train: int = Field(5000, ge=1, description="training images at most, drawn once")
+    test: int = Field(1000, ge=1, description="test images at most, drawn once")
+
+
+def _neighbours(value: Any) -> Any:
+    """The table `evaluation.neighbours`; the name of a dataset alone is short for a table."""
+    return {"dataset": value} if isinstance(value, str) else value
+
+
 class Evaluation(_Table):
     """The `[evaluation]` table."""
 
@@ -157,6 +174,11 @@ class Evaluation(_Table):
     )
     train: bool = Field(
         False, description="also evaluate the global model on the training data of all clients"
+    )
+    neighbours: Annotated[Neighbours | None, BeforeValidator(_neighbours)] = Field(
+        None,
+        description="of self-supervised tasks: a labelled dataset, on which the k-NN accuracy of the features is "
+        "measured; a name or a table",
     )
 
 

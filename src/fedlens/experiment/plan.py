@@ -28,6 +28,8 @@ from fedlens.tasks.registry import TASKS
 
 SLOT_REGISTRIES: Mapping[str, Registry] = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 
+_LABELLED = "evaluation.neighbours.dataset"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +60,9 @@ def plan(config: Config, source: Source) -> Plan:
         "algorithm": (ALGORITHMS, config.algorithm),
         "engine": (ENGINES, config.engine),
     }
+    neighbours = config.evaluation.neighbours
+    if neighbours is not None:
+        tables[_LABELLED] = DATASETS, neighbours.dataset
     if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
         unused = {slot: None for slot in SLOTS if not _was_set(slot, source)}
         config = config.model_copy(update=unused)
@@ -86,12 +91,15 @@ def plan(config: Config, source: Source) -> Plan:
             "augment": [choice.table() for choice in augments],
         }
     )
+    if neighbours is not None:
+        neighbours = neighbours.model_copy(update={"dataset": chosen[_LABELLED].table()})
+    evaluation = config.evaluation.model_copy(update={"neighbours": neighbours})
     tables_with_defaults: dict[str, Any] = {k: choice.table() for k, choice in chosen.items() if "." not in k}
     if rules:
         full = [rule.table() for rule in rules]
         tables_with_defaults["client"] = full if isinstance(client, list) else full[0]
     return Plan(
-        config.model_copy(update={"data": data, **tables_with_defaults}),
+        config.model_copy(update={"data": data, "evaluation": evaluation, **tables_with_defaults}),
         chosen,
         augments,
         rules,

@@ -77,6 +77,7 @@ class RunDir:
     examples_path = _Inside("examples.npz")
     initial_path = _Inside("initial.safetensors")
     summary_path = _Inside("summary.json")
+    pretraining_path = _Inside("pretraining.json")
     report_path = _Inside("report.html")
 
     @staticmethod
@@ -156,6 +157,10 @@ class RunDir:
         """Write `summary.json`; numbers that are not finite become null."""
         _write_json(self.summary_path, summary)
 
+    def write_pretraining(self, settings: Mapping[str, Any]) -> None:
+        """Write `pretraining.json`, the settings that `fedlens pretrain` was called with."""
+        _write_json(self.pretraining_path, settings)
+
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Add one line to `metrics.jsonl`, visible to readers at once; non-finite numbers become null.
 
@@ -209,6 +214,10 @@ class RunDir:
     def read_environment(self) -> dict[str, Any] | None:
         """The contents of `environment.json`, or None if the file is missing."""
         return _read_json(self.environment_path)
+
+    def read_pretraining(self) -> dict[str, Any] | None:
+        """The contents of `pretraining.json`, or None if `fedlens pretrain` did not start the run."""
+        return _read_json(self.pretraining_path)
 
     def read_summary(self) -> dict[str, Any] | None:
         """The contents of `summary.json`, or None if the run has not ended or was killed."""

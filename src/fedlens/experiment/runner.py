@@ -32,7 +32,7 @@ from fedlens.experiment.divergence import (
     rejected_by_bound,
     text_of,
 )
-from fedlens.experiment.evaluation_collector import EvaluationCollector, write_evaluation
+from fedlens.experiment.evaluation_collector import EvaluationCollector, knn_metrics, write_evaluation
 from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
 from fedlens.experiment.predict_examples import write_examples
@@ -226,6 +226,7 @@ class Runner:
             driver.tally, driver.work = trained.measuring, trained.work
             measured = trained.evaluation.finish()
             _refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
+            measured = {**knn_metrics(self.built, trained.state), **measured}
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
         warned = self._watch(line, tally)

@@ -1,7 +1,7 @@
 """Local optimizers: the arithmetic of `torch.optim`, with state that is handed in and out.
 
-SGD gives the same bits as `torch.optim.SGD`; Adam and AdamW agree with torch's to the last bits. A step costs a
-fraction of torch's, and a small model's round consists mostly of steps.
+SGD gives the same bits as `torch.optim.SGD`; Adam and AdamW agree with torch's to the last bits. LARS is not
+in torch. A step costs a fraction of torch's, and a small model's round consists mostly of steps.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ def optimizer(settings: LocalSettings, state: OptimizerState) -> Step:
     SGD: g <- g + wd w; v <- m v + g; w <- w - lr v, or - lr (g + m v) with Nesterov's momentum.
     Adam: Kingma and Ba 2015, with bias correction and the L2 penalty in the gradient.
     AdamW: Loshchilov and Hutter 2019; w <- (1 - lr wd) w, then Adam's step without a penalty.
+    LARS: You et al. 2017 (arXiv 1708.03888), algorithm 1; for each leaf
+        v <- m v + lr trust |w| / (|g| + wd |w|) (g + wd w); w <- w - v.
+        The factor trust |w| / (...) is 1 where all weights or all gradients of a leaf are 0. With `lars_leaves` =
+        "weights", leaves of one dimension (biases, normalization) get v <- m v + lr g.
     """
-    return _sgd(settings, state) if settings.optimizer == "sgd" else _adam(settings, state)
+    made = {"sgd": _sgd, "lars": _lars}.get(settings.optimizer, _adam)
+    return made(settings, state)
 
 
 def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
@@ -54,6 +59,37 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
             return
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.add_(gradient, alpha=-lr)
+
+    return step
+
+
+def _lars(settings: LocalSettings, state: OptimizerState) -> Step:
+    momentum, decay, trust = settings.momentum, settings.weight_decay, settings.trust
+    least = 2 if settings.lars_leaves == "weights" else 0  # dimensions of a leaf that is scaled
+
+    def scaled(parameter: Tensor, gradient: Tensor) -> Tensor:
+        if parameter.dim() < least:
+            return gradient
+        size, slope = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(gradient)
+        # Compared on the device: a branch would wait for it in every step.
+        ratio = torch.where((size > 0) & (slope > 0), trust * size / (slope + decay * size), 1.0)
+        decayed = gradient.add(parameter, alpha=decay) if decay else gradient
+        return decayed * ratio.to(gradient.dtype)
+
+    def step(parameters: Tensors, gradients: Tensors, lr: Rate) -> None:
+        rates = lr if isinstance(lr, list) else [lr] * len(parameters)
+        steps = [
+            scaled(parameter, gradient) * rate
+            for parameter, gradient, rate in zip(parameters, gradients, rates, strict=True)
+        ]
+        if momentum:
+            if "momentum" in state:
+                torch._foreach_mul_(state["momentum"], momentum)
+                torch._foreach_add_(state["momentum"], steps)
+            else:
+                state["momentum"] = [each.clone() for each in steps]
+            steps = state["momentum"]
+        torch._foreach_sub_(parameters, steps)
 
     return step
 

@@ -49,16 +49,24 @@ class LocalSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    optimizer: Literal["sgd", "adam", "adamw"] = Field(
-        "sgd", description="sgd, adam (Chen et al. 2022, table 6), or adamw: adam with decoupled weight decay"
+    optimizer: Literal["sgd", "adam", "adamw", "lars"] = Field(
+        "sgd",
+        description="sgd, adam (Chen et al. 2022, table 6), adamw: adam with decoupled weight decay, or lars: sgd with "
+        "a rate for each leaf, for large batches (You et al. 2017)",
     )
     lr: float = Field(gt=0, description="learning rate, before decay, schedule and warm-up")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd and lars")
     nesterov: bool = Field(False, description="Nesterov momentum of sgd")
     betas: tuple[float, float] = Field(
         (0.9, 0.999), description="decay rates of the two moments of adam and adamw"
     )
     eps: float = Field(1e-8, gt=0, description="epsilon of adam and adamw")
+    trust: float = Field(0.001, gt=0, description="trust coefficient of lars")
+    lars_leaves: Literal["weights", "all"] = Field(
+        "weights",
+        description="leaves that lars scales. weights: not biases and normalization, which get neither scaling nor "
+        "weight decay; all",
+    )
     weight_decay: float = Field(
         0.0, ge=0, description="L2 penalty, added to the gradient; of adamw: w <- (1 - lr weight_decay) w"
     )
@@ -116,12 +124,16 @@ class LocalSettings(BaseModel):
             raise ValueError("epochs and steps are both set; set only one of them")
         if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
             raise ValueError("nesterov needs optimizer = 'sgd' and a momentum above 0")
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum belongs to optimizer = 'sgd'; {self.optimizer} has betas")
-        if self.optimizer == "sgd" and {"betas", "eps"} & self.model_fields_set:
-            fields = type(self).model_fields
-            if (self.betas, self.eps) != (fields["betas"].default, fields["eps"].default):
-                raise ValueError("betas and eps belong to optimizer = 'adam' or 'adamw'; sgd has momentum")
+        adaptive, fields = self.optimizer in ("adam", "adamw"), type(self).model_fields
+        if self.momentum and adaptive:
+            raise ValueError(f"momentum belongs to optimizer = 'sgd' or 'lars'; {self.optimizer} has betas")
+        if not adaptive and (self.betas, self.eps) != (fields["betas"].default, fields["eps"].default):
+            raise ValueError(
+                f"betas and eps belong to optimizer = 'adam' or 'adamw'; {self.optimizer} has momentum"
+            )
+        of_lars = (self.trust, self.lars_leaves) != (fields["trust"].default, fields["lars_leaves"].default)
+        if of_lars and self.optimizer != "lars":
+            raise ValueError("trust and lars_leaves belong to optimizer = 'lars'")
         if self.lr_decay == 1 and self.lr_decay_every != 1:
             raise ValueError("lr_decay_every has no effect while lr_decay is 1")
         if self.examples and self.batch_size != "all" and self.examples % self.batch_size:

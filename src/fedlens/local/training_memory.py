@@ -106,7 +106,7 @@ def training_memory(
             torch.autograd.grad(total, trained, allow_unused=True)
     except Exception:  # of any kind: a model may look at the values that it computes
         return None
-    copies = 1 + (2 if settings.optimizer != "sgd" else bool(settings.momentum))
+    copies = 1 + (2 if settings.optimizer in ("adam", "adamw") else bool(settings.momentum))
     return TrainingMemory(
         live.most,
         sum(t.nbytes for t in (*module.parameters(), *module.buffers())),

@@ -16,6 +16,7 @@ SPLITS = {"test": "test", "validation": "validation", "train": "training", "loca
 _LABELS = {
     "accuracy_balanced": "balanced accuracy",
     "accuracy_top5": "top-5 accuracy",
+    "knn_accuracy": "k-NN accuracy",
     "f1_micro": "micro F1",
     "f1_macro": "macro F1",
     "mean_iou": "mean IoU",

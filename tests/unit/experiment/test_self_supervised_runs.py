@@ -52,6 +52,26 @@ def test_a_run_records_the_spread_and_writes_the_encoder(
     assert load_result(tmp_path / "run").model(torch.zeros(1, 3, 16, 16)).shape == (1, 32 * 8 * 8)
 
 
+def test_lars_resumes_to_the_same_bits_and_is_not_stacked(tmp_path: Path) -> None:
+    local = {
+        "lr": 2.0,
+        "optimizer": "lars",
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "steps": 2,
+        "batch_size": 16,
+    }
+    start = experiment(SIAM, algorithm={"name": "centralized"}, local=local)
+    start.run(tmp_path / "whole", report=False)
+    start.run(tmp_path / "parts", until=2, report=False)
+    resume(tmp_path / "parts", report=False)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    labelled = {"dataset": {"name": "digits"}, "partition": {"name": "iid", "clients": 2}}
+    with pytest.raises(ConfigError, match=r"lars scales each leaf by its norm.*local\.optimizer"):
+        experiment({}, data=labelled, local=local, engine={"name": "vectorized"}).run(tmp_path / "stacked")
+
+
 @pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
 @pytest.mark.parametrize("until", [1, 3])

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from fedlens.data.datasets.fractals import fractals
+from fedlens.report.contact_sheet import contact_sheet
 
 FOLDER = Path(__file__).parents[3] / "docs" / "figures"
 
@@ -18,7 +18,7 @@ def pairs() -> Image.Image:
     """Six pairs of 128x128 pixels, the two views of each one above the other."""
     data = _drawn(size=128, iterations=100_000)
     views = data.views(np.arange(6))
-    return _sheet(views.transpose(1, 0, 2, 3, 4).reshape(12, 3, 128, 128), columns=6, scale=1)
+    return contact_sheet(views.transpose(1, 0, 2, 3, 4).reshape(12, 3, 128, 128), columns=6, scale=1)
 
 
 def looks() -> Image.Image:
@@ -30,22 +30,14 @@ def looks() -> Image.Image:
         {"look": "hue-by-position"},
         {"look": "hue-by-density", "background": "smooth"},
     ]
-    return _sheet(np.concatenate([_drawn(**row).take(np.arange(12)) for row in rows]), columns=12, scale=2)
+    return contact_sheet(
+        np.concatenate([_drawn(**row).take(np.arange(12)) for row in rows]), columns=12, scale=2
+    )
 
 
 def _drawn(**settings: Any) -> Any:
     data = fractals(Path(), False, 0, train=12, test=1, codes=1000, **settings)
     return data.train.inputs
-
-
-def _sheet(images: NDArray[np.uint8], columns: int, scale: int) -> Image.Image:
-    n, channels, height, width = images.shape
-    rows = n // columns
-    gap = np.full((rows, columns, channels, height + 2, width + 2), 255, np.uint8)
-    gap[..., 1:-1, 1:-1] = images.reshape(rows, columns, channels, height, width)
-    tiled = gap.transpose(0, 3, 1, 4, 2).reshape(rows * (height + 2), columns * (width + 2), channels)
-    picture = Image.fromarray(tiled)
-    return picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
 
 
 FIGURES = {"fractal-pairs.png": pairs, "fractal-looks.png": looks}

@@ -22,7 +22,7 @@ from fedlens.data.augment import AUGMENTS
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES
-from fedlens.experiment.config import Config, Seeds
+from fedlens.experiment.config import Config, Neighbours, Seeds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.tasks.registry import TASKS
@@ -57,6 +57,7 @@ def rendered(page: str) -> str:
 def tables() -> dict[str, list[str]]:
     """Every table of the page by its name: `top`, or the table of the TOML file that it is about."""
     made = {"top": [*SHORT, *_fields(Config, skip={*REGISTRIES, "data", "seeds"})]}
+    made["evaluation.neighbours"] = [*SHORT, *_fields(Neighbours, skip=())]
     made["model.any"] = [*SHORT, *_fields(Preparation, skip=())]
     for name, field in Config.model_fields.items():
         kind = field.annotation

@@ -54,6 +54,50 @@ def test_sgd_gives_the_bits_of_torch(how, dtype) -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights, reference, strict=True))
 
 
+def lars_loop(start, course, lr, momentum, decay, trust, every_leaf):
+    """Algorithm 1 of You et al. 2017, one leaf and one number after the other."""
+    weights = [w.flatten().tolist() for w in start]
+    velocities = [[0.0] * len(w) for w in weights]
+    for gradient in course:
+        for leaf, (w, v, g) in enumerate(zip(weights, velocities, gradient, strict=True)):
+            slopes = g.flatten().tolist()
+            size, slope = (sum(x * x for x in values) ** 0.5 for values in (w, slopes))
+            scales = (every_leaf or start[leaf].dim() > 1) and size > 0 and slope > 0
+            ratio = trust * size / (slope + decay * size) if scales else 1.0
+            wd = decay if every_leaf or start[leaf].dim() > 1 else 0.0
+            for i, s in enumerate(slopes):
+                v[i] = momentum * v[i] + lr * ratio * (s + wd * w[i])
+                w[i] -= v[i]
+    return [torch.tensor(w, dtype=torch.float64).view_as(s) for w, s in zip(weights, start, strict=True)]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("leaves", ["weights", "all"])
+def test_lars_is_the_equation(momentum, decay, leaves) -> None:
+    start, *course = gradients(torch.float64)
+    course[3][0].zero_()  # a leaf without gradient
+    start[2].zero_()  # a leaf that begins at 0
+    settings = LocalSettings(
+        optimizer="lars", lr=0.5, momentum=momentum, weight_decay=decay, trust=0.02, lars_leaves=leaves
+    )
+    weights, state = ours(settings, start, course)
+    expected = lars_loop(start, course, 0.5, momentum, decay, 0.02, leaves == "all")
+    torch.testing.assert_close(weights, expected, rtol=1e-11, atol=1e-13)
+    assert set(state) == ({"momentum"} if momentum else set())
+
+
+def test_lars_takes_a_rate_for_each_leaf() -> None:
+    start, *course = gradients(torch.float64)
+    settings = LocalSettings(optimizer="lars", lr=0.5, momentum=0.9)
+    weights = [w.clone() for w in start]
+    step = optimizer(settings, {})
+    for gradient in course:
+        step(weights, gradient, [0.5, 0.1, 0.5, 0.5])
+    expected = lars_loop([start[1]], [[g[1]] for g in course], 0.1, 0.9, 0.0, 0.001, False)
+    torch.testing.assert_close(weights[1], expected[0], rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("how", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.8), "eps": 1e-3}], ids=str)
 def test_adam_agrees_with_torch(how) -> None:
     start, *course = gradients(torch.float64)

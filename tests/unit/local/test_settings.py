@@ -23,6 +23,13 @@ from fedlens.local.settings import LocalSettings
         ({"lr": 0.1, "lr_schedule": "linear", "lr_power": 2}, "lr_power belongs to"),
         ({"lr": 0.1, "lr_change": "step"}, "needs an lr_schedule or lr_warmup"),
         ({"lr": 0.1, "optimizer": "adamw", "momentum": 0.9}, "adamw has betas"),
+        (
+            {"lr": 0.1, "optimizer": "lars", "momentum": 0.9, "nesterov": True},
+            "nesterov needs optimizer = 'sgd'",
+        ),
+        ({"lr": 0.1, "optimizer": "lars", "eps": 1e-3}, "lars has momentum"),
+        ({"lr": 0.1, "trust": 0.1}, "belong to optimizer = 'lars'"),
+        ({"lr": 0.1, "optimizer": "adam", "lars_leaves": "all"}, "belong to optimizer = 'lars'"),
         ({"lr": 0.1, "batch_size": 0}, "batch_size"),
         ({"lr": 0.1, "batch_size": "some"}, "batch_size"),
         ({"lr": 0.1, "epoch": 1}, "Extra inputs"),

@@ -54,7 +54,13 @@ def test_what_backward_does_not_need_is_freed() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "copies"),
-    [({}, 1), ({"momentum": 0.9}, 2), ({"optimizer": "adam"}, 3), ({"optimizer": "adamw"}, 3)],
+    [
+        ({}, 1),
+        ({"momentum": 0.9}, 2),
+        ({"optimizer": "adam"}, 3),
+        ({"optimizer": "adamw"}, 3),
+        ({"optimizer": "lars", "momentum": 0.9}, 2),
+    ],
 )
 def test_the_optimizer_s_state_counts(settings: dict[str, object], copies: int) -> None:
     found = measured(nn.Linear(10, 10), 2, (10,), LocalSettings.model_validate({"lr": 0.1, **settings}))

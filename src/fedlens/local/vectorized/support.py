@@ -28,6 +28,9 @@ def obstacle(train: Train) -> Obstacle | None:
         return Obstacle(
             "the optimizer's state is kept, so clients train one after the other", "algorithm.name", OTHER
         )
+    if train.settings.optimizer == "lars":
+        what = "lars scales each leaf by its norm, which stacked clients share a leaf of"
+        return Obstacle(what, "local.optimizer", f"take 'sgd', or {OTHER}")
     if not rule.plain and not rule.traits.stackable:
         who = f"the client rule '{rule.name}'" if rule.name else "a client rule without a name"
         return Obstacle(

@@ -1,0 +1,297 @@
+"""Pre-training: a run whose result is a file of weights, with a picture of its data and a card beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedlens.algorithms.averaging import Averaging
+from fedlens.api import Experiment, resume
+from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
+from fedlens.core.random import Rng
+from fedlens.experiment import checkpoint
+from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.changes import defining
+from fedlens.experiment.export import export, json_beside
+from fedlens.experiment.progress import BareProgress, Progress, Silent
+from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.trained_model import TrainedModel, read_trained
+from fedlens.report.contact_sheet import sheet_of_views
+from fedlens.report.format import many
+from fedlens.result import Result
+
+if TYPE_CHECKING:
+    from fedlens.experiment.build import Built
+
+_ENDING = ".safetensors"
+_SHOWN, _COLUMNS = 48, 12  # images of the contact sheet, and how many in a row
+
+
+@dataclass(frozen=True)
+class PretrainedFiles:
+    """The files of a pre-training, all beside the weights.
+
+    >>> PretrainedFiles(Path("a/weights.safetensors")).run
+    PosixPath('a/weights.run')
+    """
+
+    weights: Path
+
+    @property
+    def facts(self) -> Path:
+        """Classes, preprocessing and licence, as JSON; `fedlens export` writes the same."""
+        return json_beside(self.weights)
+
+    @property
+    def card(self) -> Path:
+        """How the weights came about, in Markdown."""
+        return self.weights.with_suffix(".md")
+
+    @property
+    def sheet(self) -> Path:
+        """A picture of training images."""
+        return self.weights.with_suffix(".png")
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.weights.with_suffix(".run")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What `pretrain` has made: its files, the result of its run, and whether it wrote any file."""
+
+    files: PretrainedFiles
+    result: Result
+    written: bool
+
+
+def pretrain(
+    recipe_or_file: str | Path | Experiment,
+    out: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    data_dir: Path | str | None = None,
+    download: bool = False,
+    progress: Progress | None = None,
+    report: bool = True,
+    force: bool = False,
+) -> Pretrained:
+    """Trains a model, and writes the weights of the last round as one file that `model.weights` takes.
+
+    Of `weights.safetensors`, the run directory is `weights.run`, `weights.png` shows training images after
+    augmentation, the views of an image below each other, `weights.safetensors.json` has the preprocessing and the
+    licence, and `weights.md` says how the weights came about. The same call continues an interrupted run to the same
+    bits. Once all is written, it changes nothing.
+
+    Args:
+        recipe_or_file: of any run, central or federated, with labels or without.
+        out: the file of weights, ending in `.safetensors`.
+        overrides: such as `"local.lr=0.1"`.
+        data_dir, download, progress, report: as in `Experiment.run`.
+        force: replaces existing files; a finished run is not repeated.
+
+    Raises `ConfigError` before training if `out` cannot be written, if a file is there and not `force`, or if the
+    algorithm makes a model for each client; `RunDirectoryError` if the run directory has a run with other settings,
+    or another process trains in it.
+
+    >>> import tempfile
+    >>> out = Path(tempfile.mkdtemp()) / "weights.safetensors"
+    >>> made = pretrain("digits", out, ["rounds=1"], report=False)
+    >>> sorted(path.name for path in out.parent.iterdir())
+    ['weights.md', 'weights.png', 'weights.run', 'weights.safetensors', 'weights.safetensors.json']
+    >>> pretrain("digits", out, ["rounds=1"]).written
+    False
+    """
+    files = PretrainedFiles(Path(out).expanduser())
+    _check_path(files)
+    experiment = recipe_or_file
+    if not isinstance(experiment, Experiment):
+        experiment = Experiment.load(experiment)
+    experiment = experiment.with_settings(*overrides)
+    settings = _asked(experiment)
+    started = (files.run / "config.toml").is_file()
+    if started:
+        _check_same_settings(files.run, settings)
+    done = started and _finished(files.run)
+    if done and not force and _complete(files):
+        BareProgress.wrap(progress or Silent()).note(f"{files.weights} is already written")
+        return Pretrained(files, Result(files.run), False)
+    if not force:
+        _refuse_existing(files, started)
+    if started:
+        result = resume(files.run, data_dir=data_dir, progress=progress, report=report)
+    else:
+        before = partial(_begin, files, settings)
+        run = partial(experiment.run, files.run, data_dir=data_dir, download=download, progress=progress)
+        result = run(report=report, before=before)
+    _write(files)
+    return Pretrained(files, result, True)
+
+
+def _check_path(files: PretrainedFiles) -> None:
+    """Raises `ConfigError` if the weights cannot get this name."""
+    out, where = files.weights, str(files.weights)
+    if out.suffix != _ENDING:
+        ending = f"ends in '{out.suffix}'" if out.suffix else "has no ending"
+        hint = f"name it {out.stem}{_ENDING}"
+        raise ConfigError(f"the file of weights {ending}, but must end in {_ENDING}", where=where, hint=hint)
+    if out.is_dir():
+        hint = f"name a file in it: {out / 'weights'}{_ENDING}"
+        raise ConfigError("the path of the weights is a directory", where=where, hint=hint)
+    folder = next(parent for parent in out.absolute().parents if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a directory", where=where, hint="choose another path")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"the directory {folder} is not writable", where=where, hint="choose another path")
+
+
+def _refuse_existing(files: PretrainedFiles, started: bool) -> None:
+    """Raises `ConfigError` if a file would be replaced that this pre-training did not write."""
+    # Before the run was started, none of them was there.
+    names = (files.weights,) if started else (files.weights, files.facts, files.card, files.sheet)
+    for path in names if not (started and _holds_weights_of(files)) else ():
+        if os.path.lexists(path):
+            hint = "choose another name, or pass --force to replace it"
+            raise ConfigError("the file already exists", where=str(path), hint=hint)
+
+
+def _asked(experiment: Experiment) -> dict[str, Any]:
+    """The settings as they were given, before defaults and data fill in more, as JSON gives them back."""
+    settings: dict[str, Any] = json.loads(json.dumps(defining(experiment.config)))
+    return settings
+
+
+def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raises `RunDirectoryError` if the run in this directory was started with other settings."""
+    another = "choose another name for --out, or move the run directory away"
+    before = RunDir.open(path).read_pretraining()
+    if before is None:
+        what = "the run directory contains a run that 'fedlens pretrain' did not start"
+        raise RunDirectoryError(what, where=str(path), hint=another)
+    keys = [key for key in sorted({*before, *settings}) if before.get(key) != settings.get(key)]
+    if keys:
+        changes = [f"{key} was {before.get(key)!r} and is {settings.get(key)!r}" for key in keys[:3]]
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+        raise RunDirectoryError(
+            f"the run directory contains a run with other settings: {'; '.join(changes)}{more}",
+            where=str(path),
+            hint=another,
+        )
+
+
+def _finished(path: Path) -> bool:
+    return (RunDir.open(path).read_summary() or {}).get("status") == "finished"
+
+
+def _complete(files: PretrainedFiles) -> bool:
+    """Whether the weights are those of the run, with what is written beside them at the end."""
+    return files.facts.is_file() and files.card.is_file() and _holds_weights_of(files)
+
+
+def _holds_weights_of(files: PretrainedFiles) -> bool:
+    """Whether the file of weights has the tensors of the run's last model."""
+    try:
+        ours, _ = checkpoint.read_model(files.weights)
+        trained, _ = checkpoint.read_model(files.run / "model.safetensors")
+    except (OSError, DataError, RunDirectoryError):
+        return False
+    return ours.keys() == trained.keys() and all(torch.equal(ours[name], trained[name]) for name in ours)
+
+
+def _begin(files: PretrainedFiles, settings: Mapping[str, Any], built: Built, run: RunDir) -> None:
+    """Refuses what makes no weights, draws training images, and writes the settings down."""
+    personal = built.algorithm.personal if isinstance(built.algorithm, Averaging) else ()
+    if personal:
+        with suppress(OSError):  # nothing was started
+            (run.path / ".lock").unlink()
+            run.path.rmdir()
+        raise ConfigError(
+            f"'{built.config.algorithm['name']}' makes a model for each client, so there are no weights of all",
+            where="algorithm.name",
+            hint="choose an algorithm with one global model, such as 'fedavg' or 'centralized'",
+        )
+    views = training_images(built)
+    if views is not None:
+        write_atomically(files.sheet, sheet_of_views(views, _COLUMNS))
+    run.write_pretraining(settings)
+
+
+def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | None:
+    """Random training images after augmentation, uint8 [n, views, C, H, W], n at most `count`; None for text."""
+    data = built.holders.dataset
+    holder = built.holders.holder("@train")
+    if data.kind == "language" or len(holder) == 0:
+        return None
+    rng = Rng((built.config.seeds.training, "contact sheet"))
+    at = torch.randperm(len(holder), generator=rng.torch("images"))[:count]
+    shown = replace(holder.take(at), prefetch=0)
+    images, _ = next(iter(shown.batches(len(at), rng)))
+    images = images if images.dim() == 5 else images.unsqueeze(1)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))
+    pixels: NDArray[np.uint8] = (images * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8).numpy()
+    return pixels
+
+
+def _write(files: PretrainedFiles) -> None:
+    """Writes the weights and what is beside them, from the finished run."""
+    run = RunDir.open(files.run)
+    trained = read_trained(run, "last")
+    write_atomically(files.card, _card(files, trained, run).encode())
+    export(trained, files.weights, force=True)  # the last, so that a kill before it leaves no weights
+
+
+def _card(files: PretrainedFiles, trained: TrainedModel, run: RunDir) -> str:
+    """How the weights came about, in Markdown."""
+    summary, environment = run.read_summary() or {}, run.read_environment() or {}
+    config = run.read_config()
+    totals, partition, final = summary["totals"], summary["partition"], summary["final"] or {}
+    seen, examples, clients = totals["examples"], partition["examples"], many(partition["clients"], "client")
+    rows = [
+        ("Model", f"`{trained.name}`, {summary['model']['parameters']:,} parameters with the task's layers"),
+        ("Task", f"`{json.loads(trained.about['task'])['name']}`"),
+        ("Data", f"`{trained.dataset}`, {examples:,} training examples of {clients}"),
+        ("Licence of the data", trained.licence),
+        ("Algorithm", f"`{summary['algorithm']}`, {summary['rounds_done']:,} rounds"),
+        ("Examples seen", f"{seen:,}, {seen / max(1, examples):.4g} epochs of the training data"),
+        ("Time", f"{totals['seconds']:.0f} s"),
+        ("Seed", str(config.get("seed", 0))),
+        ("Versions", f"fedlens {environment.get('fedlens')}, PyTorch {environment.get('torch')}"),
+        ("Revision", (environment.get("git") or {}).get("revision") or "not known"),
+        ("Settings", f"[config.toml]({files.run.name}/config.toml)"),
+    ]
+    metrics = [
+        (name, f"{value:.4g}")
+        for name, value in final.items()
+        if name.startswith(("test_", "validation_")) and isinstance(value, float)
+    ]
+    warnings = [f"- {warning['sentence']}" for warning in summary.get("warnings", ())]
+    parts = [
+        f"# {files.weights.name}",
+        _table(("", ""), rows),
+        f"![Training images, the views of each below each other]({files.sheet.name})" * files.sheet.is_file(),
+        f"## Metrics after round {final.get('round', summary['rounds_done'])}" if metrics else "",
+        _table(("metric", "value"), metrics) if metrics else "",
+        "\n".join(["## Warnings", "", *warnings]) if warnings else "",
+        "## Use",
+        f"```console\n$ fedlens run RECIPE --set model={trained.name} --set model.weights={files.weights.name}\n```",
+        "A classifier with another number of classes is drawn anew. Segmentation and detection take the weights into "
+        f"their backbone. [{files.facts.name}]({files.facts.name}) has the preprocessing.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:
+    lines = [head, ("---", "---"), *rows]
+    return "\n".join(f"| {name} | {value} |" for name, value in lines)
