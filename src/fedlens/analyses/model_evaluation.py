@@ -97,6 +97,23 @@ class ModelEvaluator:
                     found = self._metrics([self.learner(tree, k) for k, tree in enumerate(group)], each)
                 yield from found
 
+    def evenly(self, count: int) -> ModelEvaluator:
+        """The evaluator of at most `count` of the examples, at equal distances: data may be sorted by class."""
+        if count >= self.examples:
+            return self
+        at = torch.linspace(0, self.examples - 1, count, dtype=torch.float64).round().long()
+        return ModelEvaluator(
+            self.model,
+            self.task,
+            self.data.take(at),
+            count,
+            self.batch_size,
+            self.size,
+            device=self.device.type,
+            arithmetic=self.arithmetic,
+            threads=self.threads,
+        )
+
     def outputs(self, tree: Tree, most: int | None = None) -> Iterator[tuple[Any, Any]]:
         """The outputs of this model and the targets, batch by batch, of the first `most` examples, or of all."""
         module = self.learner(tree).module.eval()

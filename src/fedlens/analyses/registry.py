@@ -40,6 +40,14 @@ _ENTRIES: Mapping[str, AnalysisEntry] = {
         "how far clients' updates are from their mean, and whether they agree, by layer",
         "local models or updates",
     ),
+    "representation": AnalysisEntry(
+        "fedlens.analyses.client_models:representation",
+        "similarity of the clients' features by layer, k-NN accuracy and neural collapse",
+    ),
+    "calibration": AnalysisEntry(
+        "fedlens.analyses.client_models:calibration",
+        "reliability of the global model before and after a round, and of each local model",
+    ),
     "line": AnalysisEntry(
         "fedlens.analyses.aggregation:lines", "loss along the line between two models, and its barrier"
     ),

@@ -270,6 +270,93 @@ def drift_figures(rows: Rows) -> list[StudyFigure]:
     return figures
 
 
+def representation_figures(rows: Rows) -> list[StudyFigure]:
+    """The similarity of the clients' features by layer and round, and how the classes separate by round."""
+    layered = [row for row in rows if "clients" in row]
+    layers = list(dict.fromkeys(row["layer"] for row in layered))
+    rounds = list(dict.fromkeys(row["round"] for row in layered))
+    about = "Linear CKA between the local models of a round, the mean over pairs, by layer and round."
+    figures = []
+    by = {(row["layer"], row["round"]): _number(row["clients"]) for row in layered}
+    values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in reversed(layers)])
+    if np.isfinite(values).any():
+        names = [str(round) for round in rounds]
+        layer_map = ValueMap(
+            "", about, values, layers[::-1], names, "layer", "round", "CKA", (0.0, 1.0), False
+        )
+        figures.append(StudyFigure.of_panels("Similarity of representations", about, [layer_map]))
+    separated = [row for row in rows if "clients" not in row]
+    panels = []
+    for key, title, color in (
+        ("knn_accuracy", "k-NN accuracy", GREEN),
+        ("within", "variability within classes (NC1)", ORANGE),
+        ("simplex", "distance from the simplex (NC2)", BLUE),
+    ):
+        points = [(row["round"], row[key]) for row in separated if row.get(key) is not None]
+        if points:
+            line = Series([at for at, _ in points], [value for _, value in points], title, color=color)
+            panels.append(
+                Figure(title, f"{title} by round.", round_axis(rounds), value_axis(key, []), [line])
+            )
+    if panels:
+        caption = "The features of the global model after each round, before its last layer."
+        figures.append(StudyFigure.of_panels("Separation of classes", caption, panels, columns=3))
+    return figures
+
+
+def calibration_figures(rows: Rows) -> list[StudyFigure]:
+    """The calibration error by round, and the reliability diagram of the last round."""
+    rounds = list(dict.fromkeys(row["round"] for row in rows))
+    styles = (
+        ("before", "before the round", GREY),
+        ("local", "local models, mean", RED),
+        ("after", "after", BLUE),
+    )
+    lines = []
+    for model, title, color in styles:
+        means = []
+        for round in rounds:
+            errors = [row["error"] for row in rows if row["round"] == round and row["model"] == model]
+            means.append(sum(errors) / len(errors))
+        lines.append(Series(rounds, means, title, color=color, hover="%{y:.2%}"))
+    last = [row for row in rows if row["round"] == rounds[-1]]
+    diagrams = [Series([0, 1], [0, 1], "calibrated", "level", GREY, dash="dot", width=1.25)]
+    for model, title, color in styles:
+        points = _pooled_bins([row["bins"] for row in last if row["model"] == model])
+        diagrams.append(
+            Series([x for x, _ in points], [y for _, y in points], title, color=color, hover="%{y:.1%}")
+        )
+    caption = (
+        f"Expected calibration error by round, and accuracy by confidence in round {rounds[-1]}: of "
+        "the global model before and after the round, and of the local models together."
+    )
+    shares = Axis("confidence", values="share", limits=(-0.01, 1.01))
+    panels = [
+        Figure(
+            "calibration error", caption, round_axis(rounds), Axis("calibration error", values="share"), lines
+        ),
+        Figure(
+            f"round {rounds[-1]}",
+            caption,
+            shares,
+            Axis("accuracy", values="share", limits=(-0.01, 1.01)),
+            diagrams,
+        ),
+    ]
+    return [StudyFigure.of_panels("Calibration", caption, panels, columns=2)]
+
+
+def _pooled_bins(models: Sequence[Sequence[Row]]) -> list[tuple[float, float]]:
+    """(confidence, accuracy) of each bin over several models, without empty bins."""
+    points = []
+    for bins in zip(*models, strict=True):
+        filled = [each for each in bins if each["count"]]
+        if total := sum(each["count"] for each in filled):
+            confidence = sum(each["count"] * each["confidence"] for each in filled) / total
+            points.append((confidence, sum(each["count"] * each["accuracy"] for each in filled) / total))
+    return points
+
+
 def _places(values: Sequence[float]) -> list[str]:
     """The coordinates of a grid as labels; what is 0 up to rounding is 0."""
     tiny = 1e-6 * (max(values) - min(values))
@@ -332,5 +419,20 @@ _SHOWN: dict[str, Shown] = {
         "worse than both. The barrier is the largest height above the straight line between the "
         "losses of the two ends.",
         line_figures,
+    ),
+    "representation": Shown(
+        "Representations",
+        "Linear CKA is 1 for features that differ by a rotation and a scale only, and near 0 for "
+        "unrelated ones. Clients with skewed data usually agree in early layers and differ in late "
+        "ones. NC1 falls towards 0 as the features of a class shrink to their mean, NC2 as the class "
+        "means spread evenly (Papyan et al. 2020).",
+        representation_figures,
+    ),
+    "calibration": Shown(
+        "Calibration",
+        "The diagram compares confidence and accuracy: below the diagonal a model is overconfident. "
+        "Local models of skewed clients are overconfident on global data, and averaging them often "
+        "corrects it.",
+        calibration_figures,
     ),
 }
