@@ -19,8 +19,8 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.read_ahead import first
 from fedlens.core.threads import own_cores
 from fedlens.core.tree import Tree
-from fedlens.experiment.build import Built, evaluation_batch
-from fedlens.tasks.central_evaluation import measured_together, stretches_of, task_metrics
+from fedlens.experiment.build import Built
+from fedlens.tasks.central_evaluation import evaluation_batch, measured_together, stretches_of, task_metrics
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
@@ -170,7 +170,9 @@ def evaluator_of(built: Built, on: Literal["test", "validation"] = "test") -> Mo
         built.task,
         source.holder(name),
         held[name],
-        evaluation_batch(built.config, built.task, built.holders.dataset.info, built.evaluation_size),
+        evaluation_batch(
+            built.config.evaluation.batch_size, built.task, built.holders.dataset.info, built.evaluation_size
+        ),
         built.evaluation_size,
         device=program.device,
         arithmetic=program.arithmetic,

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +50,7 @@ from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.models.weights import InitialWeights
-from fedlens.tasks.central_evaluation import automatic_batch
+from fedlens.tasks.central_evaluation import evaluation_batch
 from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
 
@@ -250,7 +249,7 @@ def _parts(
     kept = prepare is not None and prepare.cache_features
     table = setting if isinstance(setting, str | tuple) else setting.model_dump()
     size = evaluation_size(table, task, info.input_shape, kept)
-    batch = evaluation_batch(config, task, info, size)
+    batch = evaluation_batch(config.evaluation.batch_size, task, info, size)
     return Parts(
         model,
         task,
@@ -263,15 +262,6 @@ def _parts(
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
         evaluation_size=size,
     )
-
-
-def evaluation_batch(config: Config, task: Task, info: DatasetInfo, size: EvaluationSize) -> int:
-    """The batch size of evaluations: `evaluation.batch_size`, or for "auto" what fits images of this size."""
-    batch = config.evaluation.batch_size
-    if batch != "auto":
-        return batch
-    evaluated = max(info.input_shape, size.input_shape(info.input_shape), key=prod)
-    return automatic_batch(prod(evaluated), task.output_values(replace(info, input_shape=evaluated)))
 
 
 def _refuse_single_images(
@@ -502,4 +492,4 @@ def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     return tuple(name for name, measured in asked.items() if measured)
 
 
-__all__ = ["Built", "build", "data_digest", "data_directory", "evaluation_batch", "measure"]
+__all__ = ["Built", "build", "data_digest", "data_directory", "measure"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total, total
 from fedlens.core.modules import Loadable, loadable
@@ -190,6 +191,16 @@ def stretches_of(examples: int, input_shape: Sequence[int]) -> list[tuple[int, i
     """
     stretch = stretch_of(prod(input_shape))
     return [(start, min(start + stretch, examples)) for start in range(0, examples, stretch)]
+
+
+def evaluation_batch(
+    setting: int | Literal["auto"], task: Task, info: DatasetInfo, size: EvaluationSize
+) -> int:
+    """The batch size for the setting `evaluation.batch_size`; for "auto", what fits images of this size."""
+    if setting != "auto":
+        return setting
+    evaluated = max(info.input_shape, size.input_shape(info.input_shape), key=prod)
+    return automatic_batch(prod(evaluated), task.output_values(replace(info, input_shape=evaluated)))
 
 
 def central(
