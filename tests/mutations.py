@@ -55,6 +55,24 @@ MUTATIONS = [
     ),
     # -- analyses --
     Mutation(
+        "tasks/optimal_weights.py",
+        "weights * (gradient - weights @ gradient)",
+        "weights * gradient",
+        "identity/test_optimal_weights.py",
+    ),
+    Mutation(
+        "algorithms/averaging.py",
+        "before[name] - tau * update",
+        "before[name] - update",
+        "unit/experiment/test_recording.py",
+    ),
+    Mutation(
+        "experiment/recording.py",
+        "reduce=replace(ask.reduce, keep=True)",
+        "reduce=ask.reduce",
+        "unit/experiment/test_recording.py",
+    ),
+    Mutation(
         "analyses/model_evaluation.py",
         "zip(totals, parts, strict=True)",
         "zip(totals, reversed(parts), strict=True)",
