@@ -72,7 +72,7 @@ def test_the_loss_of_moco_is_the_cross_entropy_of_the_positive_pair() -> None:
     q, k = torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0, 0.0]])
     net.head, net.key_head = nn.Identity(), nn.Identity()
     net.queue.copy_(torch.tensor([[0.0, 1.0], [-1.0, 0.0], [0.8, 0.6]]))
-    outputs = net.eval()(torch.stack([q, k], 1))
+    outputs = net(torch.stack([q, k], 1))
     similar = [0.6, 0.8, -0.6, 0.96]
     expected = -math.log(math.exp(2 * 0.6) / sum(math.exp(2 * s) for s in similar))
     assert float(MOCO.loss(outputs, None)) == pytest.approx(expected, rel=1e-6)

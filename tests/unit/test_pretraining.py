@@ -27,6 +27,7 @@ from fedlens.models.weights_file import read_weights
 from fedlens.pretraining import pretrain
 from fedlens.report.contact_sheet import sheet_of_views
 from tests.unit.data.datasets.small_files import leaf, write_leaf
+from tests.unit.data.pictures import write
 
 runner = CliRunner()
 DATA: dict[str, Any] = {
@@ -235,6 +236,37 @@ def test_personal_models_have_no_weights_of_all(tmp_path: Path) -> None:
             tmp_path / "w.safetensors",
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("inside", ["", "faces"])
+def test_a_folder_of_images_without_classes_is_enough(inside: str, tmp_path: Path) -> None:
+    folder = tmp_path / "generated"
+    for at in range(20):
+        write(
+            folder / inside / f"{at}.png",
+            np.random.default_rng(at).integers(0, 256, (16, 16, 3)).astype(np.uint8),
+        )
+    table = {"name": "image-folder", "path": str(folder), "labels": False, "test": 0.2, "size": 16}
+    data = {**DATA, "dataset": table}
+    made = pretrain(experiment("rounds=1", data=data), tmp_path / "w.safetensors", report=False)
+    assert "16 training examples of 2 clients" in made.files.card.read_text()
+    with pytest.raises(ConfigError, match="labels is false, so label_level has no effect"):
+        pretrain(
+            experiment(data={**data, "dataset": {**table, "label_level": 1}}), tmp_path / "v.safetensors"
+        )
+
+
+def test_a_folder_with_one_image_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "generated" / "0.png", np.zeros((16, 16, 3), np.uint8))
+    table = {
+        "name": "image-folder",
+        "path": str(tmp_path / "generated"),
+        "labels": False,
+        "test": 0.2,
+        "size": 16,
+    }
+    with pytest.raises(ConfigError, match=r"the folder has one image, 0\.png"):
+        pretrain(experiment(data={**DATA, "dataset": table}), tmp_path / "w.safetensors")
 
 
 def test_the_backbone_of_a_segmentation_network_takes_the_weights(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedlens.benchmark.memory_step import STEPS, StepMemory, planned, trial
-from fedlens.core.dataset_info import DatasetInfo
+from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.experiment.datadir import data_directory
@@ -115,7 +115,8 @@ def info_of(
         return info
     facts = CATALOGUE.get(dataset.name)
     known = facts.task if facts is not None else "classification"
-    kind: Any = plan.config.task.get("name") or dataset.settings.get("task") or known
+    named = plan.config.task.get("name")  # a kind, or a task on images of several kinds
+    kind: Any = (named if named in get_args(Kind) else None) or dataset.settings.get("task") or known
     return DatasetInfo(dataset.name, kind, tuple(map(str, range(classes))), tuple(shape))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.augmented import Augmentation, Chain, Step
 from fedlens.data.dataset import Dataset
+from fedlens.data.lazy_images import LazyImages
 from fedlens.experiment.resolve import Resolved
 from fedlens.tasks.task import Task
 
@@ -18,9 +20,10 @@ def augment_chain(choices: Sequence[Resolved], dataset: Dataset, task: Task) -> 
     """The chain of augmentations, None for none, and the dataset with their notes.
 
     Raises `ConfigError` where the targets of the task have no place in the image: for augmentations that join parts of
-    several images, or change the size of images.
+    several images, or change the size of images; and where a task has several views, and nothing makes them differ.
     """
     if not choices:
+        _refuse_equal_views(dataset, task)
         return None, dataset
     shape = dataset.input_shape
     steps: list[Step] = []
@@ -39,6 +42,18 @@ def augment_chain(choices: Sequence[Resolved], dataset: Dataset, task: Task) -> 
         notes += [note] if note else []
     chain = Chain(tuple(steps), task.move)
     return chain, replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def _refuse_equal_views(dataset: Dataset, task: Task) -> None:
+    """Raises `ConfigError` if the views of an image would be equal without an augmentation."""
+    images = dataset.train.inputs
+    if task.views < 2 or (isinstance(images, LazyImages) and images.views(np.arange(1)).ndim == 5):
+        return
+    raise ConfigError(
+        f"the {task.views} views of an image of '{dataset.name}' are equal, because no augmentation changes them",
+        where="data.augment",
+        hint="set data.augment = ['random-resized-crop', 'flip', 'colour-jitter', 'grey'], for example",
+    )
 
 
 def attempt(chain: Chain, dataset: Dataset, task: Task) -> None:

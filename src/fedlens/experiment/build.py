@@ -147,8 +147,9 @@ def _build(
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
-    if weights is not None and isinstance(bare, Averaging):
-        weights.travels = bool(bare.personal)  # clients begin with their own leaves of the initial model
+    if weights is not None:  # clients begin with their own leaves of the initial model
+        personal = bare.personal if isinstance(bare, Averaging) else ()
+        weights.travels = bool(personal or task.local_leaves(parts.spec))
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)

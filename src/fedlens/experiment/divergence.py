@@ -39,7 +39,12 @@ SHARE = 1 / 3  # of the run's rounds
 RECENT = 100  # rounds whose local losses are kept
 LOSSES = ("test_loss", "validation_loss", "train_loss", "local_loss")
 # Below these, all images have nearly the same embedding, or lie on a line.
-SPREADS = {"test_embedding_deviation": 0.05, "test_embedding_rank": 2.0}
+# Personal models are measured on validation data alone.
+SPREADS = {
+    f"{split}_{metric}": least
+    for split in ("test", "validation")
+    for metric, least in (("embedding_deviation", 0.05), ("embedding_rank", 2.0))
+}
 _DEAD = 0.25  # of the run's rounds
 _GROWN = 1.2  # times the first value of a streak: the embeddings are spreading again
 ACCURACIES = ("test_accuracy", "validation_accuracy")
@@ -246,7 +251,7 @@ class Divergence:
         streak = {**streak, "times": streak["times"] + 1}
         self._set(streaks={**streaks, metric: streak})
         if streak["times"] >= STAYS and round + 1 - streak["since"] >= _DEAD * self._rounds:
-            name = metric.removeprefix("test_").replace("_", " ")
+            name = metric.partition("_")[2].replace("_", " ")
             sentence = (
                 f"The embeddings have collapsed: the {name} has been below {least:g} since round "
                 f"{streak['since']}, and is {value:.3g} in round {round}. Nothing more is learned."

@@ -8,12 +8,12 @@ from typing import Any
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.work import Work
-from fedlens.experiment.divergence import Divergence, Extremes
+from fedlens.experiment.divergence import COLLAPSE, Divergence, Extremes
 from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
 from fedlens.experiment.rundir import RunDir
 from fedlens.studies.halving import DIVERGED
 
-KINDS = ("loss-not-finite", "loss-jump")  # of `fedlens.experiment.divergence`
+KINDS = ("loss-not-finite", "loss-jump", COLLAPSE)  # of `fedlens.experiment.divergence`
 
 
 class RunDiverged(RunFailed):
@@ -22,6 +22,8 @@ class RunDiverged(RunFailed):
 
 class StopDiverged(ProgressBase):
     """A listener that ends a run when its loss is not finite, or stays at 100 times its earlier level or above.
+
+    It also ends a self-supervised run whose embeddings have collapsed, as the run itself does unless it is resumed.
 
     The limits are those of the warnings of every run, see `fedlens.experiment.divergence`. Interruptions do
     not change the round after which the run ends. All calls are passed on to `listener`.
@@ -43,6 +45,8 @@ class StopDiverged(ProgressBase):
 
     def started(self, plan: dict[str, Any]) -> None:
         """Reads the earlier rounds of the run, and passes the call on."""
+        spreads = bool(plan.get("collapses"))
+        self._divergence = Divergence(rounds=plan.get("rounds", 1), lr=1.0, spreads=spreads)
         self.take(RunDir.open(Path(plan["directory"])).read_metrics())
         self._listener.started(plan)
 
@@ -87,6 +91,10 @@ def refuse_diverged(directory: Path) -> None:
 
     A run without further rounds is not trained, so no listener is called.
     """
+    run = RunDir.open(directory)
     stop = StopDiverged()
-    stop.take(RunDir.open(directory).read_metrics())
+    stop.take(run.read_metrics())
     stop.refuse()
+    for warning in (run.read_summary() or {}).get("warnings", ()):
+        if warning["kind"] == COLLAPSE:
+            raise RunDiverged(f"{DIVERGED} {warning['until']}: {warning['sentence']}")

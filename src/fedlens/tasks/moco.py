@@ -78,8 +78,8 @@ class MoCo(SelfSupervised):
         return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
 
     def output_values(self, info: DatasetInfo) -> int:
-        """The values of `logits` and `z`."""
-        return 1 + self.queue + 2 * self.width
+        """The values of `z`."""
+        return 2 * self.width
 
 
 class MoCoNet(nn.Module):
@@ -99,7 +99,8 @@ class MoCoNet(nn.Module):
     def forward(self, views: Tensor) -> dict[str, Tensor]:
         """`logits` [n, 1 + queue], the positive pair first, and `z` [n, 2, d] = (q, k), from the views [n, 2, C, H, W].
 
-        In training mode the key encoder moves first, and the keys enter the queue last.
+        In training mode the key encoder moves first, and the keys enter the queue last. In evaluation mode there is `z`
+        alone: no metric needs the logits.
         """
         first, second = views.unbind(1)
         if self.training and len(first) > len(self.queue):
@@ -113,13 +114,15 @@ class MoCoNet(nn.Module):
             if self.training:
                 self._follow()
             k = F.normalize(self.key_head(self.key_encoder(second)), dim=1)
-            # A copy, because the keys of this step are written into the queue before its gradient is taken.
-            earlier = self.queue.to(q.dtype, copy=True)
+        z = torch.stack([q, k], 1)
+        if not self.training:
+            return {"z": z}
+        # A copy, because the keys of this step are written into the queue before its gradient is taken.
+        earlier = self.queue.to(q.dtype, copy=True)
         positive = (q * k).sum(1, keepdim=True)
         logits = torch.cat([positive, q @ earlier.t()], 1) / self.temperature
-        if self.training:
-            self._keep(k)
-        return {"logits": logits, "z": torch.stack([q, k], 1)}
+        self._keep(k)
+        return {"logits": logits, "z": z}
 
     @torch.no_grad()
     def _follow(self) -> None:

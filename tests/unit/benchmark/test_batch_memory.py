@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedlens.benchmark import batch_memory as module
-from fedlens.benchmark.batch_memory import batch_memory
+from fedlens.benchmark.batch_memory import batch_memory, info_of
 from fedlens.benchmark.memory_step import RandomExamples, StepMemory, measure, planned, trial
 from fedlens.cli.main import app
 from fedlens.core.dataset_info import DatasetInfo
@@ -82,6 +82,21 @@ def test_missing_data_are_not_needed_with_a_shape(unmeasured: list[Any], tmp_pat
     assert document["experiment"]["input_shape"] == [3, 8, 8]
     assert document["experiment"]["classes"] == 7
     assert unmeasured[0][0].kind == "classification"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "kind"),
+    [
+        ("chen2022/fps-simsiam", ["local.batch_size=4"], "unlabelled"),
+        ("fedcv/cifar100-laptop", ["task=simsiam"], "classification"),
+        ("digits", ["task=multi-label"], "multi-label"),
+    ],
+)
+def test_the_kind_is_that_of_the_data_and_not_the_name_of_a_task(
+    recipe: str, changes: list[str], kind: str, unmeasured: list[Any], tmp_path: Path
+) -> None:
+    info = info_of(planned(recipe, changes), (3, 8, 8), 7, tmp_path, False)
+    assert info.kind == kind
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedlens.api import Experiment, load_result, resume
+from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.experiment.build import build
+from fedlens.experiment.config_source import Source
+from fedlens.experiment.initial_weights import initial_weights
+from fedlens.experiment.plan import plan
+from fedlens.tasks.moco import moco_v2
 
 FRACTALS = {"name": "fractals", "train": 64, "test": 24, "codes": 30, "iterations": 60, "size": 16}
 SIAM = {"name": "simsiam", "width": 8, "bottleneck": 4}
@@ -50,6 +56,42 @@ def test_a_run_records_the_spread_and_writes_the_encoder(
     features = result.model(torch.zeros(2, 3, 16, 16))
     assert features.shape == (2, 32 * 8 * 8)
     assert load_result(tmp_path / "run").model(torch.zeros(1, 3, 16, 16)).shape == (1, 32 * 8 * 8)
+
+
+@pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
+@pytest.mark.parametrize("dataset", [{"name": "digits"}, {**FRACTALS, "pairs": False}])
+def test_two_equal_views_are_refused(task: dict[str, Any], dataset: dict[str, Any], tmp_path: Path) -> None:
+    data = {"dataset": dataset, "partition": {"name": "iid", "clients": 2}}
+    with pytest.raises(ConfigError, match=r"views of an image of .* are equal.*\(data\.augment"):
+        experiment(task, data=data).run(tmp_path / "run")
+    drawn = {**data, "dataset": FRACTALS}  # two drawings of the same codes
+    experiment(task, data=drawn).run(tmp_path / "drawn", until=0, report=False)
+
+
+def test_moco_computes_no_logits_in_an_evaluation() -> None:
+    task = moco_v2(width=4, queue=8)
+    network = task.network(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6)), 6)
+    views = torch.randn(5, 2, 3, 2, 2)
+    assert set(network(views)) == {"logits", "z"}
+    with torch.no_grad():
+        evaluated = network.eval()(views)
+    assert set(evaluated) == {"z"}
+    assert task.metrics(task.measure(evaluated, None)).keys() == set(task.metric_names)
+    assert task.output_values(DatasetInfo("d", "unlabelled", (), (3, 2, 2))) == evaluated["z"][0].numel()
+
+
+@pytest.mark.parametrize(("task", "travels"), [(SIAM, False), (MOCO, True)], ids=["simsiam", "moco-v2"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
+def test_initial_weights_go_to_workers_where_a_task_keeps_leaves_at_clients(
+    task: dict[str, Any], travels: bool, algorithm: str, tmp_path: Path
+) -> None:
+    experiment(SIAM).run(tmp_path / "pre", report=False)
+    model = {"name": "small-cnn", "norm": "group", "weights": f"run:{tmp_path / 'pre'}"}
+    changed = experiment(task, model=model, algorithm={"name": algorithm})
+    built = build(plan(changed.config, Source({})), Path(), False)
+    weights = initial_weights(built.model)
+    assert weights is not None
+    assert weights.travels is travels
 
 
 def test_lars_resumes_to_the_same_bits_and_is_not_stacked(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from fedlens.api import Experiment, resume
 from fedlens.experiment.progress import ProgressBase
+from fedlens.experiment.rundir import RunDir
 from fedlens.studies.stop_diverged import RunDiverged, StopDiverged, refuse_diverged
 
 
@@ -83,3 +84,27 @@ def test_a_run_that_diverged_and_is_due_to_no_later_round_has_diverged_all_the_s
 def test_a_run_that_did_not_diverge_is_not_refused(tmp_path: Path) -> None:
     _experiment(0.1).run(tmp_path / "run", report=False)
     refuse_diverged(tmp_path / "run")
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_a_collapsed_run_is_not_retried(split: str, tmp_path: Path) -> None:
+    """The run ends at its collapse by itself; when it is resumed, it would go on."""
+    collapsed = [{"round": k, f"{split}_embedding_deviation": 0.9 if k < 2 else 0.01} for k in range(6)]
+    run = RunDir.create(tmp_path / "run", "x", None)
+    run.write_config('name = "x"')
+    for line in collapsed:
+        run.append_metrics(line)
+    outline = {"directory": str(run.path), "rounds": 10}
+    stop = StopDiverged()
+    stop.started({**outline, "collapses": True})
+    with pytest.raises(
+        RunDiverged, match=r"diverged in round 4: The embeddings have collapsed: the embedding dev"
+    ):
+        stop.refuse()
+    spared = StopDiverged()  # of a task whose embeddings do not collapse
+    spared.started({**outline, "collapses": False})
+    spared.refuse()
+    warning = {"kind": "collapse", "until": 4, "sentence": "The embeddings have collapsed."}
+    run.write_summary({"warnings": [warning]})
+    with pytest.raises(RunDiverged, match="diverged in round 4: The embeddings have collapsed"):
+        refuse_diverged(run.path)

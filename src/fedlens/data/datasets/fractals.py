@@ -13,7 +13,7 @@ from pydantic import Field
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import published
-from fedlens.data.fractals.code_sampling import sample_codes
+from fedlens.data.fractals.code_sampling import VERSION, sample_codes
 from fedlens.data.fractals.codes import FEWEST, MOST, FractalCodes
 from fedlens.data.fractals.drawings import Look
 from fedlens.data.fractals.images import FractalImages, FractalStyle
@@ -144,7 +144,7 @@ def codes_of(count: int, seed: int, maps: tuple[int, int], least_filled: float) 
     """The codes of `sample_codes`; many codes come from a file in the user's cache folder, if it is there."""
     if count < _CACHED:
         return sample_codes(count, seed, maps, least_filled)
-    name = f"codes-{count}-seed{seed}-maps{maps[0]}to{maps[1]}-filled{least_filled!r}.npz"
+    name = f"codes-v{VERSION}-{count}-seed{seed}-maps{maps[0]}to{maps[1]}-filled{least_filled!r}.npz"
     path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedlens" / "fractals" / name
     with suppress(DataError):
         found = FractalCodes.load(path)

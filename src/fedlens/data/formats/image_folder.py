@@ -71,6 +71,12 @@ def image_folder(
             description="folder of the class, counted as client_level is; by default 1 if there is no table",
         ),
     ] = None,
+    labels: Annotated[
+        bool,
+        Field(
+            description="false: the images have no classes, for self-supervised tasks; they may lie in any folders"
+        ),
+    ] = True,
     separator: Annotated[
         str | None,
         Field(
@@ -88,6 +94,8 @@ def image_folder(
     | split | column `split` of the table; else the first folders, if all are named train, test or val; else a
     share `test` of the images is held out, of each class and client alike |
     | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
+
+    With `labels = false` all images have one class, "image", and folders and columns name none.
 
     With `separator` every image has any number of classes (multi-label): a cell names several, `cat;dog`, or is empty
     where the image shows none. The name of a folder is split in the same way. White space around a name is removed, and
@@ -155,6 +163,9 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
     """Sets the classes, and the label of each image: from the table if it has them, else from the folders."""
     classes, level = scan.settings.get("classes"), scan.settings.get("label_level")
     separator = scan.settings.get("separator")
+    if not scan.settings.get("labels", True):
+        _leave_unlabelled(scan)
+        return
     if scan.table is not None and _needs_label_column(scan):
         best = _add_no_label_column(scan, scan.table)
         if best is None or scan.columns[best].dtype.kind != "U":
@@ -195,6 +206,22 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
             scan.classes = tuple(classes or sorted(set(filter(None, class_names))))
             scan.labels = _labels_of_folders(scan, class_names, level)
     _check_classes(scan, classes)
+
+
+def _leave_unlabelled(scan: Scan) -> None:
+    """Gives all images the same class. Raises `ConfigError` for a single image, which cannot be split or compared."""
+    for name in ("classes", "label_column", "label_level", "separator"):
+        if scan.settings.get(name) is not None:
+            raise ConfigError(
+                f"labels is false, so {name} has no effect", where=name, hint="leave one of them out"
+            )
+    if len(scan.names) == 1:
+        raise ConfigError(
+            f"the folder has one image, {scan.names[0]}, and training without labels compares images",
+            where="path",
+            hint="name a folder with more images",
+        )
+    scan.classes, scan.labels = ("image",), [0] * len(scan.names)
 
 
 def _add_unlabelled(scan: Scan, level: int) -> None:

@@ -10,6 +10,7 @@ from fedlens.data.fractals.codes import FEWEST, MOST, FractalCodes
 from fedlens.data.fractals.rendering import filled_shares
 from fedlens.data.partition.drawing import streams
 
+VERSION = 1  # of the draws: raised when the same seed gives other codes
 _BLOCK = 512  # codes drawn at once
 _TRIES = 200  # blocks without a kept code before the conditions are called too strict
 

@@ -204,6 +204,9 @@ def test_many_codes_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: py
     (file,) = tmp_path.rglob("*.npz")
     monkeypatch.setattr(reader, "sample_codes", lambda *given: pytest.fail("the file is there"))
     assert reader.codes_of(20, 0, (2, 8), 0.1).digest == first.digest
+    monkeypatch.setattr(reader, "VERSION", 0)  # of other draws
+    with pytest.raises(pytest.fail.Exception, match="the file is there"):
+        reader.codes_of(20, 0, (2, 8), 0.1)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(reader, "_CACHED", 20)
