@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 from typer.testing import CliRunner
 
-from fedlens.analyses.analyze import analyze
+from fedlens.analyses.analyze import Analyses, analyze
 from fedlens.analyses.dynamics import dynamics
 from fedlens.analyses.opened_run import open_run
+from fedlens.analyses.registry import ANALYSES
 from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.api import Experiment
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.report.analysis_figures import analysis_figures, shown
 
 
 def experiment(*changes: str, **tables: Any) -> Experiment:
@@ -124,6 +127,99 @@ def test_all_analyses_that_the_recordings_allow_are_on_one_page(recorded: Path, 
     index = json.loads((tmp_path / "page" / "analysis.json").read_text())
     assert index["dynamics"]["on"] == "test"
     assert all((tmp_path / "page" / name).exists() for name in index["dynamics"]["figures"])
+
+
+SMALL = {
+    "optimal-aggregation": {"epochs": 1, "starts": 1},
+    "loss-surface": {"count": 10},
+    "loss-plane": {"points": 3},
+    "representation": {"examples": 60, "k": 3},
+    "line": {"points": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def made(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Analyses:
+    return analyze(recorded, rounds=[1, 3], settings=SMALL, out=tmp_path_factory.mktemp("analyses"))
+
+
+def test_every_analysis_has_rows_figures_and_a_text(made: Analyses) -> None:
+    assert set(made.rows) == set(ANALYSES)
+    assert made.left_out == {}
+    page = made.page.read_text()
+    for name, rows in made.rows.items():
+        described = shown(name)
+        assert described is not None
+        assert str(escape(described.reading))[:40] in page
+        assert analysis_figures(name, rows)
+        lines = (made.folder / f"{name}.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == [row["round"] for row in rows]
+
+
+def test_analyses_agree_with_each_other_and_with_the_run(made: Analyses, recorded: Path) -> None:
+    """The average is the next global model; ends of lines are local models; the mean update is the step."""
+    lines, run = metrics(recorded), open_run(recorded, rounds=[1, 3])
+    for place, found in enumerate(run.recorded):
+        line = lines[found.round]
+        optimal, surface = (made.rows[name][place] for name in ("optimal-aggregation", "loss-surface"))
+        assert optimal["average"] == pytest.approx(line["test_accuracy"], abs=2 / 360)
+        assert optimal["loss_average"] == pytest.approx(line["test_loss"], rel=1e-5)
+        assert optimal["optimal"] >= optimal["average"]
+        assert optimal["gap"] == pytest.approx(optimal["optimal"] - optimal["average"])
+        assert surface["average"] == pytest.approx(line["test_loss"], rel=1e-5)
+        assert surface["low"] <= surface["mean"] <= surface["high"]
+        before, after = found.before(), found.after()
+        step = sum((after[name] - before[name]).double().square().sum().item() for name in after) ** 0.5
+        total = next(
+            row for row in made.rows["drift"] if row["round"] == found.round and row["layer"] == "all"
+        )
+        assert total["mean_norm"] == pytest.approx(step, rel=1e-4)
+        calibrated = [row for row in made.rows["calibration"] if row["round"] == found.round]
+        assert [row["model"] for row in calibrated] == ["before", "local", "local", "local", "after"]
+        assert calibrated[-1]["accuracy"] == pytest.approx(line["test_accuracy"])
+        assert calibrated[-1]["error"] == pytest.approx(line["test_calibration_error"])
+        assert calibrated[-1]["nll"] == pytest.approx(line["test_loss"])
+        points = [row for row in made.rows["line"] if row["round"] == found.round]
+        losses = {client["client"]: client["loss"] for client in made.rows["dynamics"][place]["clients"]}
+        for point in (points[0], points[-1]):
+            name = point["from"] if point["t"] == 0 else point["to"]
+            assert point["loss"] == pytest.approx(losses[name.removeprefix("client ")])
+    layers = {row["layer"] for row in made.rows["representation"]}
+    assert layers == {"1", "3", "5", "last layer"}
+    corners = [row for row in made.rows["loss-plane"] if "client" in row]
+    assert len(made.rows["loss-plane"]) == 9 + 3
+    assert {row["loss"] for row in corners} <= {pytest.approx(value) for value in losses.values()}
+
+
+def test_updates_alone_show_the_same_drift_as_local_models(
+    recorded: Path, made: Analyses, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    experiment("record.updates={rounds=[3]}").run(path, report=False)
+    only = analyze(path)
+    assert set(only.rows) == {"drift"}
+    assert "no recordings of local models" in only.left_out["dynamics"]
+    models = [row for row in made.rows["drift"] if row["round"] == 3]
+    for row, other in zip(only.rows["drift"], models, strict=True):
+        assert row["layer"] == other["layer"]
+        for key in ("norm", "distance", "cosine", "cosine_low", "mean_norm", "diversity", "agreeing"):
+            assert row[key] == pytest.approx(other[key], rel=1e-3), key
+
+
+def test_a_plane_needs_three_clients_and_a_line_two(tmp_path: Path) -> None:
+    experiment("select.clients_per_round=1", "record.local_models.every=3").run(
+        tmp_path / "run", report=False
+    )
+    for name, message in (
+        ("loss-plane", "goes through three local models"),
+        ("line", "no recorded round has two"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            analyze(tmp_path / "run", [name])
+    rows = analyze(tmp_path / "run", ["line"], settings={"line": {"between": "rounds", "points": 3}}).rows[
+        "line"
+    ]
+    assert [(row["from"], row["to"]) for row in rows] == [("before", "after")] * 3
 
 
 def test_an_analysis_of_ones_own(recorded: Path, tmp_path: Path) -> None:
