@@ -95,7 +95,7 @@ def image_folder(
     share `test` of the images is held out, of each class and client alike |
     | client | `client_column`, `client_level` or `client_pattern`; else column `client` of the table, if any |
 
-    With `labels = false` all images have one class, "image", and folders and columns name none.
+    With `labels = false` the images have no classes, whatever folders they are in, for self-supervised tasks.
 
     With `separator` every image has any number of classes (multi-label): a cell names several, `cat;dog`, or is empty
     where the image shows none. The name of a folder is split in the same way. White space around a name is removed, and
@@ -209,7 +209,7 @@ def _label(scan: Scan, inner: Sequence[str], in_splits: bool) -> None:
 
 
 def _leave_unlabelled(scan: Scan) -> None:
-    """Gives all images the same class. Raises `ConfigError` for a single image, which cannot be split or compared."""
+    """Gives no image a class. Raises `ConfigError` for a single image, which cannot be split or compared."""
     for name in ("classes", "label_column", "label_level", "separator"):
         if scan.settings.get(name) is not None:
             raise ConfigError(
@@ -221,7 +221,7 @@ def _leave_unlabelled(scan: Scan) -> None:
             where="path",
             hint="name a folder with more images",
         )
-    scan.classes, scan.labels = ("image",), [0] * len(scan.names)
+    scan.label_sets = [()] * len(scan.names)
 
 
 def _add_unlabelled(scan: Scan, level: int) -> None:

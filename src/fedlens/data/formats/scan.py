@@ -145,7 +145,7 @@ class Scan:
             counts = Counter(label for row in rows for label in labels[row])
             if self.box_labels is not None:
                 facts["boxes"] = counts.total()
-            if self.label_sets is not None:
+            if self.label_sets is not None and self.classes:
                 facts["labels"] = counts.total()
                 facts["without_label"] = sum(not self.label_sets[row] for row in rows)
             facts["classes"] = {name: counts[label] for label, name in enumerate(self.classes)}
@@ -266,7 +266,7 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
 
 
 def _note_unlabelled(scan: Scan) -> None:
-    count = sum(not scan.label_sets[row] for row in scan.rows()) if scan.label_sets is not None else 0
+    count = sum(not scan.label_sets[row] for row in scan.rows()) if scan.label_sets and scan.classes else 0
     if count:
         images = "1 image has" if count == 1 else f"{count:,} images have"
         scan.notes.append(f"{images} no label, which counts as none of the classes")
@@ -340,7 +340,7 @@ def _check_whole(scan: Scan) -> None:
         return
     labels = [all_labels[row] for row in rows]
     used = {label for of_image in labels for label in of_image}
-    if not used:
+    if not used and scan.classes:
         add(scan.folder, "no image has a label", "write the classes of each image in the table")
     if len(used) == 1 and scan.labels is not None:
         what = f"there is only one class, '{scan.classes[min(used)]}'"
