@@ -37,6 +37,17 @@ def optimizer(settings: LocalSettings, state: OptimizerState) -> Step:
     return made(settings, state)
 
 
+def _velocity(state: OptimizerState, steps: Tensors, momentum: float) -> list[torch.Tensor]:
+    """The velocity v <- momentum v + steps, which stays in the state; the first one is a copy of the steps."""
+    if "momentum" in state:
+        torch._foreach_mul_(state["momentum"], momentum)
+        torch._foreach_add_(state["momentum"], steps)
+    else:
+        state["momentum"] = [step.clone() for step in steps]
+    velocity: list[torch.Tensor] = state["momentum"]
+    return velocity
+
+
 def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
     momentum, nesterov, decay = settings.momentum, settings.nesterov, settings.weight_decay
 
@@ -44,15 +55,11 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
         if decay:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
         if momentum:
-            if "momentum" not in state:
-                state["momentum"] = [g.clone() for g in gradients]
-            else:
-                torch._foreach_mul_(state["momentum"], momentum)
-                torch._foreach_add_(state["momentum"], gradients)
+            velocity = _velocity(state, gradients, momentum)
             if nesterov:
-                gradients = list(torch._foreach_add(gradients, state["momentum"], alpha=momentum))
+                gradients = list(torch._foreach_add(gradients, velocity, alpha=momentum))
             else:
-                gradients = state["momentum"]
+                gradients = velocity
         if isinstance(lr, list):
             for parameter, gradient, rate in zip(parameters, gradients, lr, strict=True):
                 parameter.add_(gradient, alpha=-rate)
@@ -83,12 +90,7 @@ def _lars(settings: LocalSettings, state: OptimizerState) -> Step:
             for parameter, gradient, rate in zip(parameters, gradients, rates, strict=True)
         ]
         if momentum:
-            if "momentum" in state:
-                torch._foreach_mul_(state["momentum"], momentum)
-                torch._foreach_add_(state["momentum"], steps)
-            else:
-                state["momentum"] = [each.clone() for each in steps]
-            steps = state["momentum"]
+            steps = _velocity(state, steps, momentum)
         torch._foreach_sub_(parameters, steps)
 
     return step
