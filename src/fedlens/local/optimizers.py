@@ -37,14 +37,14 @@ def optimizer(settings: LocalSettings, state: OptimizerState) -> Step:
     return made(settings, state)
 
 
-def _velocity(state: OptimizerState, steps: Tensors, momentum: float) -> list[torch.Tensor]:
+def _velocity(state: OptimizerState, steps: Tensors, momentum: float) -> Tensors:
     """The velocity v <- momentum v + steps, which stays in the state; the first one is a copy of the steps."""
     if "momentum" in state:
         torch._foreach_mul_(state["momentum"], momentum)
         torch._foreach_add_(state["momentum"], steps)
     else:
         state["momentum"] = [step.clone() for step in steps]
-    velocity: list[torch.Tensor] = state["momentum"]
+    velocity: Tensors = state["momentum"]
     return velocity
 
 
@@ -56,10 +56,8 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
             gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
         if momentum:
             velocity = _velocity(state, gradients, momentum)
-            if nesterov:
-                gradients = list(torch._foreach_add(gradients, velocity, alpha=momentum))
-            else:
-                gradients = velocity
+            ahead = nesterov and torch._foreach_add(gradients, velocity, alpha=momentum)
+            gradients = list(ahead or velocity)
         if isinstance(lr, list):
             for parameter, gradient, rate in zip(parameters, gradients, lr, strict=True):
                 parameter.add_(gradient, alpha=-rate)
