@@ -340,7 +340,7 @@ def _check_whole(scan: Scan) -> None:
         return
     labels = [all_labels[row] for row in rows]
     used = {label for of_image in labels for label in of_image}
-    if not used and scan.classes:
+    if not used and scan.settings.get("labels", True):
         add(scan.folder, "no image has a label", "write the classes of each image in the table")
     if len(used) == 1 and scan.labels is not None:
         what = f"there is only one class, '{scan.classes[min(used)]}'"
