@@ -16,7 +16,7 @@ from fedlens.core.tree import Tree
 from fedlens.experiment import tensorfile
 from fedlens.experiment.atomic_files import refused, replacing, write_atomically
 from fedlens.experiment.build import Built
-from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, folder_of
+from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
 from fedlens.experiment.rundir import RunDir
 
 
@@ -60,6 +60,10 @@ class Recorder:
     def name(self, client: int | str) -> str:
         """The name of a client."""
         return client if isinstance(client, str) else self._ids[client]
+
+    def started(self) -> Any:
+        """When the run was started, by which its recordings are told from those of other runs."""
+        return (self._directory.read_environment() or {}).get(STARTED)
 
     def new_folder(self, round: int) -> Path:
         """The empty folder of a round; what an interrupted run left there is removed."""
@@ -153,6 +157,7 @@ class _RoundRecording:
         content = {
             "format": FORMAT,
             "round": self._round,
+            "run": self._recorder.started(),
             "local_models": self._local_models,
             "updates": self._updates,
             "clients": self._clients,

@@ -28,6 +28,7 @@ FORMAT = 1
 BEFORE, AFTER, MANIFEST = "before.safetensors", "after.safetensors", "recording.json"
 MODEL = "model"
 UPDATE = "update"
+STARTED = "started"  # the key of environment.json
 _FOLDER = re.compile(r"round-(\d{6,18})")
 
 
@@ -132,12 +133,13 @@ class RecordedRound:
 def recorded_rounds(run: RunDir) -> list[RecordedRound]:
     """The recorded rounds of a run in order; a round whose recording was interrupted is left out.
 
-    Raises `RunDirectoryError` if a recording is corrupt.
+    Raises `RunDirectoryError` if a recording is corrupt, or of another run.
     """
     folder = run.recordings_path
     if not folder.is_dir():
         return []
-    rounds = [_read_round(path) for path in folder.iterdir() if _FOLDER.fullmatch(path.name)]
+    started = (run.read_environment() or {}).get(STARTED)
+    rounds = [_read_round(path, started) for path in folder.iterdir() if _FOLDER.fullmatch(path.name)]
     return sorted((found for found in rounds if found is not None), key=lambda found: found.round)
 
 
@@ -146,7 +148,7 @@ def folder_of(recordings: Path, round: int) -> Path:
     return recordings / f"round-{round:06d}"
 
 
-def _read_round(folder: Path) -> RecordedRound | None:
+def _read_round(folder: Path, started: Any) -> RecordedRound | None:
     path = folder / MANIFEST
     try:
         content: dict[str, Any] = json.loads(read_regular(path))
@@ -159,6 +161,12 @@ def _read_round(folder: Path) -> RecordedRound | None:
             f"the recording has format {content.get('format')}, and this version of fedlens reads {FORMAT}",
             where=str(path),
             hint="use the version that made the run",
+        )
+    if content.get("run") != started:
+        raise RunDirectoryError(
+            f"the recording is of another run, which was started at {content.get('run')}, and this one at {started}",
+            where=str(folder),
+            hint="move the folder back to its run",
         )
     try:
         replies = tuple(

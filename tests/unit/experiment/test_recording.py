@@ -140,9 +140,19 @@ def test_a_corrupt_recording_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"slot-00000.safetensors .* corrupt: SHA-256 mismatch"):
         recorded.local_model(recorded.replies[0])
     manifest = recorded.folder / "recording.json"
-    manifest.write_text(json.dumps({"format": 1, "round": 1}))
+    content = json.loads(manifest.read_text())
+    del content["clients"]
+    manifest.write_text(json.dumps(content))
     with pytest.raises(RunDirectoryError, match=r"recording.json of the recording is corrupt"):
         rounds_of(run.directory)
+
+
+def test_a_recording_of_another_run_is_named(tmp_path: Path) -> None:
+    run = experiment(EVERY, "rounds=1").run(tmp_path / "run", report=False).directory
+    environment = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps({**environment, "started": "2020-01-01T00:00:00+00:00"}))
+    with pytest.raises(RunDirectoryError, match="the recording is of another run, which was started at"):
+        rounds_of(run)
 
 
 @pytest.mark.parametrize(
