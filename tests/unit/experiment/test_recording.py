@@ -116,7 +116,12 @@ def test_a_resumed_run_records_the_same_files(tmp_path: Path) -> None:
     ]
     assert len(names) == 3 * (3 + 3)
     for name in names:
-        assert (whole.directory / name).read_bytes() == (tmp_path / "half" / name).read_bytes()
+        files = [path / name for path in (whole.directory, tmp_path / "half")]
+        if name.suffix == ".json":
+            contents = [json.loads(file.read_text()) | {"run": None} for file in files]
+            assert contents[0] == contents[1]
+        else:
+            assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_what_is_recorded_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
