@@ -127,7 +127,11 @@ def _cost_lines(cost: ScaleCost) -> list[str]:
     if not cost.runs:
         return ["nothing is trained"]
     hours = "" if cost.hours is None else f"; about {core_hours(cost.hours)}, from stored speeds"
-    return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}"]
+    before = []
+    if cost.pretraining_images:
+        time = "" if cost.pretraining_hours is None else f"; about {core_hours(cost.pretraining_hours)}"
+        before = [f"pre-training before them, once: {cost.pretraining_images:,.0f} images{time}"]
+    return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}", *before]
 
 
 def differences_line(differences: Sequence[str]) -> list[str]:

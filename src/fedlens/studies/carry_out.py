@@ -16,6 +16,8 @@ from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.own_files import refuse_edited
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
+from fedlens.studies.pretrained import settings_in
+from fedlens.studies.pretrained_cache import keep_cached, take_cached
 from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
 
 if TYPE_CHECKING:
@@ -70,7 +72,10 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
         if options.stop_diverged:
             refuse_diverged(directory)
         write_planned(run, directory, ended=True)
-        return line_of(run, directory)
+        line = line_of(run, directory)
+        if run.role == "pretrain" and line.status == "finished":
+            keep_cached(run, directory)
+        return line
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not from_code(error):
             raise
@@ -95,11 +100,15 @@ def _start_or_resume(
         "session": session,
         "until": due.until,
     }
-    if (directory / "config.toml").is_file():
+    begun = (directory / "config.toml").is_file()
+    if not begun and run.role == "pretrain" and take_cached(run, directory, options.data_dir, session):
+        return
+    if begun:
         write_planned(run, directory, ended=False)
         resume(directory, **shared)
     else:
-        Experiment(**run.settings).run(directory, download=options.download, **shared)
+        settings = settings_in(run, options.runs)
+        Experiment(**settings).run(directory, download=options.download, **shared)
 
 
 class _Rounds(Silent):

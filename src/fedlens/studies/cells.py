@@ -105,7 +105,7 @@ class StudyCells:
             made = self.made(method, case, point, role)
             settings = with_seed(made, seed, key)
             run = PlannedRun(
-                method.name, dict(case.values), dict(point), role, seed, settings, key, made.files
+                method.name, dict(case.values), dict(point), role, seed, settings, key, made.files, made.start
             )
             self._runs[place] = run
         return self._runs[place]
