@@ -45,6 +45,7 @@ class RunLine:
         facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients"; "batch_size"
             for simulated hours, "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
         version: of fedlens.
+        analyses: the rows of each analysis of the run, by name, without lists over clients.
     """
 
     digest: str
@@ -56,6 +57,7 @@ class RunLine:
     curve: Mapping[str, Sequence[float | None]]
     facts: Mapping[str, float | None] = field(default_factory=dict)
     version: str = ""
+    analyses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(index in the curve, value) of the evaluations that have a finite value of `metric`."""
@@ -148,6 +150,7 @@ class StudyInfo:
         files: SHA-256 of the user's Python files that the settings of runs name, by path.
         pretrained: the pre-trainings that runs start from. Tables and figures of results leave them out.
         pretrained_labels: their labels, by name.
+        analyses: the names of the analyses of its final runs.
     """
 
     name: str
@@ -175,6 +178,7 @@ class StudyInfo:
     files: Mapping[str, str] = field(default_factory=dict)
     pretrained: Sequence[StudyEntry] = ()
     pretrained_labels: Mapping[str, str] = field(default_factory=dict)
+    analyses: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,10 @@ def _each_once(value: Any) -> Any:
     return value
 
 
+def _by_name(value: Any) -> Any:
+    return {name: {} for name in value} if isinstance(value, list | tuple) else value
+
+
 def _kinds(value: Any) -> Any:
     if isinstance(value, list | tuple):
         for number, item in enumerate(value, 1):
@@ -223,6 +227,14 @@ class StudySettings(FrozenTable):
     )
     pretrained: Annotated[dict[str, PretrainedSettings], BeforeValidator(_named)] | None = Field(
         None, description='pre-trainings, which runs name as model.weights = "pretrained:NAME"'
+    )
+    analyses: Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_name)] = Field(
+        default_factory=dict,
+        description="analyses of the final runs: a list of names, or a table of their settings such as "
+        '{ "loss-surface" = { count = 200 } }',
+    )
+    keep_recordings: bool = Field(
+        False, strict=True, description="keep the recordings of runs after their analyses"
     )
     tune: TuneSettings | None = Field(None, description="how each method's point is chosen")
     stop: StopSettings | None = Field(None, description="which runs end early")

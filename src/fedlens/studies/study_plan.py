@@ -24,6 +24,7 @@ from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.pretrained import after_pretraining
 from fedlens.studies.pretraining_runs import pretraining_runs
 from fedlens.studies.reproductions import study_command
+from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
@@ -77,6 +78,7 @@ class StudyPlan:
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
             _refuse_evaluations(cells, source)
+            refuse_analyses(cells, source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
@@ -243,6 +245,7 @@ class StudyPlan:
             entries=[run.entry for run in runs],
             stop_diverged=study.stop is not None and study.stop.diverged,
             files={name: sha256 for run in runs for name, sha256 in run.files.items()},
+            analyses=list(study.analyses),
             pretrained=[run.entry for run in self.pretraining],
             pretrained_labels={
                 run.method: (study.pretrained or {})[run.method].label or run.method

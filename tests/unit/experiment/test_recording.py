@@ -35,9 +35,7 @@ def rounds_of(path: Path) -> list[RecordedRound]:
 @pytest.mark.parametrize("algorithm", ["fedavg", "fednova", "scaffold", "fedprox", "moon"])
 def test_the_weighted_mean_of_the_local_models_is_the_next_model(algorithm: str, tmp_path: Path) -> None:
     extra = (
-        {"model": {"name": "projection", "base": {"name": "mlp", "hidden": 8}}}
-        if algorithm == "moon"
-        else {}
+        {"model": {"name": "projection", "base": {"name": "mlp", "hidden": 8}}} if algorithm == "moon" else {}
     )
     run = experiment(EVERY, f"algorithm={algorithm}", "rounds=2", **extra).run(tmp_path / "run", report=False)
     for recorded in rounds_of(run.directory):
