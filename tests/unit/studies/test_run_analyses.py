@@ -87,7 +87,7 @@ def test_the_figure_has_a_panel_a_cell_on_one_scale_and_the_mean_of_the_seeds(tm
 
 
 def test_an_analysis_that_cannot_be_made_is_refused_before_any_run() -> None:
-    with pytest.raises(ConfigError, match="unknown analysis 'dynamic'.*did you mean 'dynamics'"):
+    with pytest.raises(ConfigError, match=r"unknown analysis 'dynamic'.*did you mean 'dynamics'"):
         StudyPlan.load({**STUDY, "analyses": ["dynamic"]})
     nothing = {**STUDY, "methods": {"fedavg": {}}}
     with pytest.raises(ConfigError, match=r'needs local models.*set "record.local_models" = \{ every = 5 \}'):
