@@ -190,7 +190,8 @@ def _speeds() -> Mapping[str, Any]:
 def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
-    The speed is that of the nearest measured size of images, times the ratio of their areas.
+    The speed is that of the nearest measured size of images, times the ratio of their areas, and
+    that of the squared widths for a network that states its width.
     """
     speeds = _speeds()
     measured = speeds["models"].get(_model_key(config))
@@ -202,7 +203,9 @@ def images_per_second(config: Config) -> float | None:
     area = float(size[0] * size[1] if isinstance(size, list | tuple) else size**2)
     entry = min(entries, key=lambda each: abs(math.log(each["side"] ** 2 / area)))
     rate = entry.get(config.engine.get("precision", "fp32"), entry["fp32"])
-    return float(rate * entry["side"] ** 2 / area)
+    usual = entry.get("width", 1)
+    width = config.model.get("width", usual) if "width" in entry else usual
+    return float(rate * entry["side"] ** 2 / area * (usual / width) ** 2)
 
 
 def _model_key(config: Config) -> str:

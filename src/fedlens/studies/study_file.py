@@ -117,6 +117,10 @@ class PretrainedSettings(FrozenTable):
     base: Base = Field(description="a recipe or a file")
     set: Settings = Field(default_factory=dict, description="settings over the base")
     seed: Seed = Field(0, description="`seed` of the run")
+    cases: dict[str, str] = Field(
+        default_factory=dict,
+        description='weights that take its place in named cases: { cityscapes = "imagenet" }',
+    )
 
 
 class TuneSettings(FrozenTable):

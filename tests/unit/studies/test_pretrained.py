@@ -110,6 +110,21 @@ def test_the_digest_of_a_run_depends_on_the_settings_of_its_pretraining_and_on_n
     assert str(tmp_path) not in json.dumps(dict(StudyPlan.load(STUDY).runs[1].settings))
 
 
+def test_a_case_can_have_other_weights_in_place_of_a_pretraining() -> None:
+    other = {"base": BASE, "set": {"algorithm.name": "centralized", "rounds": 1}}
+    good = {**STUDY["pretrained"]["good"], "cases": {"two": "pretrained:other", "three": "none"}}
+    cases = {
+        name: {"set": {"data.partition.clients": n}} for name, n in (("one", 4), ("two", 5), ("three", 6))
+    }
+    study = {**STUDY, "pretrained": {"good": good, "other": other}, "cases": cases, "methods": {"a": STARTED}}
+    plan = StudyPlan.load(study)
+    assert [run.start and run.start.method for run in plan.runs] == ["good", "other", None]
+    assert [run.method for run in plan.pretraining] == ["good", "other"]
+    good["cases"] = {"tow": "none"}
+    with pytest.raises(ConfigError, match=r"no case 'tow'.*did you mean 'two'"):
+        StudyPlan.load(study)
+
+
 def test_an_unknown_pretraining_is_an_error_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"no pre-training 'god'.*did you mean 'pretrained:good'"):
         StudyPlan.load({**STUDY, "methods": {"a": {"set": {"model.weights": "pretrained:god"}}}})
