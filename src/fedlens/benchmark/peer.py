@@ -27,6 +27,7 @@ from fedlens.benchmark import limit
 from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import ConfigError, RunFailed, nearest
+from fedlens.core.user_cache import user_cache
 
 INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
 START_SECONDS = 600.0  # from the start of the script until it is ready
@@ -94,8 +95,7 @@ def chosen(names: Sequence[str] | None) -> list[Peer]:
 
 def usual_directory() -> Path:
     """The default directory of the environments of peers."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedlens" / "peers"
+    return user_cache("peers")
 
 
 def torch_version() -> str:

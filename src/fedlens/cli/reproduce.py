@@ -127,7 +127,11 @@ def _cost_lines(cost: ScaleCost) -> list[str]:
     if not cost.runs:
         return ["nothing is trained"]
     hours = "" if cost.hours is None else f"; about {core_hours(cost.hours)}, from stored speeds"
-    return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}"]
+    before = []
+    if cost.pretraining_images:
+        time = "" if cost.pretraining_hours is None else f"; about {core_hours(cost.pretraining_hours)}"
+        before = [f"pre-training before them, once: {cost.pretraining_images:,.0f} images{time}"]
+    return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}", *before]
 
 
 def differences_line(differences: Sequence[str]) -> list[str]:
@@ -154,6 +158,7 @@ def core_hours(hours: float) -> str:
 def show_list(studies: Sequence[ListedStudy]) -> None:
     """Prints the studies of each document: costs by scale, data that are missing, and what has been run."""
     from fedlens.studies.reproduce import SCALES
+    from fedlens.studies.reproductions import left_out
 
     for document in dict.fromkeys(study.name.partition("/")[0] for study in studies):
         say(("" if document == studies[0].name.partition("/")[0] else "\n") + document)
@@ -170,7 +175,9 @@ def show_list(studies: Sequence[ListedStudy]) -> None:
         ]
         head = ("study", "smoke", "laptop", "paper", "missing data", "has been run", "what it is")
         print_columns(rows, head, numeric=(1, 2, 3))
-    say("\ncosts: core time, computed from the settings; --json has runs and images")
+    for name, reason in left_out().items():
+        say(f"{name} has no study: {reason}")
+    say("\ncosts: core time, computed from the settings, + that of pre-training; --json has runs and images")
 
 
 def short_hours(cost: ScaleCost | None) -> str:
@@ -179,17 +186,27 @@ def short_hours(cost: ScaleCost | None) -> str:
     >>> from fedlens.studies.reproduce import ScaleCost
     >>> short_hours(ScaleCost(0, 0, 0.0, ())), short_hours(ScaleCost(3, 9, 0.5, ()))
     ('no training', '30 min')
+    >>> short_hours(ScaleCost(3, 9, 0.5, (), pretraining_images=9, pretraining_hours=2.5))
+    '30 min + 2 h'
     """
     if cost is None:
         return "-"
     if not cost.runs:
         return "no training"
-    if cost.hours is None:
-        return f"{cost.runs:,} runs"
-    for unit, least, factor in (("h", 2, 1), ("min", 1 / 30, 60), ("s", 0, 3600)):
-        if cost.hours >= least:
-            return f"{cost.hours * factor:,.0f} {unit}"
-    return "-"
+    runs = f"{cost.runs:,} runs" if cost.hours is None else _short(cost.hours)
+    if not cost.pretraining_images:
+        return runs
+    before = "pre-training" if cost.pretraining_hours is None else _short(cost.pretraining_hours)
+    return f"{runs} + {before}"
+
+
+def _short(hours: float) -> str:
+    unit, factor = next(
+        (unit, factor)
+        for unit, least, factor in (("h", 2, 1), ("min", 1 / 30, 60), ("s", 0, 3600))
+        if hours >= least
+    )
+    return f"{hours * factor:,.0f} {unit}"
 
 
 def absent_words(study: ListedStudy) -> str:

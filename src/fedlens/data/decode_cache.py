@@ -15,6 +15,7 @@ import PIL
 from fedlens import __version__
 from fedlens.core.errors import DataError
 from fedlens.core.threads import map_threads
+from fedlens.core.user_cache import user_cache
 from fedlens.data.images import ImageFiles
 
 Say = Callable[[str], None]
@@ -40,7 +41,7 @@ def judge(images: ImageFiles, say: Say) -> DecodeResult:
     million images is read in full only once and not before every run. If the folder is not writable, that costs time
     and nothing else.
     """
-    path = _folder() / f"{_state(images)}.json"
+    path = user_cache("checked") / f"{_state(images)}.json"
     stored = _stored(images, path)
     if stored is not None:
         return stored
@@ -107,7 +108,3 @@ def _state(images: ImageFiles) -> str:
         except OSError:
             hashed.update(b"gone\n")
     return hashed.hexdigest()
-
-
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedlens" / "checked"

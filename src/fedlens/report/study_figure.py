@@ -27,6 +27,7 @@ class StudyFigure:
         gaps: what is missing: failed runs, and runs that are not done.
         picture: makes the picture for papers; called inside `pictures.style`.
         plots: makes the plots of the page, one a panel.
+        panels: what a figure of panels shows; empty for another one.
     """
 
     title: str
@@ -34,6 +35,7 @@ class StudyFigure:
     gaps: Sequence[str]
     picture: Callable[[], Any]
     plots: Callable[[], Sequence[Plot]]
+    panels: Sequence[Panel] = ()
 
     @classmethod
     def of_panels(
@@ -52,6 +54,7 @@ class StudyFigure:
             gaps,
             lambda: panel_picture(shown, columns),
             lambda: _plots(shown),
+            shown,
         )
 
     def draw(self, path: Path) -> Path:

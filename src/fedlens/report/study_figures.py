@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from fedlens.core.errors import ConfigError, DataError, nearest
 from fedlens.core.registry import settings_model
 from fedlens.experiment.config_errors import explained
+from fedlens.report.study_analysis_figures import analysis_figure
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_data_figures import distributions_figure, populations_figure
 from fedlens.report.study_figure import StudyFigure
@@ -29,6 +30,7 @@ FIGURES: dict[str, Callable[..., StudyFigure]] = {
     "effective-lr": effective_rate_figure,
     "populations": populations_figure,
     "distributions": distributions_figure,
+    "analysis": analysis_figure,
 }
 _COMMON = ("kind", "name", "title", "document")
 

@@ -129,7 +129,20 @@ def _kpis(results: StudyResults) -> list[tuple[str, str, str]]:
         ("Seeds", count(len(results.info.seeds)), seeds),
         ("CPU time", duration(sum(seconds)) if seconds else MISSING, "of the runs that are done"),
         ("Training images", count(images) if images else MISSING, "over all rounds and clients"),
+        *_pretraining_kpi(results),
     ]
+
+
+def _pretraining_kpi(results: StudyResults) -> list[tuple[str, str, str]]:
+    """The CPU time of the pre-trainings, which the other numbers leave out."""
+    if not results.info.pretrained:
+        return []
+    found = [
+        results.lines[entry.digest] for entry in results.info.pretrained if entry.digest in results.lines
+    ]
+    seconds = [value for line in found if (value := line.facts.get("cpu_seconds")) is not None]
+    what = f"of {many(len(found), 'pre-training')}, once for all runs"
+    return [("Pre-training", duration(sum(seconds)) if seconds else MISSING, what)]
 
 
 def _lost_rows(results: StudyResults) -> list[list[Any]]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from fedlens.core.errors import DataError
 from fedlens.experiment.atomic_files import write_atomically
 
-Role = Literal["tune", "final"]
+Role = Literal["tune", "final", "pretrain"]
 Status = Literal["finished", "failed", "stopped"]
 INFO, LINES, DATA = "study.json", "results.jsonl", "data.json"
 EFFECTIVE = "effective_lr"
@@ -45,6 +45,7 @@ class RunLine:
         facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients"; "batch_size"
             for simulated hours, "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
         version: of fedlens.
+        analyses: the rows of each analysis of the run, by name, without lists over clients.
     """
 
     digest: str
@@ -56,6 +57,7 @@ class RunLine:
     curve: Mapping[str, Sequence[float | None]]
     facts: Mapping[str, float | None] = field(default_factory=dict)
     version: str = ""
+    analyses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(index in the curve, value) of the evaluations that have a finite value of `metric`."""
@@ -108,7 +110,8 @@ class StudyEntry:
         case: the condition that methods are compared in, by dimension: `{"data.partition.alpha": 0.1}`,
             `{"case": "two classes"}`.
         point: the settings that tuning chooses among; empty without tuning.
-        role: "tune" runs are measured on validation data, "final" runs give the results.
+        role: "tune" runs are measured on validation data, "final" runs give the results; "pretrain" runs, whose method
+            is the name of the pre-training, give initial weights.
     """
 
     digest: str
@@ -145,6 +148,9 @@ class StudyInfo:
         entries: the runs, in order.
         stop_diverged: whether a run ends when its loss diverges; None in files of earlier versions.
         files: SHA-256 of the user's Python files that the settings of runs name, by path.
+        pretrained: the pre-trainings that runs start from. Tables and figures of results leave them out.
+        pretrained_labels: their labels, by name.
+        analyses: the names of the analyses of its final runs.
     """
 
     name: str
@@ -170,6 +176,9 @@ class StudyInfo:
     entries: Sequence[StudyEntry] = ()
     stop_diverged: bool | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    pretrained: Sequence[StudyEntry] = ()
+    pretrained_labels: Mapping[str, str] = field(default_factory=dict)
+    analyses: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +201,11 @@ class StudyResults:
         path = folder / INFO
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            info = StudyInfo(**{**values, "entries": [StudyEntry(**entry) for entry in values["entries"]]})
+            entries = {
+                name: [StudyEntry(**entry) for entry in values.get(name, ())]
+                for name in ("entries", "pretrained")
+            }
+            info = StudyInfo(**{**values, **entries})
         except FileNotFoundError:
             raise DataError(
                 f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first"

@@ -18,6 +18,7 @@ from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
 from fedlens.report.study_data_tables import datasets, efficiency
 from fedlens.report.study_populations import needs_runs
+from fedlens.report.study_pretraining import pretraining_tables
 from fedlens.report.study_relative_tables import clients, ranks, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import refuse_bootstrap
@@ -92,7 +93,7 @@ def study_tables(results: StudyResults) -> list[StudyTable]:
         taken = [table.name for table in tables]
         name = next(n for n in [wanted, *(f"{wanted}-{i}" for i in range(2, k + 3))] if n not in taken)
         tables.append(study_table(results, {**spec, "name": name}, f"tables[{k}]"))
-    return tables
+    return [*tables, *pretraining_tables(results)]
 
 
 def default_tables(info: StudyInfo) -> list[dict[str, Any]]:

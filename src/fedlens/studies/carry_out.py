@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,9 @@ from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.own_files import refuse_edited
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
+from fedlens.studies.pretrained import settings_in
+from fedlens.studies.pretrained_cache import keep_cached, take_cached
+from fedlens.studies.run_analyses import analyzed, records
 from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ class RunOptions:
         download: download missing datasets.
         reports: write the report.html of each run.
         stop_diverged: end a run whose loss has diverged; it counts as failed.
+        analyses: of final runs that recorded local models or updates, with their settings by name.
+        keep_recordings: keep the recordings after the analyses.
     """
 
     runs: Path
@@ -42,6 +48,8 @@ class RunOptions:
     download: bool = False
     reports: bool = False
     stop_diverged: bool = False
+    analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    keep_recordings: bool = False
 
 
 class RoundListener(Protocol):
@@ -70,7 +78,15 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
         if options.stop_diverged:
             refuse_diverged(directory)
         write_planned(run, directory, ended=True)
-        return line_of(run, directory)
+        line = line_of(run, directory)
+        if line.status != "finished":
+            return line
+        if run.role == "pretrain":
+            keep_cached(run, directory)
+        if run.role == "final" and options.analyses and records(run):
+            rows = analyzed(directory, options.analyses, options.data_dir, options.keep_recordings)
+            return replace(line, analyses=rows)
+        return line
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not from_code(error):
             raise
@@ -95,11 +111,15 @@ def _start_or_resume(
         "session": session,
         "until": due.until,
     }
-    if (directory / "config.toml").is_file():
+    begun = (directory / "config.toml").is_file()
+    if not begun and run.role == "pretrain" and take_cached(run, directory, options.data_dir, session):
+        return
+    if begun:
         write_planned(run, directory, ended=False)
         resume(directory, **shared)
     else:
-        Experiment(**run.settings).run(directory, download=options.download, **shared)
+        settings = settings_in(run, options.runs)
+        Experiment(**settings).run(directory, download=options.download, **shared)
 
 
 class _Rounds(Silent):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlens.experiment.config import Config
 from fedlens.report.study_results import Role
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PlannedRun
+from fedlens.studies.pretrained import PREFIX
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader, with_seed
 from fedlens.studies.study_file import Base, StudySettings, TuneSettings
 
@@ -78,6 +79,7 @@ class StudyCells:
             PlacedSetting(key, value, method.tuned.places.get(key, "[tune]")) for key, value in point.items()
         ]
         layers = [*self.common, *case.settings, *method.settings, *case.grid, *tuned]
+        layers = [self._of_case(one, case) for one in layers]
         made = self.reader.make(base, place, layers)
         share = self._share(made, role)
         if share is None:
@@ -85,6 +87,15 @@ class StudyCells:
         return self.reader.make(
             base, place, [*layers, PlacedSetting("data.validation", share, "[tune] share")]
         )
+
+    def _of_case(self, setting: PlacedSetting, case: Case) -> PlacedSetting:
+        """The setting; weights of a pre-training that has others in this case become those."""
+        if setting.key != "model.weights" or not isinstance(setting.value, str):
+            return setting
+        table = (self.settings.pretrained or {}).get(setting.value.removeprefix(PREFIX))
+        named = table is not None and setting.value.startswith(PREFIX)
+        other = table.cases.get(str(case.values.get("case"))) if named and table is not None else None
+        return setting if other is None else replace(setting, value=other)
 
     def _share(self, made: RunSettings, role: Role) -> float | None:
         """The share of validation data that a role needs; None for the share of the base."""
@@ -105,7 +116,7 @@ class StudyCells:
             made = self.made(method, case, point, role)
             settings = with_seed(made, seed, key)
             run = PlannedRun(
-                method.name, dict(case.values), dict(point), role, seed, settings, key, made.files
+                method.name, dict(case.values), dict(point), role, seed, settings, key, made.files, made.start
             )
             self._runs[place] = run
         return self._runs[place]

@@ -201,7 +201,8 @@ def differences(before: Values, now: Values) -> list[str]:
     """
     same_number = len(before.get("seeds", ())) == len(now.get("seeds", ()))
     tables = {
-        key: before.get(key, {}).keys() & now.get(key, {}).keys() for key in ("cases", "methods")
+        key: before.get(key, {}).keys() & now.get(key, {}).keys()
+        for key in ("cases", "methods", "pretrained")
     }  # the settings of one that was added or removed are no change of their own
     old, new = (_described(values, tables, same_number) for values in (before, now))
 
@@ -237,7 +238,7 @@ def _described(values: Values, tables: Mapping[str, Set[str]], name_seeds: bool)
                 "random points" if name == "number" else f"random {name}": shown_value(item)
                 for name, item in value.items()
             }
-        elif key in ("cases", "methods"):
+        elif key in ("cases", "methods", "pretrained"):
             words[key] = ", ".join(value)
             for name in [name for name in value if name in tables[key]]:
                 for part, item in value[name].items():

@@ -17,6 +17,8 @@ from fedlens.studies.expansion import Case, Method
 from fedlens.studies.halving import reaching
 from fedlens.studies.jobs import cores_of, default_jobs
 from fedlens.studies.planned import PlannedRun
+from fedlens.studies.pretrained import settings_without_start
+from fedlens.studies.pretrained_cache import cached_folder
 from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
 from fedlens.studies.study_file import StopSettings
 from fedlens.studies.study_plan import StudyPlan
@@ -37,6 +39,9 @@ class StudyEstimate:
         memory: bytes of the largest run.
         jobs: runs at once.
         unknown: number of runs whose time could not be measured, because short runs of them fail.
+        pretraining: "runs" and "left", the number of pre-trainings and of those that are neither done nor in the
+            cache; "images" and "core_hours" of the latter. The other numbers, but for `disk` and `memory`, leave them
+            out.
         sentences: the same in words.
     """
 
@@ -50,6 +55,7 @@ class StudyEstimate:
     memory: int
     jobs: int
     unknown: int
+    pretraining: dict[str, float | None]
     sentences: list[str]
 
 
@@ -93,13 +99,14 @@ def estimate(
             continue
         cores = max(cores, cores_of(run))
         try:
-            run_costs.append(costs.of(run.settings, rounds))
+            run_costs.append(costs.of(settings_without_start(run), rounds))
         except FedlensError as error:  # the study continues without a run that cannot start
             failed = failed or error
             run_costs.append(RunCost(0.0, None, 0, 0))
     if failed is not None and all(cost.memory == 0 for cost in run_costs):
         raise failed
-    memory = max((cost.memory for cost in run_costs), default=0)
+    before = _pretraining(plan, lines, costs)
+    memory = max((cost.memory for cost in (*run_costs, *before)), default=0)
     at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(run_costs))
     times = [cost.seconds for cost in run_costs if cost.seconds is not None]
     seconds = sum(times) if times or not run_costs else None
@@ -109,13 +116,35 @@ def estimate(
         "images": round(sum(cost.images for cost in run_costs)),
         "hours": None if seconds is None else max([seconds / at_once, *times]) / 3600,
         "core_hours": None if seconds is None else seconds / 3600,
-        "disk": sum(cost.disk for cost in run_costs),
+        "disk": sum(cost.disk for cost in (*run_costs, *before)),
         "free": shutil.disk_usage(_existing(folder)).free,
         "memory": memory,
         "jobs": at_once,
         "unknown": len(run_costs) - len(times),
+        "pretraining": {
+            "runs": len(plan.pretraining),
+            "left": len(before),
+            "images": sum(cost.images for cost in before),
+            "core_hours": None
+            if any(cost.seconds is None for cost in before)
+            else sum(cost.seconds or 0.0 for cost in before) / 3600,
+        },
     }
     return StudyEstimate(**made, sentences=_sentences(made, costs))
+
+
+def _pretraining(plan: StudyPlan, lines: Mapping[str, RunLine], costs: RunCosts) -> list[RunCost]:
+    """The costs of the pre-trainings that are neither done nor in the cache."""
+    found = []
+    for run in plan.pretraining:
+        done = run.digest in lines and lines[run.digest].status == "finished"
+        if done or cached_folder(run).is_dir():
+            continue
+        try:
+            found.append(costs.of(run.settings))
+        except FedlensError:  # the study continues without the runs that need it
+            found.append(RunCost(0.0, None, 0, 0))
+    return found
 
 
 def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedRun, int | None]]:
@@ -207,11 +236,25 @@ def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
                 f"After {duration(costs.measured)} of measuring, {many(costs.skipped, 'run')} counted with the "
                 "speed of a similar one."
             )
+    sentences += _pretraining_sentences(made["pretraining"])
     sentences.append(f"The run directories take about {size(made['disk'])}; {size(made['free'])} are free.")
     if made["disk"] > made["free"]:
         sentences[-1] += " Free some space, or name a folder on another disk with --out."
     sentences.append(f"A run takes up to about {size(made['memory'])} of memory.")
     return sentences
+
+
+def _pretraining_sentences(made: Mapping[str, Any]) -> list[str]:
+    if not made["runs"]:
+        return []
+    known = made["runs"] - made["left"]
+    ready = f"{many(known, 'pre-training')} {'is' if known == 1 else 'are'} done or in the cache"
+    if not made["left"]:
+        return [f"{ready}."]
+    hours = made["core_hours"]
+    clock = "" if hours is None else f", in about {duration(3600 * hours)} one after the other"
+    words = f"Before them, {many(made['left'], 'pre-training')} on {count(made['images'])} images{clock}"
+    return [f"{words}; {ready}." if known else f"{words}."]
 
 
 def runs_sentence(number: Mapping[str, int]) -> str:

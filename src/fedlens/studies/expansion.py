@@ -407,4 +407,4 @@ def run_key(method: str, case: Values, point: Values, role: str, seed: int) -> s
         for key, value in part.items()
     ]
     parts = [file_name(method, 40), *named]
-    return f"{'-'.join(parts)[:120]}-{'tune-' if role == 'tune' else ''}seed{seed}"
+    return f"{'-'.join(parts)[:120]}-{'' if role == 'final' else f'{role}-'}seed{seed}"

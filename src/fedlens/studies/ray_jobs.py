@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,12 +121,15 @@ class RayJobs:
 
     def _submit(self, due: DueRun) -> None:
         directory = self._options.runs / due.run.directory
-        # In a list: a node fetches it only if it does not share the folder.
-        begun = [self._ray.put(packed(directory))] if (directory / "config.toml").is_file() else []
+        # In a dictionary: a node fetches it only if it does not share the folder.
+        sent = [directory] if (directory / "config.toml").is_file() else []
+        if due.run.start is not None and not sent:  # a run that has begun has its initial weights
+            sent = [self._options.runs / due.run.start.directory]
+        folders = {folder.name: self._ray.put(packed(folder)) for folder in sent}
         marker = (self._marker.name, self._text)
         task = RayTask(due, self._options, marker, os.getcwd(), self._threads, user_sources())
         # As bytes: the versions are compared before they are read.
-        self._pending[self._function.remote(pickle.dumps(task), begun, self._versions)] = due
+        self._pending[self._function.remote(pickle.dumps(task), folders, self._versions)] = due
         self._progress.run_started(due.run)
 
     def _take(self, promise: Any, deaths: Counter[str], ended: Ended) -> None:
@@ -199,13 +202,13 @@ def _task_function() -> Callable[..., Any]:
     """The function of a task. Made in a function it travels by value, so other versions of fedlens are noticed."""
     versions_here = actor_class().versions
 
-    def task(task: bytes, begun: list[Any], versions: dict[str, str]) -> Any:
+    def task(task: bytes, folders: dict[str, Any], versions: dict[str, str]) -> Any:
         here = versions_here()
         if here != versions:
             return here
         from fedlens.studies.ray_jobs import answered
 
-        return answered(task, begun)
+        return answered(task, folders)
 
     return task
 
@@ -213,11 +216,12 @@ def _task_function() -> Callable[..., Any]:
 _sessions: list[Any] = []  # of this process: Ray carries out many tasks in one
 
 
-def answered(pickled: bytes, begun: Sequence[Any]) -> RayAnswer:
+def answered(pickled: bytes, folders: Mapping[str, Any]) -> RayAnswer:
     """Carries out a task on the node where this process runs.
 
     Args:
-        begun: a reference to the archive of the run directory, if the run has begun before.
+        folders: references to the archives of run directories by name: that of the run if it has begun before, or else
+            that of its pre-training.
     """
     import torch
 
@@ -238,8 +242,8 @@ def answered(pickled: bytes, begun: Sequence[Any]) -> RayAnswer:
     with tempfile.TemporaryDirectory(prefix="fedlens-run-") as folder:
         options = replace(task.options, runs=Path(folder, "runs"))
         options.runs.mkdir()
-        if begun:
-            unpack(import_ray().get(begun[0]), options.runs / task.due.run.directory)
+        for name, archive in folders.items():
+            unpack(import_ray().get(archive), options.runs / name)
         return _carried_out(task, options, _sessions[0], True)
 
 

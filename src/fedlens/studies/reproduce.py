@@ -31,6 +31,8 @@ class ScaleCost:
     images: float
     hours: float | None
     datasets: Sequence[str]
+    pretraining_images: float = 0
+    pretraining_hours: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,18 @@ def computed_cost(plan: StudyPlan) -> dict[str, Any]:
     from fedlens.studies.study_cost import study_cost
 
     cost = study_cost(plan)
-    hours = None if cost.hours is None else float(f"{cost.hours:.3g}")
     return {
         **asdict(cost),
         "images": round(cost.images),
-        "hours": hours,
+        "hours": _three_digits(cost.hours),
         "datasets": [*cost.datasets],
+        "pretraining_images": round(cost.pretraining_images),
+        "pretraining_hours": _three_digits(cost.pretraining_hours),
     }
+
+
+def _three_digits(hours: float | None) -> float | None:
+    return None if hours is None else float(f"{hours:.3g}")
 
 
 def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import shlex
+import tomllib
+from functools import cache
 from pathlib import Path
 
 from fedlens.core.errors import ConfigError, nearest
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "studies"
 _DOCUMENT = ".document.toml"
-_OTHERS = {"record.toml", "speeds.toml"}  # of the folder that are no studies
+_LEFT_OUT = "left_out.toml"
+_OTHERS = {"record.toml", "speeds.toml", _LEFT_OUT}  # of the folder that are no studies
+
+
+@cache
+def left_out() -> dict[str, str]:
+    """The figures and tables of documents that have no study, with the reason.
+
+    >>> "chen2022/table7" in left_out()
+    True
+    """
+    return tomllib.loads((FOLDER / _LEFT_OUT).read_text(encoding="utf-8"))
 
 
 def reproductions() -> dict[str, Path]:
@@ -27,7 +40,8 @@ def _name(path: Path) -> str:
 
 
 def reproduction(name: str) -> Path:
-    """The file of a study. Raises `ConfigError` with the nearest name if no study has this one.
+    """The file of a study. Raises `ConfigError` with the nearest name if no study has this one, or with
+    the reason if it is left out.
 
     >>> reproduction("hsu2019/fig9")
     Traceback (most recent call last):
@@ -36,6 +50,10 @@ def reproduction(name: str) -> Path:
     paths = reproductions()
     if name in paths:
         return paths[name]
+    if name in left_out():
+        raise ConfigError(
+            f"'{name}' has no study: {left_out()[name]}", hint="'fedlens reproduce --list' lists all"
+        )
     parts = [other for other in paths if name and other.startswith(name)]
     hint = f"choose one of {', '.join(parts)}" if parts else nearest(name, paths)
     raise ConfigError(f"unknown study '{name}'", hint=hint)

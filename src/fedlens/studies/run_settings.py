@@ -7,7 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from fedlens.report.study_results import EFFECTIVE
 from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.own_files import own_files
 from fedlens.studies.places import Places
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.pretrained import planned_weights, pretrained_weights
 from fedlens.studies.study_file import Base
 
 _LIKE_INLINE = frozenset(
@@ -49,6 +51,7 @@ class _Layered(Source):
     places: Mapping[str, str] = field(default_factory=dict)
     below: Source = field(default_factory=lambda: Source({}))
     base_place: str = ""
+    start: PlannedRun | None = None
 
     def locate(self, key: str) -> str:
         """The place in the study file, or in the base."""
@@ -71,12 +74,14 @@ class RunSettings:
         values: nested tables, as `Experiment` takes them.
         config: the same with every setting filled in.
         files: SHA-256 of the user's Python files that they name, by path.
+        start: the pre-training that they name.
     """
 
     values: Mapping[str, Any]
     config: Config
     text: str  # the values as JSON: equal for equal settings
     files: Mapping[str, str] = field(default_factory=dict)
+    start: PlannedRun | None = None
 
 
 class SettingsReader:
@@ -87,10 +92,19 @@ class SettingsReader:
         places: of the study's own settings.
         threads: of a run; None for those of the base, or else 1.
         check: whether to make each algorithm once, which finds settings that it refuses.
+        starts: the pre-trainings of the study, by name.
     """
 
-    def __init__(self, folder: Path, places: Places, threads: int | None = None, check: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        places: Places,
+        threads: int | None = None,
+        check: bool = True,
+        starts: Mapping[str, PlannedRun] | None = None,
+    ) -> None:
         self._folder, self._places, self._threads, self._check = folder, places, threads, check
+        self._starts = starts or {}
         self._fitting: set[str] = set()
         self._bases: dict[str, Source] = {}
         self._made: dict[str, RunSettings] = {}
@@ -172,7 +186,7 @@ class SettingsReader:
         ):
             values["select"] = filled["select"]  # what the algorithm brings
         alone = {key: value for key, value in values.items() if key not in ("name", "seed")}
-        return RunSettings(values, full, _text(alone), own_files(values))
+        return RunSettings(values, full, _text(alone), own_files(values), source.start)
 
     def _layered(self, base: Source, settings: list[PlacedSetting], place: str) -> _Layered:
         values = copy.deepcopy(base.values)
@@ -193,9 +207,16 @@ class SettingsReader:
         if places.keys().isdisjoint({"engine", "engine.name"}):
             by_study = {key.removeprefix("engine.") for key in places if key.startswith("engine.")}
             values["engine"] = self._engine(values.get("engine"), by_study)
-        return _Layered(
+        layered = _Layered(
             values, base.path, base.lines, frozenset(places), frozenset(renamed), places, base, place
         )
+        start = pretrained_weights(
+            _at(values, "model.weights"), self._starts, layered.locate("model.weights")
+        )
+        if start is None:
+            return layered
+        values["model"]["weights"] = planned_weights(start)
+        return replace(layered, start=start)
 
     def _engine(self, given: Any, by_study: Set[str]) -> Any:
         """The engine of a run: one process, which gives the same bits as workers and leaves cores to other runs.

@@ -49,6 +49,7 @@ def scale_differences(source: StudySource) -> list[str]:
         *_grids(_table(here, "grid"), _table(full, "grid"), labels),
         *_cases(_table(here, "cases"), _table(full, "cases"), source, base, labels),
         *_methods(_table(here, "methods"), _table(full, "methods"), labels),
+        *_pretraining(_table(here, "pretrained"), _table(full, "pretrained"), source, labels),
         *_tuning(_table(here, "tune"), _table(full, "tune")),
     ]
 
@@ -199,6 +200,22 @@ def _method(ours: Mapping[str, Any], theirs: Mapping[str, Any], labels: Mapping[
         numbers = (len(table.get("points") or ()) for table in (ours, theirs))
         sentences.append("{} points instead of {}".format(*numbers))
     return sentences
+
+
+def _pretraining(
+    here: Mapping[str, Any], full: Mapping[str, Any], source: StudySource, labels: Mapping[str, str]
+) -> list[str]:
+    sentences = []
+    for name in here:
+        ours, theirs = _table(here, name), _table(full, name)
+        label = f"pre-training {ours.get('label', name)}"
+        if ours.get("base") != theirs.get("base"):
+            sentences.append(f"{label}: {ours.get('base')} instead of {theirs.get('base') or 'none'}")
+        if theirs:
+            base = _base_settings(ours.get("base"), source)
+            changed = _settings(_table(ours, "set"), _table(theirs, "set"), base, labels)
+            sentences += [f"{label}: {each}" for each in changed]
+    return _merged(sentences)
 
 
 def _merged(sentences: Iterable[str]) -> list[str]:

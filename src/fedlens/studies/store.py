@@ -18,6 +18,7 @@ from fedlens.experiment.lock import locked
 from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.planned_file import check_directory
+from fedlens.studies.pretrained import settings_in
 
 _WORKING = ".working"  # locked by every process that carries out runs
 _PATIENCE = 60.0  # seconds to wait for the workers of a killed study
@@ -83,7 +84,7 @@ class StudyStore:
 
     def check(self, runs: Iterable[PlannedRun], entries: Iterable[StudyEntry] = ()) -> None:
         """Raises `RunDirectoryError` if the directory of a run holds another run, or was edited by hand."""
-        planned = {run.directory: (run.digest, run.settings) for run in runs}
+        planned = {run.directory: (run.digest, settings_in(run, self.runs)) for run in runs}
         others = {entry.run: (entry.digest, None) for entry in entries if entry.run not in planned}
         for name, (digest, settings) in {**planned, **others}.items():
             if (directory := self.runs / name).exists():
@@ -109,7 +110,7 @@ class StudyStore:
 
 def in_order(lines: Mapping[str, RunLine], info: StudyInfo) -> list[RunLine]:
     """The lines in the order of the plan, whichever ended first; those that it does not name come last, by name."""
-    planned = dict.fromkeys(entry.digest for entry in info.entries)
+    planned = dict.fromkeys(entry.digest for entry in (*info.pretrained, *info.entries))
     others = sorted((line for line in lines.values() if line.digest not in planned), key=_name)
     return [*(lines[digest] for digest in planned if digest in lines), *others]
 

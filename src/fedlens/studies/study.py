@@ -200,6 +200,8 @@ class Study:
             download,
             run_reports,
             stop is not None and stop.diverged,
+            self._source.settings.analyses,
+            self._source.settings.keep_recordings,
         )
         with store.lock():
             for sentence in refuse_changed(folder, plan, accept_changes).sentences():

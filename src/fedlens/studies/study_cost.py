@@ -11,13 +11,14 @@ from importlib.resources import files
 from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment.config import Config
+from fedlens.experiment.config import Config, read_config
 from fedlens.report.study_populations import needs_data, needs_runs
 from fedlens.report.study_results import Role
 from fedlens.studies.expansion import Method
 from fedlens.studies.study_plan import StudyPlan
 
 BALANCED = 120_300  # images of the class-balanced iNaturalist, hsu2020 section 4.1
+_TWO_VIEWS = ("simsiam", "moco-v2")
 EVALUATION = 3  # a training step takes about as long as the evaluation of three times its images
 _WORK = (
     "rounds",
@@ -48,12 +49,15 @@ class StudyCost:
         images: trained on in all runs, counting each use.
         hours: of one core; None if the speed of a model is not known.
         datasets: the names of the datasets that it reads, in order.
+        pretraining_images, pretraining_hours: of its pre-trainings, which the other numbers leave out.
     """
 
     runs: int
     images: float
     hours: float | None
     datasets: tuple[str, ...]
+    pretraining_images: float = 0.0
+    pretraining_hours: float | None = 0.0
 
 
 def study_cost(plan: StudyPlan) -> StudyCost:
@@ -81,7 +85,27 @@ def study_cost(plan: StudyPlan) -> StudyCost:
                     seconds += (
                         number / len(some) * (work.trained + work.evaluated / EVALUATION) / (speed or 1)
                     )
-    return StudyCost(runs, images, seconds / 3600 if speeds_known else None, tuple(datasets))
+    hours = seconds / 3600 if speeds_known else None
+    before = [_pretraining(plan, name) for name in dict.fromkeys(run.method for run in plan.pretraining)]
+    datasets |= {config.data.dataset["name"]: None for config, _, _ in before}
+    known = all(spent is not None for _, _, spent in before)
+    return StudyCost(
+        runs,
+        images,
+        hours,
+        tuple(datasets),
+        sum(trained for _, trained, _ in before),
+        sum(spent or 0.0 for _, _, spent in before) if known else None,
+    )
+
+
+def _pretraining(plan: StudyPlan, name: str) -> tuple[Config, float, float | None]:
+    """The settings of a pre-training, its images and its hours of one core; an image of two views counts twice."""
+    config = read_config(dict(next(run for run in plan.pretraining if run.method == name).settings))
+    views = 2 if config.task is not None and config.task.get("name") in _TWO_VIEWS else 1
+    work, speed = run_work(config), images_per_second(config)
+    hours = None if speed is None else (work.trained + work.evaluated / EVALUATION) * views / speed / 3600
+    return config, work.trained * views, hours
 
 
 def _changes_work(key: str) -> bool:
@@ -166,7 +190,8 @@ def _speeds() -> Mapping[str, Any]:
 def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
-    The speed is that of the nearest measured size of images, times the ratio of their areas.
+    The speed is that of the nearest measured size of images, times the ratio of their areas, and
+    that of the squared widths for a network that states its width.
     """
     speeds = _speeds()
     measured = speeds["models"].get(_model_key(config))
@@ -178,7 +203,9 @@ def images_per_second(config: Config) -> float | None:
     area = float(size[0] * size[1] if isinstance(size, list | tuple) else size**2)
     entry = min(entries, key=lambda each: abs(math.log(each["side"] ** 2 / area)))
     rate = entry.get(config.engine.get("precision", "fp32"), entry["fp32"])
-    return float(rate * entry["side"] ** 2 / area)
+    usual = entry.get("width", 1)
+    width = config.model.get("width", usual) if "width" in entry else usual
+    return float(rate * entry["side"] ** 2 / area * (usual / width) ** 2)
 
 
 def _model_key(config: Config) -> str:

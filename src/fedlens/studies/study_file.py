@@ -20,7 +20,7 @@ from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
 _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
-_MERGED = ("set", "grid", "random", "cases", "methods", "tune", "stop", "clock", "labels")
+_MERGED = ("set", "grid", "random", "cases", "methods", "pretrained", "tune", "stop", "clock", "labels")
 
 
 def flat(table: Any, ranges: bool = False) -> Any:
@@ -69,6 +69,10 @@ def _each_once(value: Any) -> Any:
     return value
 
 
+def _by_name(value: Any) -> Any:
+    return {name: {} for name in value} if isinstance(value, list | tuple) else value
+
+
 def _kinds(value: Any) -> Any:
     if isinstance(value, list | tuple):
         for number, item in enumerate(value, 1):
@@ -104,6 +108,19 @@ class MethodSettings(FrozenTable):
         if self.points is not None and (self.grid is not None or self.random is not None):
             raise ValueError("the table must have either points, or grid and random")
         return self
+
+
+class PretrainedSettings(FrozenTable):
+    """A table `[pretrained.NAME]`: a run whose final model runs start from, by `model.weights = "pretrained:NAME"`."""
+
+    label: str | None = Field(None, min_length=1, description="its name in the table of pre-trainings")
+    base: Base = Field(description="a recipe or a file")
+    set: Settings = Field(default_factory=dict, description="settings over the base")
+    seed: Seed = Field(0, description="`seed` of the run")
+    cases: dict[str, str] = Field(
+        default_factory=dict,
+        description='weights that take its place in named cases: { cityscapes = "imagenet" }',
+    )
 
 
 class TuneSettings(FrozenTable):
@@ -212,6 +229,17 @@ class StudySettings(FrozenTable):
     methods: Annotated[dict[str, MethodSettings], BeforeValidator(_named)] | None = Field(
         None, description="the rows, in order"
     )
+    pretrained: Annotated[dict[str, PretrainedSettings], BeforeValidator(_named)] | None = Field(
+        None, description='pre-trainings, which runs name as model.weights = "pretrained:NAME"'
+    )
+    analyses: Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_name)] = Field(
+        default_factory=dict,
+        description="analyses of the final runs: a list of names, or a table of their settings such as "
+        '{ "loss-surface" = { count = 200 } }',
+    )
+    keep_recordings: bool = Field(
+        False, strict=True, description="keep the recordings of runs after their analyses"
+    )
     tune: TuneSettings | None = Field(None, description="how each method's point is chosen")
     stop: StopSettings | None = Field(None, description="which runs end early")
     clock: ClockSettings | None = Field(None, description="a simulated client")
@@ -226,7 +254,9 @@ class StudySettings(FrozenTable):
 _TABLES: Mapping[str, type[BaseModel]] = {
     "": StudySettings, "tune": TuneSettings, "stop": StopSettings, "clock": ClockSettings
 }  # fmt: skip
-_NAMED_TABLES: Mapping[str, type[BaseModel]] = {"cases": CaseSettings, "methods": MethodSettings}
+_NAMED_TABLES: Mapping[str, type[BaseModel]] = {
+    "cases": CaseSettings, "methods": MethodSettings, "pretrained": PretrainedSettings
+}  # fmt: skip
 
 
 _EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}
@@ -387,7 +417,7 @@ def _flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     result = {
         key: flat(value, key == "random") if key in _OF_SETTINGS else value for key, value in values.items()
     }
-    for tables in ("cases", "methods", "scales"):
+    for tables in ("cases", "methods", "pretrained", "scales"):
         named = result.get(tables)
         if isinstance(named, Mapping):
             result[tables] = {

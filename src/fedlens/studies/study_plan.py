@@ -21,8 +21,10 @@ from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metric, refuse_unmeasured
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.point_search import each_once
+from fedlens.studies.pretrained import after_pretraining
+from fedlens.studies.pretraining_runs import pretraining_runs
 from fedlens.studies.reproductions import study_command
+from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import StudySource, read_study
@@ -76,6 +78,7 @@ class StudyPlan:
             _refuse_equal(cells, source)
             refuse_search(cells, source.places)
             _refuse_evaluations(cells, source)
+            refuse_analyses(cells, source)
         command = study_command(source.places.path, source.places.scale)
         plan = cls(source, cells, command)
         plan.refuse_baseline()
@@ -120,13 +123,26 @@ class StudyPlan:
 
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
-        """The number of tuning runs and of final runs, by role."""
+        """The number of tuning runs, of final runs, and of pre-trainings if it has any, by role."""
         if not self.trains:
             return {"tune": 0, "final": 0}
         tuning = [number_of_tuning_runs(self.cells, method) for method in self.cells.methods]
         # Without refitting, only the methods that have nothing to tune have further runs.
         finals = sum(len(self.cells.seeds) for number in tuning if self.refits or not number)
-        return {"tune": sum(tuning) * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+        numbers = {"tune": sum(tuning) * len(self.cells.cases), "final": finals * len(self.cells.cases)}
+        return numbers | ({"pretrain": len(self.pretraining)} if self.pretraining else {})
+
+    @cached_property
+    def pretraining(self) -> Sequence[PlannedRun]:
+        """The pre-trainings that runs start from, in the order of the cells."""
+        made = (
+            self.cells.made(method, case, point, "final").start
+            for case in self.cells.cases
+            for method in self.cells.methods
+            for point in self.cells.points(method)
+        )
+        found = {start.digest: start for start in made if start is not None}
+        return list(found.values()) if self.trains else []
 
     @property
     def refits(self) -> bool:
@@ -143,7 +159,8 @@ class StudyPlan:
         if not self.trains:
             return []
         tuning = tuning_due(self.cells, lines) if self.cells.tune is not None else []
-        return each_once([*tuning, *(DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines))])
+        finals = [DueRun(run) for run in self.final_runs(lines) if _to_do(run, lines)]
+        return after_pretraining([*tuning, *finals], lines)
 
     @property
     def trains(self) -> bool:
@@ -228,6 +245,12 @@ class StudyPlan:
             entries=[run.entry for run in runs],
             stop_diverged=study.stop is not None and study.stop.diverged,
             files={name: sha256 for run in runs for name, sha256 in run.files.items()},
+            analyses=list(study.analyses),
+            pretrained=[run.entry for run in self.pretraining],
+            pretrained_labels={
+                run.method: (study.pretrained or {})[run.method].label or run.method
+                for run in self.pretraining
+            },
         )
 
     def with_command(self, command: str) -> StudyPlan:
@@ -244,7 +267,8 @@ def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
 def _cells(source: StudySource, check: bool) -> StudyCells:
     study, places = source.settings, source.places
     threads = study.threads if "threads" in study.model_fields_set else None
-    reader = SettingsReader(source.folder, places, threads, check)
+    starts = pretraining_runs(source, SettingsReader(source.folder, places, threads, check))
+    reader = SettingsReader(source.folder, places, threads, check, starts)
     base = (study.base, places.locate("base"))
     common = [PlacedSetting(key, value, places.locate("set", key)) for key, value in study.set.items()]
     default = "method"

@@ -8,7 +8,9 @@ from typing import Protocol
 from fedlens.core.errors import RunFailed
 from fedlens.report.study_results import RunLine, StudyInfo, write_info
 from fedlens.studies.jobs import Jobs
+from fedlens.studies.line import failed_line
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.pretrained import pretraining_problem
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import StudyStore
 
@@ -53,7 +55,7 @@ def sweep(
     if failed := store.drop_failed():
         progress.note(f"{failed} failed {'run is' if failed == 1 else 'runs are'} tried again")
     info = plan.info(store.lines)
-    store.check((), info.entries)
+    store.check((), (*info.pretrained, *info.entries))
     for line in store.lines.values():
         check(line)
     jobs: Jobs | None = None
@@ -62,8 +64,9 @@ def sweep(
             store.check(one.run for one in due)
             info = plan.info(store.lines)
             write_info(store.folder, info)
-            jobs = jobs or start(due)
-            planned = {entry.digest for entry in info.entries}  # the folder can have lines of an earlier plan
+            planned = {
+                entry.digest for entry in (*info.pretrained, *info.entries)
+            }  # the folder can have lines of an earlier plan
             done = sum(digest in planned for digest in store.lines)
             progress.runs_due(len(due), done, sum(plan.number_of_runs.values()))
             before = dict(store.lines)
@@ -73,7 +76,16 @@ def sweep(
                 progress.run_ended(run, line)
                 check(line)
 
-            jobs.carry_out(due, ended)
+            ready = []
+            for one in due:
+                problem = pretraining_problem(one.run, store.lines)
+                if problem is None:
+                    ready.append(one)
+                else:
+                    ended(one.run, failed_line(one.run, problem))
+            if ready:
+                jobs = jobs or start(ready)
+                jobs.carry_out(ready, ended)
             if all(store.lines.get(one.run.digest) == before.get(one.run.digest) for one in due):
                 names = ", ".join(one.run.key for one in due[:3])
                 raise RunFailed(f"the plan of the study does not advance: {names} were due and are so again")

@@ -48,7 +48,19 @@ CAMVID = [
 ]
 BCCD = [f"bccd/{name}" for name in ("four", "four-iid", "eight", "eight-iid", "centralized")]
 HSU2020 = [f"hsu2020/{name}" for name in ("cifar10", "cifar100", "inaturalist", "landmarks")]
-CHEN2022 = ["chen2022/cityscapes", "chen2022/fps-simsiam"]
+CHEN2022 = [
+    f"chen2022/{name}"
+    for name in (
+        "cifar10",
+        "cityscapes",
+        "fps-simsiam",
+        "inaturalist",
+        "penn-treebank",
+        "shakespeare",
+        "supervised",
+        "tiny-imagenet",
+    )
+]
 PLACED = [*HSU2020, *VOC, *COCO, *CHEN2022, *CAMVID, *BCCD]
 
 
@@ -202,6 +214,21 @@ def test_fedcv_detection(name: str) -> None:
     # The loss here is that of the document over the batch size.
     assert isinstance(local.batch_size, int)
     assert local.lr / local.batch_size == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "tiny-imagenet", "inaturalist"])
+def test_chen2022_table_6(name: str) -> None:
+    """Chen et al. 2022, table 6 and appendix B.1."""
+    config = Experiment.load(f"chen2022/{name}").config
+    local = config.local
+    places = name == "inaturalist"
+    assert (local.optimizer, local.momentum, local.lr) == ("sgd", 0.9, 0.1 if places else 0.01)
+    assert (local.batch_size, local.weight_decay) == (128 if places else 32, 1e-4)
+    assert (config.rounds, local.epochs, local.lr_decay, local.lr_decay_every) == (100, 5, 0.1, 30)
+    assert config.data.validation == 0.02
+    if not places:
+        assert config.data.partition == {"name": "dirichlet-classwise", "clients": 10, "alpha": 0.3}
+    assert config.model["name"] == ("resnet20" if name == "cifar10" else "resnet18")
 
 
 def test_chen2022_cityscapes() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.user_cache import user_cache
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import published
 from fedlens.data.fractals.code_sampling import VERSION, sample_codes
@@ -145,7 +146,7 @@ def codes_of(count: int, seed: int, maps: tuple[int, int], least_filled: float) 
     if count < _CACHED:
         return sample_codes(count, seed, maps, least_filled)
     name = f"codes-v{VERSION}-{count}-seed{seed}-maps{maps[0]}to{maps[1]}-filled{least_filled!r}.npz"
-    path = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedlens" / "fractals" / name
+    path = user_cache("fractals") / name
     with suppress(DataError):
         found = FractalCodes.load(path)
         if len(found) == count:

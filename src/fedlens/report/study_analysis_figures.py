@@ -1,0 +1,127 @@
+"""Figures of the analyses of a study's runs: those of each run's own page, one beside the other."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.report.analysis_figures import analysis_figures, shown
+from fedlens.report.figures import Figure
+from fedlens.report.panel_pictures import Panel
+from fedlens.report.study_figure import Columns, StudyFigure, no_values
+from fedlens.report.study_groups import METHOD, SeedGroups, SeedRuns
+from fedlens.report.study_panels import selected
+from fedlens.report.study_results import StudyResults
+
+_PLACE = "round"  # what rows of several seeds are matched by
+
+
+def analysis_figure(
+    study: StudyResults,
+    *,
+    analysis: str,
+    number: Annotated[int, Field(ge=1)] = 1,
+    over: Literal["first", "mean"] = "first",
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    columns: Columns | None = None,
+) -> StudyFigure:
+    """The figure of an analysis for each method and case, with the same scales.
+
+    Args:
+        analysis: one of the study's `analyses`.
+        number: which of its figures, counted from 1.
+        over: the run of the first seed, or the mean over seeds of each number.
+        where, methods: which cells.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has rows yet.
+    """
+    if analysis not in study.info.analyses:
+        hint = (
+            nearest(analysis, study.info.analyses)
+            if study.info.analyses
+            else f'set analyses = ["{analysis}"]'
+        )
+        raise ConfigError(
+            f"the study does not make the analysis '{analysis}'", where="figures.analysis", hint=hint
+        )
+    runs = SeedGroups.of(study)
+    chosen = selected(runs, where, methods)
+    described = shown(analysis)
+    title = described.title if described else analysis
+    panels: list[Panel] = []
+    captions: list[str] = []
+    for cell in chosen:
+        rows = _rows(cell, analysis, over)
+        figures = analysis_figures(analysis, rows)
+        if len(figures) >= number:
+            name = _name(runs, cell)
+            panels += [_titled(panel, name) for panel in figures[number - 1].panels]
+            captions.append(f"{name}: {figures[number - 1].caption}" if name else figures[number - 1].caption)
+    gaps = runs.gaps(chosen)
+    if not panels:
+        raise no_values(title, gaps)
+    seeds = list(study.info.seeds)
+    first = (
+        f"Seed {seeds[0]}." if over == "first" or len(seeds) == 1 else f"The mean over {len(seeds)} seeds."
+    )
+    reading = described.reading if described else ""
+    caption = " ".join(filter(None, [*captions, first, reading]))
+    return StudyFigure.of_panels(title, caption, _same_scale(panels), gaps, columns)
+
+
+def _rows(cell: SeedRuns, analysis: str, over: str) -> Sequence[Mapping[str, Any]]:
+    """The rows of the first seed with some, or their mean over seeds."""
+    made = [rows for line in cell.done.values() if (rows := line.analyses.get(analysis))]
+    if not made or over == "first" or len(made) == 1:
+        return made[0] if made else ()
+    by_round = [{repr(row.get(_PLACE)): row for row in rows} for rows in made]
+    return [
+        _mean([rows[place] for rows in by_round])
+        for place in by_round[0]
+        if all(place in rows for rows in by_round)
+    ]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {key: _mean_value([row.get(key) for row in rows]) for key in rows[0]}
+
+
+def _mean_value(values: Sequence[Any]) -> Any:
+    """The mean of numbers, or of lists of as many numbers; otherwise the first value."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        mean = statistics.fmean(values)
+        return values[0] if all(value == values[0] for value in values) else mean
+    if all(isinstance(value, list) and len(value) == len(values[0]) for value in values):
+        return [_mean_value(items) for items in zip(*values, strict=True)]
+    return values[0]
+
+
+def _name(runs: SeedGroups, cell: SeedRuns) -> str:
+    """The settings that the cells of the study differ in, in words."""
+    varying = runs.varying()
+    case = runs.title(
+        {key: value for key, value in cell.keys.items() if key in varying and key != METHOD}, cell.keys
+    )
+    method = runs.words(METHOD, cell.keys[METHOD]) if METHOD in varying else ""
+    return ", ".join(filter(None, [method, case]))
+
+
+def _titled(panel: Panel, name: str) -> Panel:
+    return replace(panel, title=" · ".join(filter(None, [name, panel.title])))
+
+
+def _same_scale(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels with the same limits of the vertical axis, where all of them show the same values."""
+    figures = [panel for panel in panels if isinstance(panel, Figure)]
+    limits = [panel.y.limits for panel in figures if panel.y.limits is not None]
+    same = len({panel.y.title for panel in figures}) == 1 and len(limits) == len(panels)
+    if not same:
+        return list(panels)
+    both = (min(low for low, _ in limits), max(high for _, high in limits))
+    return [replace(panel, y=replace(panel.y, limits=both)) for panel in figures]

@@ -1,0 +1,84 @@
+"""The analyses of a study's runs, made by the worker that carried out the run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedlens.analyses.analyze import FOLDER, analyze, file_name, read_index
+from fedlens.analyses.registry import ANALYSES, needs_of
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.experiment import jsonl
+from fedlens.experiment.rundir import RunDir
+from fedlens.studies.cells import StudyCells
+from fedlens.studies.line import rounded
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.study_file import StudySource
+
+Rows = Sequence[Mapping[str, Any]]
+_KINDS = ("local_models", "updates")
+_OVER_CLIENTS = "clients"  # the key of rows that holds a list over clients
+
+
+def records(run: PlannedRun) -> bool:
+    """Whether a run records local models or updates."""
+    table = run.settings.get("record")
+    return isinstance(table, Mapping) and any(table.get(kind) for kind in _KINDS)
+
+
+def analyzed(
+    directory: Path, analyses: Mapping[str, Mapping[str, Any]], data_dir: Path | None, keep: bool
+) -> dict[str, Rows]:
+    """The rows of the analyses of a finished run. Its recordings are removed afterwards, unless `keep`.
+
+    The rows are written into the run directory before, so a study that is killed in between reads them there.
+
+    Raises `FedlensError` if an analysis fails.
+    """
+    folder = directory / FOLDER
+    made = read_index(folder)
+    missing = [name for name in analyses if name not in made]
+    if missing:
+        analyze(directory, missing, settings={name: analyses[name] for name in missing}, data_dir=data_dir)
+    rows: dict[str, Rows] = {
+        name: _kept(jsonl.read(folder / f"{file_name(name)}.jsonl")) for name in analyses
+    }
+    if not keep:
+        shutil.rmtree(RunDir(directory).recordings_path, ignore_errors=True)
+    return rows
+
+
+def _kept(rows: Rows) -> list[dict[str, Any]]:
+    """The rows without their lists over clients, with the digits that a line has."""
+    return [{key: _rounded(value) for key, value in row.items() if key != _OVER_CLIENTS} for row in rows]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return rounded(value)
+
+
+def refuse_analyses(cells: StudyCells, source: StudySource) -> None:
+    """Raises `ConfigError` for an analysis that does not exist, or whose recordings no run of the study makes."""
+    places, wanted = source.places, source.settings.analyses
+    for name in wanted:
+        where = places.locate("analyses", name)
+        if ":" not in name and name not in dict(ANALYSES.rows()):
+            raise ConfigError(
+                f"unknown analysis '{name}'", where=where, hint=nearest(name, dict(ANALYSES.rows()))
+            )
+        needs = needs_of(name)
+        kinds = _KINDS if needs != "local models" else _KINDS[:1]
+        recorded = [config.record for config in cells.configs]
+        made = any(getattr(record, kind) is not None for record in recorded for kind in kinds)
+        if needs != "nothing" and not made:
+            raise ConfigError(
+                f"the analysis '{name}' needs {needs}, which no run of the study records",
+                where=where,
+                hint=f'set "record.{kinds[0]}" = {{ every = 5 }}',
+            )

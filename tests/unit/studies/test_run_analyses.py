@@ -1,0 +1,97 @@
+"""Analyses that a study makes of its runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedlens
+from fedlens.analyses.analyze import analyze
+from fedlens.core.errors import ConfigError
+from fedlens.report.study_figures import study_figure
+from fedlens.studies.study_plan import StudyPlan
+from tests.unit.studies.study_kit import Heard, without_clock
+
+STUDY: dict[str, Any] = {
+    "base": {
+        "rounds": 2,
+        "model": "linear",
+        "local": {"lr": 0.1},
+        "data": {"dataset": "digits", "partition": {"name": "dirichlet", "clients": 3, "alpha": 0.3}},
+    },
+    "seeds": [0, 1],
+    "analyses": ["dynamics"],
+    "methods": {
+        "fedavg": {"set": {"record.local_models": {"every": 1}}},
+        "centralized": {"set": {"algorithm.name": "centralized"}},
+    },
+}
+
+
+def run(folder: Path, jobs: int = 0, **changes: Any) -> Any:
+    study = fedlens.Study(**{**STUDY, **changes})
+    return study.run(folder, jobs=jobs, report=False, progress=Heard())
+
+
+def test_lines_have_the_rows_of_the_analyses_and_recordings_are_removed(tmp_path: Path) -> None:
+    result = run(tmp_path / "s")
+    lines = result.results.runs("fedavg", {})
+    rows = lines[0].analyses["dynamics"]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert [row["after"] for row in rows] == lines[0].curve["test_accuracy"][1:]
+    assert "clients" not in rows[0]
+    assert result.results.runs("centralized", {})[0].analyses == {}
+    directory = tmp_path / "s" / "runs" / lines[0].run
+    assert not (directory / "recordings").exists()
+    assert "clients" in (directory / "analysis" / "dynamics.jsonl").read_text()
+    run(tmp_path / "two", jobs=2)
+    assert without_clock(tmp_path / "two") == without_clock(tmp_path / "s")
+
+
+def test_kept_recordings_give_the_same_rows_again(tmp_path: Path) -> None:
+    result = run(tmp_path / "s", keep_recordings=True, seeds=[0])
+    [line] = result.results.runs("fedavg", {}).values()
+    made = analyze(tmp_path / "s" / "runs" / line.run, ["dynamics"], out=tmp_path / "again")
+    assert made.rows["dynamics"][-1]["local"] == pytest.approx(
+        line.analyses["dynamics"][-1]["local"], rel=1e-6
+    )
+
+
+def test_a_run_whose_line_was_lost_after_its_recordings_keeps_its_rows(tmp_path: Path) -> None:
+    before = run(tmp_path / "s", seeds=[0]).results.runs("fedavg", {})[0]
+    (tmp_path / "s" / "results.jsonl").write_text("")
+    assert run(tmp_path / "s", seeds=[0]).results.runs("fedavg", {})[0].analyses == before.analyses
+
+
+def test_the_figure_has_a_panel_a_cell_on_one_scale_and_the_mean_of_the_seeds(tmp_path: Path) -> None:
+    changes = {
+        "methods": None,
+        "set": {"record.local_models": {"every": 1}},
+        "grid": {"local.lr": [0.05, 0.3]},
+    }
+    results = run(tmp_path / "s", **changes).results
+    figure = study_figure(results, {"kind": "analysis", "analysis": "dynamics", "over": "mean"})
+    assert [panel.title for panel in figure.panels] == ["lr 0.05", "lr 0.3"]
+    assert len({panel.y.limits for panel in figure.panels}) == 1
+    assert "The mean over 2 seeds." in figure.caption
+    case = {"local.lr": 0.05}
+    after = [line.analyses["dynamics"][0]["after"] for line in results.runs("fedavg", case).values()]
+    shown = next(series for series in figure.panels[0].series if series.name == "global model")
+    assert shown.y[1] == pytest.approx(sum(after) / 2)
+    one = study_figure(results, {"kind": "analysis", "analysis": "dynamics", "where": {"lr": 0.3}})
+    assert len(one.panels) == 1
+    assert "Seed 0." in one.caption
+
+
+def test_an_analysis_that_cannot_be_made_is_refused_before_any_run() -> None:
+    with pytest.raises(ConfigError, match=r"unknown analysis 'dynamic'.*did you mean 'dynamics'"):
+        StudyPlan.load({**STUDY, "analyses": ["dynamic"]})
+    nothing = {**STUDY, "methods": {"fedavg": {}}}
+    with pytest.raises(ConfigError, match=r'needs local models.*set "record.local_models" = \{ every = 5 \}'):
+        StudyPlan.load(nothing)
+    with pytest.raises(ConfigError, match="does not make the analysis 'drift'"):
+        StudyPlan.load({**STUDY, "figures": [{"kind": "analysis", "analysis": "drift"}]})
+    json.dumps(StudyPlan.load(STUDY).info({}).analyses)
