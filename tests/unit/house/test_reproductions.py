@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from fedlens.aggregate.mean import AGGREGATES
-from fedlens.analyses.registry import ANALYSES
 from fedlens.core.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.report.stated_values import stated_values
@@ -47,20 +45,6 @@ def test_a_study_says_what_it_is_and_has_three_scales(name: str) -> None:
         assert bool(scale_differences(source)) <= (scale != "paper")
 
 
-# Parts that studies use and that are not registered yet.
-MISSING = {
-    "chen2022/fig3": "optimal-convex",
-    "chen2022/fig4": "loss-surface",
-    "chen2022/fig11": "loss-surface",
-}
-REGISTERED = {*dict(ANALYSES.rows()), *dict(AGGREGATES.rows())}
-
-
-def skip_without_its_parts(name: str) -> None:
-    if name in MISSING and MISSING[name] not in REGISTERED:
-        pytest.skip(f"'{MISSING[name]}' is not registered")
-
-
 def has_right_settings(plan: StudyPlan, name: str) -> None:
     """The runs are at the cost and on the data that costs.json states."""
     stated_cost = costs()[name][plan.scale]
@@ -82,14 +66,12 @@ def has_right_settings(plan: StudyPlan, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "scale"), IN_CI)
 def test_every_run_has_right_settings(name: str, scale: str) -> None:
-    skip_without_its_parts(name)
     has_right_settings(StudyPlan.load(reproduction(name), scale), name)
 
 
 @pytest.mark.nightly  # two of them above
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_every_run_of_a_document_has_right_settings(name: str) -> None:
-    skip_without_its_parts(name)
     has_right_settings(StudyPlan.load(reproduction(name), "paper"), name)
 
 
