@@ -86,7 +86,7 @@ def _settings(
     sentences = []
     for key in dict.fromkeys([*full, *here]):
         ours, theirs = here.get(key, base.get(key)), full.get(key, base.get(key))
-        if ours != theirs and key not in _HIDDEN:
+        if ours != theirs and key not in _HIDDEN and not key.startswith("record."):
             sentences.append(_instead(key, ours, theirs, labels))
     return sentences
 
