@@ -171,7 +171,9 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
         if len(failed) > FAILED_SHOWN:
             say(f"and {len(failed) - FAILED_SHOWN} more, in {result.directory / 'results.jsonl'}")
         if failed:
-            ended = {entry.digest for entry in result.results.info.entries} & result.results.lines.keys()
+            info = result.results.info
+            planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
+            ended = planned & result.results.lines.keys()
             say(f"{len(failed)} of {len(ended)} runs failed; the same command repeats them")
         say(f"results: {place}")
     if failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedlens.report.study_groups import METHOD, SeedGroups, SeedRuns
 from fedlens.report.study_panels import selected
 from fedlens.report.study_results import StudyResults
 
+_SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z0-9])")
 _PLACE = "round"  # what rows of several seeds are matched by
 
 
@@ -55,14 +57,14 @@ def analysis_figure(
     described = shown(analysis)
     title = described.title if described else analysis
     panels: list[Panel] = []
-    captions: list[str] = []
+    captions: dict[str, str] = {}
     for cell in chosen:
         rows = _rows(cell, analysis, over)
         figures = analysis_figures(analysis, rows)
         if len(figures) >= number:
             name = _name(runs, cell)
             panels += [_titled(panel, name) for panel in figures[number - 1].panels]
-            captions.append(f"{name}: {figures[number - 1].caption}" if name else figures[number - 1].caption)
+            captions[name] = figures[number - 1].caption
     gaps = runs.gaps(chosen)
     if not panels:
         raise no_values(title, gaps)
@@ -71,8 +73,21 @@ def analysis_figure(
         f"Seed {seeds[0]}." if over == "first" or len(seeds) == 1 else f"The mean over {len(seeds)} seeds."
     )
     reading = described.reading if described else ""
-    caption = " ".join(filter(None, [*captions, first, reading]))
+    caption = " ".join(filter(None, [*_joined(captions), first, reading]))
     return StudyFigure.of_panels(title, caption, _same_scale(panels), gaps, columns)
+
+
+def _joined(captions: Mapping[str, str]) -> list[str]:
+    """The sentences of several captions: those that all share, and then those of each, after its name.
+
+    >>> _joined({"a": "Dots are models. It gains 1 %.", "b": "Dots are models. It gains 2 %."})
+    ['Dots are models.', 'a: It gains 1 %.', 'b: It gains 2 %.']
+    """
+    sentences = {name: _SENTENCE.split(text) for name, text in captions.items()}
+    every = list(sentences.values())
+    shared = [one for one in every[0] if all(one in others for others in every)] if every else []
+    own = {name: [one for one in listed if one not in shared] for name, listed in sentences.items()}
+    return [*shared, *(f"{name}: {' '.join(listed)}" for name, listed in own.items() if listed)]
 
 
 def _rows(cell: SeedRuns, analysis: str, over: str) -> Sequence[Mapping[str, Any]]:

@@ -218,7 +218,8 @@ class StudyResults:
     @cached_property
     def metric(self) -> str:
         """The column that is compared: "test_accuracy"."""
-        mains = [line.main for line in self.lines.values() if line.main]
+        before = {entry.digest for entry in self.info.pretrained}  # they have metrics of their own
+        mains = [line.main for line in self.lines.values() if line.main and line.digest not in before]
         return self.info.metric or (mains[0] if mains else "test_accuracy")
 
     def runs(self, method: str, case: Mapping[str, Any], role: Role = "final") -> dict[int, RunLine]:

@@ -85,10 +85,18 @@ def _settings(
     """The settings that differ between two tables `set` over one base."""
     sentences = []
     for key in dict.fromkeys([*full, *here]):
-        ours, theirs = here.get(key, base.get(key)), full.get(key, base.get(key))
-        if ours != theirs and key not in _HIDDEN:
+        ours, theirs = (values.get(key, base.get(key, _component(base, key))) for values in (here, full))
+        if ours != theirs and key not in _HIDDEN and not key.startswith("record."):
             sentences.append(_instead(key, ours, theirs, labels))
     return sentences
+
+
+def _component(base: Mapping[str, Any], key: str) -> Any:
+    """The table of a base by its key, such as that of its dataset; None if it has none."""
+    inner = {
+        name.removeprefix(f"{key}."): value for name, value in base.items() if name.startswith(f"{key}.")
+    }
+    return inner or None
 
 
 def _instead(key: str, ours: Any, theirs: Any, labels: Mapping[str, str]) -> str:

@@ -182,6 +182,8 @@ class StudyPlan:
     def refuse_unmeasured(self, line: RunLine) -> None:
         """Raises `ConfigError` if a run that has ended shows that no run measures the metric of the study."""
         settings = self.source.settings
+        if any(run.digest == line.digest for run in self.pretraining):
+            return
         refuse_unmeasured(line, settings.metric, self.source.places.locate("metric"))
 
     def _share(self, lines: Mapping[str, RunLine]) -> float | None:

@@ -9,6 +9,7 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
+from fedlens.experiment.config import read_config
 from fedlens.report.stated_values import stated_values
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import DATA_FIGURES, needs_data
@@ -52,7 +53,7 @@ def has_right_settings(plan: StudyPlan, name: str) -> None:
     cells = [(method, case) for method in plan.cells.methods for case in plan.cells.cases]
     configs = [plan.cells.made(m, c, plan.cells.points(m)[0], "final").config for m, c in cells]
     names = {config.data.dataset["name"] for config in configs}
-    names |= {run.settings["data"]["dataset"]["name"] for run in plan.pretraining}
+    names |= {read_config(dict(run.settings)).data.dataset["name"] for run in plan.pretraining}
     assert names <= set(CATALOGUE)
     info = plan.info({})
     needed = names if needs_data(info.figures, info.tables) else set()

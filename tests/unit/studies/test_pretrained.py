@@ -212,6 +212,25 @@ def test_estimates_pages_and_costs_show_pretraining_apart(tmp_path: Path) -> Non
     assert (cost.runs, cost.images, cost.pretraining_images) == (2, 2 * 2 * 1437, 3 * 1437)
 
 
+def test_the_metric_of_a_study_is_that_of_its_runs_and_not_of_its_pretrainings(tmp_path: Path) -> None:
+    task = {"name": "simsiam"}
+    images = {"name": "fractals", "train": 32, "test": 8, "codes": 20, "size": 8, "channels": 1}
+    base = {
+        "rounds": 1,
+        "model": "mlp",
+        "task": task,
+        "algorithm": "centralized",
+        "local": {"lr": 0.01, "batch_size": 16},
+        "data": {"dataset": images, "partition": {"name": "iid", "clients": 1}},
+    }
+    study = {**STUDY, "pretrained": {"good": {"base": base}}, "set": {"model.name": "mlp"}}
+    results = run(tmp_path / "s", study).results
+    assert results.lines[results.info.pretrained[0].digest].main == "test_embedding_deviation"
+    assert results.metric == "test_accuracy"
+    named = run(tmp_path / "named", {**study, "metric": "test_accuracy"})  # not refused as unmeasured
+    assert {line.status for line in named.results.lines.values()} == {"finished"}
+
+
 def test_a_scale_replaces_a_pretraining_and_says_so() -> None:
     small = {"pretrained": {"good": {**STUDY["pretrained"]["good"], "set": {"rounds": 1}}}}
     source = read_study({**STUDY, "scales": {"smoke": small}}, "smoke")
