@@ -228,6 +228,8 @@ def settings_of(run: RunDir, model: nn.Module | None) -> Source:
 
 def _rewind(run: RunDir, run_state: RunState | None) -> None:
     """Makes the files of a run end with the round of `run_state`, or empty without one."""
+    from fedlens.experiment.recordings import remove_recordings
+
     run.truncate_metrics(run_state.round - 1 if run_state else -1)
     run.truncate_clients(run_state.round - 1 if run_state else -1)
     if run_state is not None:
@@ -235,6 +237,7 @@ def _rewind(run: RunDir, run_state: RunState | None) -> None:
         if run_state.rows:
             run.append_clients(run_state.rows)
     run.summary_path.unlink(missing_ok=True)  # it describes an end that no longer holds
+    remove_recordings(run, after=run_state.round if run_state else 0)
 
 
 def _check_until(until: int | None) -> None:

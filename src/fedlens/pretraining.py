@@ -124,6 +124,8 @@ def pretrain(
     started = (files.run / "config.toml").is_file()
     if started:
         _check_same_settings(files.run, settings)
+    else:
+        _remove_unstarted(files, settings)
     done = started and _finished(files.run)
     if done and not force and _complete(files):
         BareProgress.wrap(progress or Silent()).note(f"{files.weights} is already written")
@@ -165,6 +167,17 @@ def _refuse_existing(files: PretrainedFiles, started: bool) -> None:
         if os.path.lexists(path):
             hint = "choose another name, or pass --force to replace it"
             raise ConfigError("the file already exists", where=str(path), hint=hint)
+
+
+def _remove_unstarted(files: PretrainedFiles, settings: Mapping[str, Any]) -> None:
+    """Removes what a call with these settings left that was stopped before its run began."""
+    run = RunDir(files.run)
+    names = {path.name for path in files.run.iterdir()} if files.run.is_dir() else set()
+    if "pretraining.json" in names <= {".lock", "pretraining.json"} and run.read_pretraining() == settings:
+        files.sheet.unlink(missing_ok=True)
+        for name in names:
+            (files.run / name).unlink()
+        files.run.rmdir()
 
 
 def _asked(experiment: Experiment) -> dict[str, Any]:

@@ -277,11 +277,17 @@ def mimelite(
     return averaging(parts, client=rule, aggregate=Mean("uniform"), server=ServerSGD(lr))
 
 
-_TITLES = {"adam": "Adam", "adamw": "Adam", "lars": "LARS"}
+_TITLES = {"adam": "Adam", "adamw": "Adam"}
 
 
 def refuse_local_statistics(local: LocalSettings, title: str) -> None:
     """Raises `ConfigError` where the local optimizer has statistics of its own."""
+    if local.optimizer == "lars":
+        raise ConfigError(
+            f"{title} corrects plain gradient steps, and LARS scales the steps of each layer",
+            where="local.optimizer",
+            hint="set local.optimizer = 'sgd'",
+        )
     adam = local.optimizer != "sgd"
     if adam or local.momentum:
         raise ConfigError(

@@ -14,8 +14,9 @@ from fedlens.analyses.opened_run import OpenedRun
 from fedlens.core.convex_combination import ModelMatrix
 from fedlens.core.errors import ConfigError
 from fedlens.core.random import Rng
+from fedlens.core.tree import map_tree
 from fedlens.experiment.recordings import RecordedReply, RecordedRound
-from fedlens.tasks.optimal_weights import optimal_weights
+from fedlens.tasks.optimal_weights import SEARCH_RATE, optimal_weights
 
 
 def optimal_aggregation(
@@ -23,7 +24,7 @@ def optimal_aggregation(
     *,
     lr: Annotated[
         float, Field(gt=0, description="learning rate of the search in the softmax's inputs")
-    ] = 0.1,
+    ] = SEARCH_RATE,
     epochs: Annotated[int, Field(ge=1, description="passes over the data from each start")] = 20,
     batch_size: Annotated[int, Field(ge=1, description="examples in a step")] = 32,
     starts: Annotated[int, Field(ge=1, description="starts of the search: the centre and random points")] = 3,
@@ -42,7 +43,7 @@ def optimal_aggregation(
     """
     evaluator, rows = run.evaluator, []
     for recorded in run.with_models:
-        models, replies = local_models(recorded)
+        models, replies = local_models(recorded, evaluator.device)
         average = torch.tensor([reply.weight for reply in replies], dtype=torch.float64)
         learner = evaluator.learner(recorded.before())
         with evaluator.computing():
@@ -210,10 +211,11 @@ def _round_pairs(run: OpenedRun) -> list[tuple[int, _Named, _Named]]:
     ]
 
 
-def local_models(recorded: RecordedRound) -> tuple[ModelMatrix, list[RecordedReply]]:
-    """The local models of a round as a matrix, and their replies."""
+def local_models(recorded: RecordedRound, device: torch.device) -> tuple[ModelMatrix, list[RecordedReply]]:
+    """The local models of a round as a matrix on this device, and their replies."""
     before = recorded.before()
-    return ModelMatrix([recorded.local_model(reply, before) for reply in recorded.trained]), recorded.trained
+    models = [recorded.local_model(reply, before) for reply in recorded.trained]
+    return ModelMatrix([map_tree(lambda leaf: leaf.to(device), model) for model in models]), recorded.trained
 
 
 __all__ = ["lines", "local_models", "loss_plane", "loss_surface", "optimal_aggregation"]

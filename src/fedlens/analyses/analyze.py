@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from fedlens import __version__
 from fedlens.analyses.opened_run import On, OpenedRun, open_run
 from fedlens.analyses.registry import ANALYSES, Rows, needs_of
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.core.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
+from fedlens.core.signatures import place_of
 from fedlens.experiment.atomic_files import refused, write_atomically
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.resolve import Resolved, resolve
@@ -72,13 +73,7 @@ def analyze(
     Raises `RunDirectoryError` if a named analysis misses its recordings, with the command that makes them;
     `ConfigError` for a wrong name or setting.
     """
-    wanted = {name: dict((settings or {}).get(name, {})) for name in names or ANALYSES}
-    for name in settings or {}:
-        if name not in wanted:
-            raise ConfigError(
-                f"settings are given for '{name}', which is not made", where=name, hint=f"name it: {name}"
-            )
-    chosen = {name: _resolved(name, table) for name, table in wanted.items()}
+    chosen = check_request(names, settings)
     run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model, say=say)
     folder = run.directory.path / FOLDER if out is None else Path(out).expanduser()
     made: dict[str, Rows] = {}
@@ -92,7 +87,7 @@ def analyze(
             continue
         began = time.perf_counter()
         try:
-            made[analysis.name] = analysis.factory(run, **analysis.settings)
+            made[analysis.name] = _rows_of(analysis, run)
         except ConfigError as error:
             if names:
                 raise
@@ -104,6 +99,43 @@ def analyze(
     if not made:
         raise run.missing("local models or updates", "record.local_models")
     return Analyses(folder, made, write_analysis_page(folder, run.directory), left_out)
+
+
+def check_request(
+    names: Sequence[str] = (), settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Resolved]:
+    """The analyses by name with their settings; all without names. Raises `ConfigError` for a wrong name or setting."""
+    wanted = {name: dict((settings or {}).get(name, {})) for name in names or ANALYSES}
+    for name in settings or {}:
+        if name not in wanted:
+            raise ConfigError(
+                f"settings are given for '{name}', which is not made", where=name, hint=f"name it: {name}"
+            )
+    return {name: _resolved(name, table) for name, table in wanted.items()}
+
+
+def _rows_of(analysis: Resolved, run: OpenedRun) -> Rows:
+    """The rows of an analysis. Raises `HookError` if a user's own fails or returns something else."""
+    if analysis.name in ANALYSES.entries:
+        rows: Rows = analysis.factory(run, **analysis.settings)
+        return rows
+    try:
+        returned: Any = analysis.factory(run, **analysis.settings)
+    except FedlensError:
+        raise
+    except Exception as error:
+        raise HookError(
+            f"the analysis '{analysis.name}' failed: {told(error)}",
+            where=place_of(analysis.factory),
+            hint="--debug shows the traceback",
+        ) from error
+    if not isinstance(returned, list) or not all(isinstance(row, Mapping) for row in returned):
+        raise HookError(
+            f"the analysis '{analysis.name}' returned a {type(returned).__name__}",
+            where=place_of(analysis.factory),
+            hint="return a list of rows, each a dictionary",
+        )
+    return returned
 
 
 def _resolved(name: str, table: Mapping[str, Any]) -> Resolved:
@@ -125,6 +157,13 @@ def _missing(run: OpenedRun, name: str) -> RunDirectoryError | None:
 def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds: float) -> None:
     """Writes the rows and the pictures of an analysis, and enters it in the index of the folder."""
     name = file_name(analysis.name)
+    index = read_index(folder)
+    if any(entry["rows"] == f"{name}.jsonl" for other, entry in index.items() if other != analysis.name):
+        raise ConfigError(
+            f"{folder} has another analysis with the file {name}.jsonl",
+            where=analysis.name,
+            hint="rename the function, or choose another folder with --out",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -137,7 +176,6 @@ def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds
     for number, figure in enumerate(figures):
         place = f"-{number + 1}" if len(figures) > 1 else ""
         files.append(figure.draw(folder / f"{name}{place}.svg").name)
-    index = read_index(folder)
     index[analysis.name] = {
         "rows": f"{name}.jsonl",
         "figures": files,
@@ -158,9 +196,10 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def file_name(analysis: str) -> str:
-    """The name of an analysis's files; of a user's own, that of its function.
+    """The name of an analysis's files; of a user's own, those of its file and its function.
 
     >>> file_name("loss-surface"), file_name("/home/me/my.py:norms")
-    ('loss-surface', 'norms')
+    ('loss-surface', 'my-norms')
     """
-    return analysis.rpartition(":")[2]
+    file, _, function = analysis.rpartition(":")
+    return f"{Path(file).stem}-{function}" if file else function

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 
 from fedlens.analyses.calibration import Reliability, reliability_of
 from fedlens.analyses.model_evaluation import ModelEvaluator
 from fedlens.analyses.opened_run import OpenedRun
-from fedlens.analyses.representation import features, neural_collapse_of, similarity
+from fedlens.analyses.representation import classifier_inputs, neural_collapse, similarity
 from fedlens.core.errors import ConfigError
 from fedlens.core.tree import Tree
 from fedlens.tasks.classification import Classification
@@ -72,11 +71,15 @@ def representation(
 
 def _separation(tree: Tree, evaluator: ModelEvaluator, k: int) -> dict[str, Any]:
     """k-NN accuracy and neural collapse of a model; None where the model or the examples do not define them."""
+    try:
+        inputs, labels, classifier = classifier_inputs(tree, evaluator)
+    except ConfigError:
+        return {}  # a model without a linear layer: its similarities are shown alone
     values: dict[str, Any] = {}
     try:
-        collapse = neural_collapse_of(tree, evaluator)
+        collapse = neural_collapse(inputs, labels, classifier)
     except ConfigError:
-        pass  # such as a model without a linear layer: its similarities are shown alone
+        pass  # the examples are of one class
     else:
         values = {
             "within": collapse.within,
@@ -85,13 +88,8 @@ def _separation(tree: Tree, evaluator: ModelEvaluator, k: int) -> dict[str, Any]
             "simplex": collapse.simplex,
             "classifier": collapse.classifier,
         }
-    last = list(features(tree, evaluator).values())
-    before_last = last[-2] if len(last) > 1 else last[-1]
-    labels = torch.cat([targets for _, targets in evaluator.outputs(tree)]).cpu()
     try:
-        values["knn_accuracy"] = knn_accuracy(
-            before_last[::2], labels[::2], before_last[1::2], labels[1::2], k
-        )
+        values["knn_accuracy"] = knn_accuracy(inputs[::2], labels[::2], inputs[1::2], labels[1::2], k)
     except ConfigError:
         values["knn_accuracy"] = None  # fewer examples than neighbours
     return values

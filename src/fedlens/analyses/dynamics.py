@@ -17,6 +17,8 @@ def dynamics(run: OpenedRun) -> list[dict[str, Any]]:
         local gain = 1/M sum_m A(theta_m^t) - A(theta^(t-1)),
         aggregation gain = A(theta^t) - 1/M sum_m A(theta_m^t)                  (chen2022, Eq. 4).
 
+    For a task without a score, A is the loss and the gains have the other sign: a fall of the loss is a gain.
+
     Returns:
         a row per round: `round`; `metric`, its name; `before`, `local` and `after`, the values of the global model
         before, of the local models (their mean) and of the global model after the round; `local_gain` and
@@ -25,7 +27,7 @@ def dynamics(run: OpenedRun) -> list[dict[str, Any]]:
 
     Raises `RunDirectoryError` if no local models are recorded.
     """
-    rows = []
+    rows, sign = [], -1.0 if run.built.task.score is None else 1.0
     for recorded in run.with_models:
         before = recorded.before()
         models = (recorded.local_model(reply, before) for reply in recorded.trained)
@@ -42,8 +44,8 @@ def dynamics(run: OpenedRun) -> list[dict[str, Any]]:
                 "before": start.get(run.metric, math.nan),
                 "local": mean,
                 "after": end.get(run.metric, math.nan),
-                "local_gain": mean - start.get(run.metric, math.nan),
-                "aggregation_gain": end.get(run.metric, math.nan) - mean,
+                "local_gain": sign * (mean - start.get(run.metric, math.nan)),
+                "aggregation_gain": sign * (end.get(run.metric, math.nan) - mean),
                 "local_weighted": math.fsum(w * v for w, v in zip(weights, values, strict=True))
                 / math.fsum(weights),
                 "loss_before": start.get("loss", math.nan),

@@ -65,6 +65,7 @@ def line(
 
     Raises `ConfigError` for models of different shapes.
     """
+    evaluator.require_loss()
     positions = np.linspace(0, 1, max(2, points))
     matrix = ModelMatrix([first, second])
     shares = torch.from_numpy(np.stack([1 - positions, positions], 1))
@@ -119,7 +120,7 @@ def with_statistics(tree: Tree, evaluator: ModelEvaluator, batches: Batches) -> 
             layer.train()
         try:
             for inputs, targets in batches:
-                evaluator.task.outputs(module, inputs, targets)
+                evaluator.task.outputs(module, inputs.to(evaluator.device), targets.to(evaluator.device))
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum

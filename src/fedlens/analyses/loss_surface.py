@@ -91,6 +91,7 @@ def _columns(
     evaluator: ModelEvaluator, trees: Iterator[dict[str, Tensor]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The loss and the score of each tree; no scores for a task without one."""
+    evaluator.require_loss()
     metrics = list(evaluator.several(trees))
     score = evaluator.task.score
     return (

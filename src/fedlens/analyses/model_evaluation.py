@@ -97,6 +97,16 @@ class ModelEvaluator:
                     found = self._metrics([self.learner(tree, k) for k, tree in enumerate(group)], each)
                 yield from found
 
+    def require_loss(self) -> None:
+        """Raises `ConfigError` if evaluations of this task have no loss, as those of detection."""
+        names = self.task.known_metrics()
+        if names is not None and "loss" not in names:
+            raise ConfigError(
+                f"evaluations of {self.task.kind} have no loss to compare models by",
+                where="task.name",
+                hint="analyze a run of classification or segmentation",
+            )
+
     def evenly(self, count: int) -> ModelEvaluator:
         """The evaluator of at most `count` of the examples, at equal distances: data may be sorted by class."""
         if count >= self.examples:
@@ -109,7 +119,7 @@ class ModelEvaluator:
             count,
             self.batch_size,
             self.size,
-            device=self.device.type,
+            device=str(self.device),
             arithmetic=self.arithmetic,
             threads=self.threads,
         )
@@ -157,10 +167,13 @@ def evaluator_of(built: Built, on: Literal["test", "validation"] = "test") -> Mo
     """
     name, held = f"@{on}", built.federation.held
     if name not in held:
+        at_clients = built.config.data.validation_from == "client"
+        why = "the clients hold out their own examples" if at_clients else "no examples are held out"
         raise ConfigError(
-            f"the run has no {on} data, because no examples are held out",
+            f"the server has no validation data, because {why}",
             where="data.validation",
-            hint="set data.validation to a share such as 0.1, or evaluate on the test data",
+            hint="evaluate on the test data"
+            + ("" if at_clients else ", or set data.validation = 0.1 in a new run"),
         )
     program = built.engine.applied(Program({}, built.source, 0))
     device = torch.device(program.device)

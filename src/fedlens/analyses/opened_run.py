@@ -79,8 +79,14 @@ class OpenedRun:
 
     def missing(self, what: str, setting: str) -> RunDirectoryError:
         """The error for recordings that the run does not have."""
-        rounds = self.built.config.rounds
-        some = f"1,{rounds}" if rounds > 1 else "1"
+        if setting == "record.local_models" and self.built.algorithm.training_op is None:
+            return RunDirectoryError(
+                f"the replies of '{self.built.config.algorithm['name']}' hold no local models",
+                where=str(self.directory.path),
+                hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
+            )
+        done = max((int(line["round"]) for line in self.directory.read_metrics()), default=1)
+        some = f"1,{done}" if done > 1 else "1"
         return RunDirectoryError(
             f"the run has no recordings of {what}",
             where=str(self.directory.path),

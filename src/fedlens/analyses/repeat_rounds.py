@@ -15,7 +15,7 @@ from fedlens.api import resume
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.experiment.atomic_files import refused
 from fedlens.experiment.checkpoint import rounds_saved
-from fedlens.experiment.recordings import folder_of, recorded_rounds
+from fedlens.experiment.recordings import folder_of, intact_round
 from fedlens.experiment.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -35,15 +35,15 @@ def repeat_rounds(
 ) -> None:
     """Repeats a run from its last checkpoint before `rounds`, or from the start, and records these rounds.
 
-    The recordings are added to the run directory. Rounds that are recorded already are left as they are.
+    The recordings are added to the run directory. Rounds whose local models are recorded are left as they are, unless a
+    file is corrupt; where the algorithm's replies hold no local models, rounds whose updates are recorded.
 
     Raises `RunDirectoryError` if a round is beyond those that are done, or if a metric comes out differently, as with
     another version of PyTorch or another machine.
     """
     run = RunDir.open(Path(directory))
     with run.lock():
-        done = {found.round for found in recorded_rounds(run) if found.local_models and found.updates}
-        missing = sorted(set(rounds) - done)
+        missing = sorted(round for round in set(rounds) if not _is_recorded(run, round))
         if not missing:
             return
         lines = {int(line["round"]): line for line in run.read_metrics()}
@@ -87,6 +87,11 @@ def repeat_rounds(
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _is_recorded(run: RunDir, round: int) -> bool:
+    found = intact_round(run, round)
+    return found is not None and (found.local_models or not found.trains)
+
+
 def _copied(run: RunDir, again: RunDir, rounds: Sequence[int], lines: Mapping[int, Any]) -> int:
     """Copies the run as it was at its last checkpoint before `rounds`; returns the round of this checkpoint, or 0."""
     again.path.mkdir()
@@ -116,16 +121,20 @@ def _write_settings(run: RunDir, again: RunDir, rounds: Sequence[int], kinds: Se
 
 
 def _check_equal(run: RunDir, repeated: Mapping[int, Any], lines: Mapping[int, Any], start: int) -> None:
+    edited = bool((run.read_summary() or {}).get("changes"))
     for round, line in repeated.items():
         before = lines[round]
-        for key in dict.fromkeys([*before, *line]):
-            if round > start and key not in _CLOCK and not _same(before.get(key), line.get(key)):
+        # A round that was the last one at some time was evaluated, and need not be in the repeated run.
+        for key in before.keys() & line.keys():
+            if round > start and key not in _CLOCK and not _same(before[key], line[key]):
+                hint = "use the versions and the machine in environment.json, or train the run anew with recordings"
+                if edited:
+                    hint = "the settings of the run were edited while it was stopped: train it anew with recordings"
                 raise RunDirectoryError(
-                    f"round {round} came out differently when it was repeated: {key} is {line.get(key)}, and was "
-                    f"{before.get(key)}",
+                    f"round {round} came out differently when it was repeated: {key} is {line[key]}, and was "
+                    f"{before[key]}",
                     where=str(run.path),
-                    hint="repeat it with the versions and the machine in environment.json, or train the run anew with "
-                    "record.local_models",
+                    hint=hint,
                 )
 
 

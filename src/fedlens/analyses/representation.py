@@ -280,8 +280,20 @@ def neural_collapse(values: Tensor, labels: Tensor, classifier: Tensor | None = 
 def neural_collapse_of(tree: Tree, evaluator: ModelEvaluator, examples: int | None = None) -> NeuralCollapse:
     """The neural collapse of what enters the last linear layer of a model, on an evaluator's examples.
 
-    Raises `ConfigError` for a task other than classification, a model without a linear layer that takes part in its
-    forward pass, and as `neural_collapse` does.
+    Raises `ConfigError` as `classifier_inputs` and `neural_collapse` do.
+    """
+    return neural_collapse(*classifier_inputs(tree, evaluator, examples))
+
+
+def classifier_inputs(
+    tree: Tree, evaluator: ModelEvaluator, examples: int | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The features [n, d] that enter the last linear layer, the labels [n], and the layer's weights [classes, d].
+
+    The weights are None if the layer is not the classifier.
+
+    Raises `ConfigError` for a task other than classification, and for a model without a linear layer that takes part in
+    its forward pass.
     """
     if not isinstance(evaluator.task, Classification):
         raise ConfigError(
@@ -302,4 +314,4 @@ def neural_collapse_of(tree: Tree, evaluator: ModelEvaluator, examples: int | No
             heard.clear()
             classes = outputs.shape[1]
     weights = last[1].weight.detach() if last is not None and last[1].out_features == classes else None
-    return neural_collapse(torch.cat(found), torch.cat(labels), weights)
+    return torch.cat(found), torch.cat(labels), weights

@@ -61,16 +61,19 @@ def analyze(
     """Explain a run: training dynamics, drift, loss surface and more, from its recordings."""
     with reported(debug, as_json):
         from fedlens.analyses.analyze import analyze as make
+        from fedlens.analyses.analyze import check_request
         from fedlens.analyses.repeat_rounds import repeat_rounds
 
         heard = (lambda sentence: None) if quiet or as_json else say
         settings = analysis_settings(changes or [])
+        chosen = None if rounds is None else round_list(rounds)
+        check_request(names or (), settings)
         if record is not None:
             repeat_rounds(directory, round_list(record), data_dir=data_dir, say=heard)
         made = make(
             directory,
             names or (),
-            rounds=None if rounds is None else round_list(rounds),
+            rounds=chosen,
             on="test" if on is EvaluatedOn.TEST else "validation",
             settings=settings,
             out=out,
@@ -102,6 +105,12 @@ def round_list(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) < 1:
             raise ConfigError(f"the list of rounds is '{text}'", where="rounds", hint="write 1,5 or 1-10")
+        if int(last or first) < int(first):
+            raise ConfigError(
+                f"the list of rounds has {part.strip()}, whose end is before its start",
+                where="rounds",
+                hint=f"write {last}-{first}",
+            )
         rounds += range(int(first), int(last or first) + 1)
     return sorted(set(rounds))
 

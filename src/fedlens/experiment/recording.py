@@ -53,6 +53,11 @@ class Recorder:
         """The local model of a reply."""
         return self._algorithm.local_model(state, reply)
 
+    @property
+    def has_local_models(self) -> bool:
+        """Whether replies of this algorithm hold local models."""
+        return self._algorithm.training_op is not None
+
     def trains(self, ask: Ask) -> bool:
         """Whether the replies to this ask hold local models."""
         return ask.op == self._algorithm.training_op
@@ -160,6 +165,7 @@ class _RoundRecording:
             "run": self._recorder.started(),
             "local_models": self._local_models,
             "updates": self._updates,
+            "trains": self._recorder.has_local_models,
             "clients": self._clients,
             "sha256": self._files,
         }

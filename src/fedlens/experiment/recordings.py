@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ class RecordedRound:
         round: its number.
         local_models: whether the local models are recorded.
         updates: whether all that clients sent is recorded.
+        trains: whether the algorithm's replies hold local models.
         replies: what was recorded of each reply, in order.
     """
 
@@ -76,6 +78,7 @@ class RecordedRound:
     round: int
     local_models: bool
     updates: bool
+    trains: bool
     replies: tuple[RecordedReply, ...]
     sha256: Mapping[str, str]
 
@@ -135,12 +138,35 @@ def recorded_rounds(run: RunDir) -> list[RecordedRound]:
 
     Raises `RunDirectoryError` if a recording is corrupt, or of another run.
     """
-    folder = run.recordings_path
-    if not folder.is_dir():
-        return []
     started = (run.read_environment() or {}).get(STARTED)
-    rounds = [_read_round(path, started) for path in folder.iterdir() if _FOLDER.fullmatch(path.name)]
+    rounds = [_read_round(path, started) for path in _folders(run)]
     return sorted((found for found in rounds if found is not None), key=lambda found: found.round)
+
+
+def remove_recordings(run: RunDir, after: int) -> None:
+    """Removes the recordings of the rounds after this one: settings may be edited before they are repeated."""
+    for folder in _folders(run):
+        if int(folder.name.removeprefix("round-")) > after:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def intact_round(run: RunDir, round: int) -> RecordedRound | None:
+    """The recording of a round; None if it is missing or a file of it is corrupt."""
+    try:
+        found = _read_round(
+            folder_of(run.recordings_path, round), (run.read_environment() or {}).get(STARTED)
+        )
+        if found is not None:
+            for name in found.sha256:
+                found._read(name)
+    except RunDirectoryError:
+        return None
+    return found
+
+
+def _folders(run: RunDir) -> list[Path]:
+    path = run.recordings_path
+    return [each for each in path.iterdir() if _FOLDER.fullmatch(each.name)] if path.is_dir() else []
 
 
 def folder_of(recordings: Path, round: int) -> Path:
@@ -186,6 +212,7 @@ def _read_round(folder: Path, started: Any) -> RecordedRound | None:
             int(content["round"]),
             bool(content["local_models"]),
             bool(content["updates"]),
+            bool(content["trains"]),
             replies,
             dict(content["sha256"]),
         )
@@ -197,5 +224,5 @@ def _corrupt(path: Path, reason: str) -> RunDirectoryError:
     return RunDirectoryError(
         f"{path.name} of the recording is corrupt: {reason}",
         where=str(path),
-        hint="'fedlens analyze RUN --record ROUNDS' makes the recording again",
+        hint="'fedlens analyze RUN --record ROUND' makes the recording of this round again",
     )

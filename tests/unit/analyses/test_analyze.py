@@ -1,6 +1,7 @@
 """Analyses of runs: the two gains of a round, repeated rounds, the page, and what users get wrong."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from fedlens.analyses.dynamics import dynamics
 from fedlens.analyses.opened_run import open_run
 from fedlens.analyses.registry import ANALYSES
 from fedlens.analyses.repeat_rounds import repeat_rounds
-from fedlens.api import Experiment
+from fedlens.api import Experiment, resume
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.core.errors import ConfigError, HookError, RunDirectoryError
 from fedlens.report.analysis_figures import analysis_figures, shown
 
 
@@ -192,7 +193,7 @@ def test_analyses_agree_with_each_other_and_with_the_run(made: Analyses, recorde
     assert layers == {"1", "3", "5", "last layer"}
     corners = [row for row in made.rows["loss-plane"] if "client" in row]
     assert len(made.rows["loss-plane"]) == 9 + 3
-    assert {row["loss"] for row in corners} <= {pytest.approx(value) for value in losses.values()}
+    assert [row["loss"] for row in corners] == pytest.approx([losses[row["client"]] for row in corners])
 
 
 def test_updates_alone_show_the_same_drift_as_local_models(
@@ -236,7 +237,7 @@ def test_an_analysis_of_ones_own(recorded: Path, tmp_path: Path) -> None:
         recorded, [f"{own}:sizes"], settings={f"{own}:sizes": {"power": 2.0}}, out=tmp_path / "page"
     )
     assert list(made.rows.values()) == [[{"round": r, "clients": 9.0} for r in (1, 2, 3)]]
-    assert (tmp_path / "page" / "sizes.jsonl").exists()
+    assert (tmp_path / "page" / "own-sizes.jsonl").exists()
     assert "sizes" in made.page.read_text()
 
 
@@ -269,9 +270,96 @@ def test_the_command_records_analyzes_and_prints_the_page(plain: Path) -> None:
     printed = json.loads(done.stdout)
     assert printed["page"] == str(plain / "analysis" / "analysis.html")
     assert [row["round"] for row in printed["rows"]["dynamics"]] == [2, 3]
-    for wrong, message in (("2-x", "the list of rounds is"), ("0", "the list of rounds is")):
+    for wrong, message in (
+        ("2-x", "the list of rounds is"),
+        ("0", "the list of rounds is"),
+        ("3-2", "write 2-3"),
+    ):
         failed = CliRunner().invoke(app, ["analyze", str(plain), "--rounds", wrong])
         assert failed.exit_code == 2
         assert message in failed.output
     failed = CliRunner().invoke(app, ["analyze", str(plain), "dynamics", "--set", "count=3"])
     assert "is no setting of an analysis" in failed.output
+
+
+def test_what_fails_in_an_analysis_of_ones_own_names_its_line(recorded: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def fails(run):\n    return run.nothing\n\n\ndef nothing(run):\n    pass\n")
+    with pytest.raises(HookError, match=r"failed: AttributeError.*own.py, line 1"):
+        analyze(recorded, [f"{own}:fails"], out=tmp_path / "page")
+    with pytest.raises(HookError, match=r"returned a NoneType .*own.py, line 5.* return a list of rows"):
+        analyze(recorded, [f"{own}:nothing"], out=tmp_path / "page")
+
+
+def test_two_analyses_never_share_a_file(recorded: Path, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text("def drift(run):\n    return [{'round': 1}]\n")
+    analyze(recorded, ["drift"], out=tmp_path / "page")
+    made = analyze(recorded, [f"{tmp_path / 'a' / 'own.py'}:drift"], out=tmp_path / "page")
+    assert (tmp_path / "page" / "drift.jsonl").stat().st_size > 1000
+    assert "Client drift" in made.page.read_text()
+    with pytest.raises(ConfigError, match=r"another analysis with the file own-drift\.jsonl"):
+        analyze(recorded, [f"{tmp_path / 'b' / 'own.py'}:drift"], out=tmp_path / "page")
+
+
+def test_a_corrupt_recording_is_made_again(tmp_path: Path) -> None:
+    experiment("record.local_models={every=1}").run(tmp_path / "run", report=False)
+    folder = tmp_path / "run" / "recordings" / "round-000002"
+    said: list[str] = []
+    repeat_rounds(tmp_path / "run", [2], say=said.append)
+    assert said == []  # its local models are recorded
+    for name in ("after.safetensors", "recording.json"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-9])
+        with pytest.raises(RunDirectoryError, match="--record ROUND"):
+            analyze(tmp_path / "run", ["dynamics"])
+        repeat_rounds(tmp_path / "run", [2])
+        assert analyze(tmp_path / "run", ["dynamics"]).rows["dynamics"]
+
+
+def test_a_longer_run_is_repeated_although_its_old_end_was_evaluated(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    experiment("evaluation.every=2").run(path, report=False)
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(config.replace("rounds = 3", "rounds = 4", 1))
+    resume(path, report=False, accept_changes=True)
+    repeat_rounds(path, [3])
+    assert [found.round for found in open_run(path).recorded] == [3]
+
+
+def test_recordings_of_rounds_that_are_trained_again_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    experiment("record.local_models={every=1}", "checkpoint.seconds=1000").run(path, report=False, until=2)
+    later = path / "recordings" / "round-000003"
+    shutil.copytree(path / "recordings" / "round-000002", later)
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(config.replace("[record.local_models]\nevery = 1\n", ""))
+    resume(path, report=False)
+    assert not later.exists()
+    assert (path / "recordings" / "round-000002").exists()
+
+
+def test_personal_models_point_to_the_drift_of_updates(tmp_path: Path) -> None:
+    held = {"validation": 0.2, "validation_from": "client"}
+    data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, **held}
+    model = {"name": "small-cnn", "norm": "batch"}
+    made = experiment("algorithm=fedbn", "rounds=1", data=data, model=model)
+    made.run(tmp_path / "run", report=False)
+    repeat_rounds(tmp_path / "run", [1])
+    with pytest.raises(RunDirectoryError, match=r"'fedbn' hold no local models .* analyze 'drift'"):
+        analyze(tmp_path / "run", ["dynamics"])
+    assert analyze(tmp_path / "run", ["drift"]).rows["drift"]
+
+
+def test_wrong_names_are_refused_before_rounds_are_repeated(plain: Path) -> None:
+    failed = CliRunner().invoke(app, ["analyze", str(plain), "dynamix", "--record", "1"])
+    assert failed.exit_code == 2
+    assert "did you mean 'dynamics'" in failed.output
+    assert not (plain / "recordings").exists()
+
+
+def test_more_examples_than_the_usual_thousand(recorded: Path, tmp_path: Path) -> None:
+    settings = {"representation": {"examples": 2000, "layers": ["5"], "k": 3}}
+    rows = analyze(recorded, ["representation"], rounds=[1], settings=settings, out=tmp_path / "page").rows
+    assert {row["layer"] for row in rows["representation"]} == {"5", "last layer"}
