@@ -65,10 +65,11 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
         if algorithm == "fedbn":
             return False  # no model of text has batch normalization
         model = {"name": "mean-embedding", "embedding": 4}
+    augment = ["flip"] if TASKS.find(kind).views > 1 else []
     config = read_config(
         {
             **made,
-            "data": {"dataset": EXAMPLES[kind], "partition": "natural", **HELD_OUT},
+            "data": {"dataset": EXAMPLES[kind], "partition": "natural", "augment": augment, **HELD_OUT},
             "task": {"name": kind},
             "model": model,
             "engine": engine,
