@@ -65,7 +65,7 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
         if algorithm == "fedbn":
             return False  # no model of text has batch normalization
         model = {"name": "mean-embedding", "embedding": 4}
-    augment = ["flip"] if TASKS.find(kind).views > 1 else []
+    augment = ["flip"] if TASKS.find(kind)().views > 1 else []
     config = read_config(
         {
             **made,
