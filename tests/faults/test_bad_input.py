@@ -118,7 +118,7 @@ UNKNOWN = {
     "client=proximall": "unknown client rule 'proximall' (--set client.name); did you mean 'proximal'",
     "aggregate=men": "unknown aggregate 'men' (--set aggregate.name); did you mean 'mean'",
     "server=momentumm": "unknown server step 'momentumm' (--set server.name); did you mean 'momentum'",
-    "local.optimizer=sdg": "'optimizer' is 'sdg', but must be 'sgd', 'adam' or 'adamw' (--set local.optimizer); did you mean 'sgd'",
+    "local.optimizer=sdg": "'optimizer' is 'sdg', but must be 'sgd', 'adam', 'adamw' or 'lars' (--set local.optimizer); did you mean 'sgd'",
 }
 
 VALUES = {

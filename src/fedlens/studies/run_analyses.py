@@ -74,8 +74,11 @@ def refuse_analyses(cells: StudyCells, source: StudySource) -> None:
             )
         needs = needs_of(name)
         kinds = _KINDS if needs != "local models" else _KINDS[:1]
-        recorded = [config.record for config in cells.configs]
-        made = any(getattr(record, kind) is not None for record in recorded for kind in kinds)
+        made = any(
+            {"local_models": config.record.local_models, "updates": config.record.updates}[kind] is not None
+            for config in cells.configs
+            for kind in kinds
+        )
         if needs != "nothing" and not made:
             raise ConfigError(
                 f"the analysis '{name}' needs {needs}, which no run of the study records",

@@ -30,7 +30,11 @@ def test_what_the_paper_fills_and_what_goes_before_it() -> None:
 @pytest.mark.parametrize(
     ("change", "where", "why"),
     [
-        ({"optimizer": "adam"}, "local.optimizer", "the steps of adam and adamw are no sum of gradients"),
+        (
+            {"optimizer": "adam"},
+            "local.optimizer",
+            "the steps of adam, adamw and lars are no sum of gradients",
+        ),
         ({"clip_norm": 1.0}, "local.clip_norm", "clipped steps are no sum of gradients"),
     ],
 )

@@ -403,6 +403,8 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
     assert names == {
         "checkpoint_path": "checkpoint",
         "states_path": "states",
+        "recordings_path": "recordings",
+        "pretraining_path": "pretraining.json",
         "best_path": "best.safetensors",
         "clients_path": "clients.jsonl",
         "config_path": "config.toml",
