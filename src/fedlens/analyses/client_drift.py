@@ -56,9 +56,11 @@ def _row(round: int, layer: LayerDrift, replies: Sequence[RecordedReply]) -> dic
         "round": round,
         "layer": layer.layer,
         "clients": len(replies),
-        "norm": _mean(layer.norms, weights),
-        "distance": _mean(layer.distances, weights),
-        "cosine": _mean([0.0 if c is None else c for c in layer.cosines], weights) if cosines else None,
+        "norm": _weighted_mean(layer.norms, weights),
+        "distance": _weighted_mean(layer.distances, weights),
+        "cosine": _weighted_mean([0.0 if c is None else c for c in layer.cosines], weights)
+        if cosines
+        else None,
         "cosine_low": min(cosines, default=None),
         "mean_norm": layer.mean_norm,
         "diversity": layer.diversity,
@@ -74,5 +76,5 @@ def _row(round: int, layer: LayerDrift, replies: Sequence[RecordedReply]) -> dic
     return row
 
 
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)

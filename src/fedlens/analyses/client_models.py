@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -75,23 +77,12 @@ def _separation(tree: Tree, evaluator: ModelEvaluator, k: int) -> dict[str, Any]
         inputs, labels, classifier = classifier_inputs(tree, evaluator)
     except ConfigError:
         return {}  # a model without a linear layer: its similarities are shown alone
-    values: dict[str, Any] = {}
-    try:
-        collapse = neural_collapse(inputs, labels, classifier)
-    except ConfigError:
-        pass  # the examples are of one class
-    else:
-        values = {
-            "within": collapse.within,
-            "norms": collapse.norms,
-            "angles": collapse.angles,
-            "simplex": collapse.simplex,
-            "classifier": collapse.classifier,
-        }
-    try:
+    values: dict[str, Any] = {"knn_accuracy": None}
+    with suppress(ConfigError):  # the examples are of one class
+        collapse = asdict(neural_collapse(inputs, labels, classifier))
+        values |= {name: value for name, value in collapse.items() if name != "classes"}
+    with suppress(ConfigError):  # there are fewer examples than neighbours
         values["knn_accuracy"] = knn_accuracy(inputs[::2], labels[::2], inputs[1::2], labels[1::2], k)
-    except ConfigError:
-        values["knn_accuracy"] = None  # fewer examples than neighbours
     return values
 
 

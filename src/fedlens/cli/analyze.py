@@ -63,6 +63,7 @@ def analyze(
         from fedlens.analyses.analyze import analyze as make
         from fedlens.analyses.analyze import check_request
         from fedlens.analyses.repeat_rounds import repeat_rounds
+        from fedlens.experiment.rundir import plain
 
         heard = (lambda sentence: None) if quiet or as_json else say
         settings = analysis_settings(changes or [])
@@ -81,13 +82,8 @@ def analyze(
             say=heard,
         )
         if as_json:
-            print_json(
-                {
-                    "page": str(made.page),
-                    "rows": {k: list(v) for k, v in made.rows.items()},
-                    "left_out": made.left_out,
-                }
-            )
+            # A loss that is not a number is null in JSON.
+            print_json(plain({"page": made.page, "rows": made.rows, "left_out": made.left_out}))
             return
         for name, reason in made.left_out.items():
             heard(f"{name}: left out, because {reason}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.protocol import (
     Algorithm,
     BatchedOp,
@@ -67,8 +67,9 @@ class AlgorithmBase(Algorithm):
             state: the server state before the round.
             reply: the payload of the client's reply to `training_op`.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} names a training_op and does not define local_model"
+        raise HookError(
+            f"{type(self).__name__} names the operation '{self.training_op}' and does not define `local_model`",
+            hint="define it, or return None from training_op",
         )
 
 
