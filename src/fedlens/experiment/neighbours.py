@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,15 @@ class LabelledImages:
         k, temperature = self.settings.k, self.settings.temperature
         labels, truth = (part[1].to(device) for part in (self.train, self.test))
         return knn_accuracy(features, labels, tests, truth, k, temperature)
+
+    def description(self) -> dict[str, Any]:
+        """Which images they are: the settings that chose them, and the SHA-256 of the images and labels in use."""
+        hashed = hashlib.sha256()
+        for images, labels in (self.train, self.test):
+            hashed.update(images.contiguous().numpy().data)
+            hashed.update(labels.contiguous().numpy().data)
+        chosen = self.settings.model_dump(mode="json", include={"dataset", "train", "test"})
+        return {"settings": chosen, "sha256": hashed.hexdigest()}
 
     def _features(self, encoder: nn.Module, images: Tensor, device: torch.device) -> Tensor:
         size = automatic_batch(images[0].numel(), 0)

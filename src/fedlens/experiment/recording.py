@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State
 from fedlens.core.tree import Tree
 from fedlens.experiment import tensorfile
-from fedlens.experiment.atomic_files import refused, replacing, write_atomically
+from fedlens.experiment.atomic_files import refused, replacing
 from fedlens.experiment.build import Built
 from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
 from fedlens.experiment.rundir import RunDir
@@ -169,16 +170,24 @@ class _RoundRecording:
             "clients": self._clients,
             "sha256": self._files,
         }
-        write_atomically(self._folder / MANIFEST, (json.dumps(content, indent=1) + "\n").encode())
+        # Nothing waits for the disk: without its files the manifest would be worth nothing, and readers check both.
+        path = self._folder / MANIFEST
+        with self._written(path), replacing(path, named=False) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
 
     def _write(self, name: str, tensors: Tree) -> None:
         path = self._folder / name
+        with self._written(path):
+            self._files[name] = tensorfile.write(path, tensors, sync=False).sha256
+
+    @contextmanager
+    def _written(self, path: Path) -> Iterator[None]:
+        """Raises `RunFailed`, with what to do, if the disk refuses this file."""
         try:
-            with replacing(path, named=False) as temporary:
-                self._files[name] = tensorfile.write(temporary, tensors, sync=False).sha256
+            yield
         except OSError as error:
             hint = "free space, then 'fedlens resume' continues the run; or record fewer rounds"
-            raise refused(error, name, path, hint) from error
+            raise refused(error, path.name, path, hint) from error
 
 
 def _under(name: str, tree: Tree) -> dict[str, Tensor]:

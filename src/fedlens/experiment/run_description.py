@@ -14,30 +14,48 @@ from fedlens.experiment.initial_weights import write_initial
 from fedlens.experiment.rundir import FORMAT, RunDir
 from fedlens.experiment.session import Session
 
+_NEIGHBOURS = "neighbours"  # in environment.json: the images of `evaluation.neighbours`
+
 
 def describe(directory: RunDir, built: Built, root: Path, session: Session | None = None) -> None:
     """Writes environment.json, partition.npz, and the weights from a file; `root` is the data directory."""
     shared = None if session is None else session.machine()
     environment = describe_environment(command_words(sys.argv), built.config.seed, shared)
     environment |= {"layout": built.layout}
-    data = {
+    data: dict[str, Any] = {
         "data_dir": str(root.resolve()),
         "data_sha256": data_digest(built),
         "data_licence": built.holders.dataset.licence,
     }
+    if built.labelled is not None:
+        data[_NEIGHBOURS] = built.labelled.description()
     weights = write_initial(built.unwrapped, directory)
     directory.write_environment({**environment, "format": FORMAT, **data, **weights})
     built.partition.save(directory.partition_path)
 
 
 def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:
-    """Raises `RunDirectoryError` if the partition or the data differ from those in environment.json."""
+    """Raises `RunDirectoryError` if the partition, the data or the images of `evaluation.neighbours` differ.
+
+    They are compared with environment.json; after a change of the settings of `evaluation.neighbours` its images may
+    differ.
+    """
     what = None
     if Partition.load(directory.partition_path).digest != built.partition.digest:
         what = "the data now give a different partition than at the start of the run"
     elif environment.get("data_sha256", (now := data_digest(built))) != now:
         what = "the images or labels differ from those at the start of the run"
+    elif _changed_neighbours(environment.get(_NEIGHBOURS), built):
+        what = "the images or labels of evaluation.neighbours differ from those at the start of the run"
     if what is not None:
         then = environment.get("data_dir", "unknown")
         hint = f"set --data-dir to the original data (it was {then}), or start a new run"
         raise RunDirectoryError(what, where=str(directory.path), hint=hint)
+
+
+def _changed_neighbours(before: Any, built: Built) -> bool:
+    """Whether the same settings now give other labelled images."""
+    if built.labelled is None or not isinstance(before, dict):
+        return False
+    now = built.labelled.description()
+    return bool(before.get("settings") == now["settings"] and before.get("sha256") != now["sha256"])

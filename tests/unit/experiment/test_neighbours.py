@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens.api import Experiment, load_result, resume
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.synthetic import synthetic
@@ -88,6 +88,25 @@ def test_a_resumed_run_has_the_same_numbers(tmp_path: Path) -> None:
         [line.get("test_knn_accuracy") for line in lines(tmp_path / n)] for n in ("whole", "parts")
     )
     assert whole == parts
+
+
+def test_other_labelled_images_are_refused_on_resume_unless_their_settings_changed(tmp_path: Path) -> None:
+    start = experiment({"dataset": LABELLED, "train": 50, "test": 20})
+    start.run(tmp_path / "run", until=1, report=False)
+    environment = tmp_path / "run" / "environment.json"
+    recorded = json.loads(environment.read_text())
+    digest = recorded["neighbours"]["sha256"]
+    environment.write_text(
+        json.dumps({**recorded, "neighbours": {**recorded["neighbours"], "sha256": "0" * 64}})
+    )
+    with pytest.raises(RunDirectoryError, match=r"labels of evaluation\.neighbours differ"):
+        resume(tmp_path / "run", report=False)
+    chosen = {**recorded["neighbours"]["settings"], "train": 40}
+    environment.write_text(json.dumps({**recorded, "neighbours": {"settings": chosen, "sha256": "0" * 64}}))
+    resume(tmp_path / "run", until=2, report=False)
+    again = experiment({"dataset": {**LABELLED, "noise": 1.0}, "train": 50, "test": 20})
+    again.run(tmp_path / "other", until=1, report=False)
+    assert json.loads((tmp_path / "other" / "environment.json").read_text())["neighbours"]["sha256"] != digest
 
 
 def test_the_name_of_a_dataset_is_enough_and_the_settings_are_written_down(tmp_path: Path) -> None:
