@@ -190,8 +190,8 @@ def _speeds() -> Mapping[str, Any]:
 def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
-    The speed is that of the nearest measured size of images, times the ratio of their areas, and
-    that of the squared widths for a network that states its width.
+    The speed is that of the nearest measured size of images and width of the network (`width`, or `units` of a
+    recurrent one), times the ratio of the areas and of the squared widths.
     """
     speeds = _speeds()
     measured = speeds["models"].get(_model_key(config))
@@ -201,11 +201,16 @@ def images_per_second(config: Config) -> float | None:
     usual = speeds["sides"].get(config.data.dataset["name"], entries[0]["side"])
     size = config.data.dataset.get("size", usual)
     area = float(size[0] * size[1] if isinstance(size, list | tuple) else size**2)
-    entry = min(entries, key=lambda each: abs(math.log(each["side"] ** 2 / area)))
+    model = {**entries[0], **config.model}  # the first entry is of the width without settings
+    entry = min(entries, key=lambda each: sum(abs(math.log(ratio)) for ratio in _ratios(each, area, model)))
     rate = entry.get(config.engine.get("precision", "fp32"), entry["fp32"])
-    usual = entry.get("width", 1)
-    width = config.model.get("width", usual) if "width" in entry else usual
-    return float(rate * entry["side"] ** 2 / area * (usual / width) ** 2)
+    return float(rate / math.prod(_ratios(entry, area, model)))
+
+
+def _ratios(entry: Mapping[str, Any], area: float, model: Mapping[str, Any]) -> list[float]:
+    """The pixels of an image, and the squared width of this network, as multiples of those of a measured entry."""
+    widths = [model[key] / entry[key] for key in ("width", "units") if key in entry]
+    return [area / entry["side"] ** 2, *(ratio**2 for ratio in widths)]
 
 
 def _model_key(config: Config) -> str:

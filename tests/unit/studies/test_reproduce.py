@@ -8,10 +8,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from fedlens.api import Experiment
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.report.stated_values import StatedValue
@@ -21,11 +23,11 @@ from fedlens.studies.document import read_document
 from fedlens.studies.reproduce import listed_studies, records, refuse_absent
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.scale_differences import scale_differences
-from fedlens.studies.study_cost import study_cost
+from fedlens.studies.study_cost import images_per_second, study_cost
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 
-BASE = {
+BASE: dict[str, Any] = {
     "rounds": 10,
     "model": "mlp",
     "local": {"lr": 0.1, "epochs": 2, "batch_size": 20},
@@ -45,6 +47,24 @@ def test_a_study_trains_on_the_images_that_its_rounds_clients_and_epochs_make() 
     speed, evaluated = 23_674, 3 * 10_000 / 3  # three evaluations of a third of the time
     assert cost.hours == pytest.approx(3 * (120_000 + evaluated) / speed / 3600)
     assert cost.datasets == ("fashion-mnist",)
+
+
+@pytest.mark.parametrize(
+    ("model", "rate"),
+    [
+        ({"name": "resnet20"}, 265),
+        ({"name": "resnet20", "width": 8}, 570),
+        ({"name": "resnet20", "width": 2}, 795 * 4),
+        ({"name": "resnet20", "width": 64}, 75 / 4),
+        ({"name": "lstm"}, 167),
+        ({"name": "lstm", "units": 128}, 510),
+    ],
+)
+def test_the_speed_is_that_of_the_nearest_measured_width(model: dict[str, Any], rate: float) -> None:
+    dataset = "shakespeare" if model["name"] == "lstm" else "cifar10"
+    assert images_per_second(
+        Experiment(**{**BASE, "model": model, "data": {**BASE["data"], "dataset": dataset}}).config
+    ) == pytest.approx(rate)
 
 
 def test_tuning_is_counted_by_points_and_seeds_and_held_out_images_are_not_trained_on() -> None:
