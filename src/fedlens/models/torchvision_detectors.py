@@ -19,8 +19,11 @@ from torchvision.models.detection.ssd import SSD
 from fedlens.core.detector import Detector, NoRaw
 from fedlens.core.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
+from fedlens.models.mobilenet_names import mobilenet_v3_leaf
 
 _BACKGROUND = 3  # anchors of an image without a box that SSD trains as background, as many as for one box
+_MOBILENET_V3 = "mobilenetv3_large_100"
+_DIVIDED = 13  # the block of MobileNetV3 behind whose expansion SSDLite's first head looks at the features
 _RATE = "the score below which a detection is left out"
 
 ScoreThreshold = Annotated[float, Field(ge=0, le=1, description=_RATE)]
@@ -62,6 +65,17 @@ class TorchvisionDetector(WithBackbone, Detector):
             self.backbone = "net.backbone"  # type: ignore[misc]
         before: Any = net.transform
         net.transform = AsStored(before.size_divisible)
+
+    def backbone_leaf(self, name: str) -> str | None:
+        """timm's names of MobileNetV3 in torchvision's words; both have the same names of a ResNet."""
+        if self.body != _MOBILENET_V3:
+            return name
+        leaf = mobilenet_v3_leaf(name)
+        return None if leaf is None else self._placed(leaf.removeprefix("features."))
+
+    def _placed(self, leaf: str) -> str:
+        """The name in the backbone of a leaf of torchvision's features of MobileNetV3."""
+        return leaf
 
     @property
     def _outputs(self) -> int:
@@ -158,6 +172,16 @@ class SsdDetector(TorchvisionDetector):
     @property
     def _outputs(self) -> int:
         return int(self.net.head.classification_head.num_columns)
+
+    def _placed(self, leaf: str) -> str:
+        """torchvision divides the features behind the expansion of block 13, where the first head looks at them."""
+        number, _, rest = leaf.partition(".")
+        if int(number) < _DIVIDED:
+            return f"0.{leaf}"
+        if int(number) > _DIVIDED:
+            return f"1.{int(number) - _DIVIDED}.{rest}"
+        layer = rest.removeprefix("block.")
+        return f"0.{number}.{layer.removeprefix('0.')}" if layer.startswith("0.") else f"1.0.{layer}"
 
 
 class DenseDetector(TorchvisionDetector):
@@ -268,8 +292,8 @@ def ssdlite(
 ) -> nn.Module:
     """SSDLite on MobileNetV3-Large (Howard et al. 2019, arXiv 1905.02244, section 6.3), made for images of 320x320.
 
-    The last layers of the body have half the channels ("reduced tail"), as in the paper. It takes other sizes too: its
-    anchors scale with the image.
+    The last layers of the body have half the channels ("reduced tail"), as in the paper: weights of the classifier are
+    loaded up to these. It takes other sizes too: its anchors scale with the image.
 
     >>> sum(p.numel() for p in ssdlite((3, 320, 320), 3).parameters())
     2234240
@@ -279,6 +303,7 @@ def ssdlite(
         input_shape,
         classes,
         "ssdlite",
+        _MOBILENET_V3,
         score_thresh=score_threshold,
         nms_thresh=suppression_iou,
         detections_per_img=detections,
@@ -299,6 +324,7 @@ def fasterrcnn_mobilenet(
         input_shape,
         classes,
         "fasterrcnn-mobilenet",
+        _MOBILENET_V3,
         box_score_thresh=score_threshold,
         box_nms_thresh=suppression_iou,
         box_detections_per_img=detections,
@@ -319,6 +345,7 @@ def retinanet(
         input_shape,
         classes,
         "retinanet",
+        "resnet50",
         score_thresh=score_threshold,
         nms_thresh=suppression_iou,
         detections_per_img=detections,
@@ -326,7 +353,12 @@ def retinanet(
 
 
 def _made(
-    factory: Callable[..., nn.Module], input_shape: Sequence[int], classes: int, name: str, **settings: Any
+    factory: Callable[..., nn.Module],
+    input_shape: Sequence[int],
+    classes: int,
+    name: str,
+    body: str,
+    **settings: Any,
 ) -> nn.Module:
     channels, *size = input_shape
     if channels != 3 or min(size) < 32:
@@ -336,4 +368,6 @@ def _made(
             hint="choose a larger data.dataset.size, or colour images",
         )
     net = factory(weights=None, weights_backbone=None, num_classes=classes + 1, **settings)
-    return adapted(net, classes)
+    detector = adapted(net, classes)
+    detector.body = body
+    return detector

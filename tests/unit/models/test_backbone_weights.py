@@ -1,4 +1,4 @@
-"""Weights of classifiers in the encoders of segmentation networks, and of whole networks with other classes."""
+"""Weights of classifiers in the backbones of networks for masks and boxes, and of whole networks with other classes."""
 
 from __future__ import annotations
 
@@ -178,3 +178,51 @@ def test_a_run_of_a_classifier_starts_the_encoder(tmp_path: Path) -> None:
     module = made("unet", (1, 64, 64), 5, backbone="resnet18", prepare={"weights": f"run:{tmp_path / 'run'}"})
     assert torch.equal(module.encoder.layer2[0].conv1.weight, trained["layer2.0.conv1.weight"])
     assert torch.equal(module.encoder.bn1.running_mean, trained["bn1.running_mean"])
+
+
+def shallow(name: str) -> nn.Module:
+    return made(name, (3, 96, 96), 3).eval()
+
+
+def test_the_body_of_a_faster_rcnn_computes_timm_s_features_on_its_weights(tmp_path: Path) -> None:
+    classifier = mixed(timm.create_model("mobilenetv3_large_100", num_classes=10))
+    module = shallow("fasterrcnn-mobilenet")
+    note = loaded(module, classifier.state_dict(), tmp_path).note
+    assert note is not None
+    assert "262 of 262 leaves of the backbone loaded; left as drawn: net.backbone.fpn, net.rpn" in note
+    x = images(2, 3, 96, 96)
+    with torch.no_grad():
+        features, expected = module.net.backbone.body(x), classifier.forward_features(x)
+    torch.testing.assert_close(list(features.values())[-1], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_ssdlite_takes_the_blocks_before_its_reduced_tail(tmp_path: Path) -> None:
+    classifier = mixed(timm.create_model("mobilenetv3_large_100", num_classes=10))
+    module = shallow("ssdlite")
+    note = loaded(module, classifier.state_dict(), tmp_path).note
+    assert note is not None
+    assert "214 of 262 leaves of the backbone loaded" in note
+    x = images(2, 3, 96, 96)
+    for layer in [*module.modules(), *classifier.modules()]:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eps = 1e-3  # SSDLite's
+    with torch.no_grad():
+        found = module.net.backbone.features[0](x)
+        before = classifier.blocks[:5](classifier.bn1(classifier.conv_stem(x)))
+        expected = classifier.blocks[5][0].bn1(classifier.blocks[5][0].conv_pw(before))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    depthwise = classifier.blocks[5][0].conv_dw.weight
+    assert torch.equal(module.get_parameter("net.backbone.features.1.0.1.0.weight"), depthwise)
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("ssdlite", "timm/mobilenetv3_large_100.ra_in1k"),
+        ("fasterrcnn-mobilenet", "timm/mobilenetv3_large_100.ra_in1k"),
+        ("retinanet", "timm/resnet50.a1_in1k"),
+    ],
+)
+def test_imagenet_weights_of_a_detector_are_those_of_its_body(name: str, repository: str) -> None:
+    with torch.device("meta"):
+        assert repository_of(made(name, (3, 96, 96), 3)) == repository
