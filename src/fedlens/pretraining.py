@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fedlens.algorithms.averaging import Averaging
 from fedlens.api import Experiment, resume
@@ -103,8 +104,8 @@ def pretrain(
         force: replaces existing files; a finished run is not repeated.
 
     Raises `ConfigError` before training if `out` cannot be written, if a file is there and not `force`, or if the
-    algorithm makes a model for each client; `RunDirectoryError` if the run directory has a run with other settings,
-    or another process trains in it.
+    algorithm makes a model for each client, or the model is an object; `RunDirectoryError` if the run directory has a
+    run with other settings, or another process trains in it.
 
     >>> import tempfile
     >>> out = Path(tempfile.mkdtemp()) / "weights.safetensors"
@@ -120,6 +121,12 @@ def pretrain(
     if not isinstance(experiment, Experiment):
         experiment = Experiment.load(experiment)
     experiment = experiment.with_settings(*overrides)
+    if isinstance(experiment.config.model["name"], nn.Module):
+        raise ConfigError(
+            "the model is an object, which the run directory cannot hold, so the same call could not continue",
+            where="model",
+            hint="pass a function that makes it: Experiment(model=make_net, ...)",
+        )
     settings = _asked(experiment)
     started = (files.run / "config.toml").is_file()
     if started:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 from typer.testing import CliRunner
 
 from fedlens import Experiment
@@ -35,6 +36,9 @@ DATA: dict[str, Any] = {
     "partition": {"name": "iid", "clients": 2},
     "augment": ["flip"],
 }
+
+
+DIGITS = {"dataset": "digits", "partition": {"name": "iid", "clients": 2}}
 
 
 def experiment(*changes: str, **tables: Any) -> Experiment:
@@ -149,6 +153,13 @@ def test_an_interrupted_call_continues_to_the_same_bits(tmp_path: Path) -> None:
     assert out.read_bytes() == whole.files.weights.read_bytes()
     assert parts.files.sheet.read_bytes() == whole.files.sheet.read_bytes()
     assert parts.result.metrics[-1]["local_loss"] == whole.result.metrics[-1]["local_loss"]
+
+
+def test_a_model_that_no_run_directory_holds_is_refused_before_training(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(ConfigError, match=r"the model is an object, .* pass a function that makes it"):
+        pretrain(experiment(model=net, task="classification", data=DIGITS), tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_finished_one_is_left_as_it_is(tmp_path: Path) -> None:

@@ -39,10 +39,14 @@ def optimal_aggregation(
         a row per round: `round`, `metric`, `average` and `optimal`, their values; `gap`; `distance`, the total
         variation between both weights; `loss_average` and `loss_optimal`; `clients` with `weight` and `optimal`.
 
-    Raises `RunDirectoryError` if no local models are recorded.
+    Rounds of one client are left out: there is nothing to weigh.
+
+    Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` if no round has two clients.
     """
-    evaluator, rows = run.evaluator, []
-    for recorded in run.with_models:
+    evaluator, rows, rounds = run.evaluator, [], _of_several(run, "optimal-aggregation")
+    # A step is a forward and a backward pass, as much as three evaluations of its examples.
+    run.announce(len(rounds) * (starts * (3 * epochs + 1) + 1))
+    for recorded in rounds:
         models, replies = local_models(recorded, evaluator.device)
         average = torch.tensor([reply.weight for reply in replies], dtype=torch.float64)
         learner = evaluator.learner(recorded.before())
@@ -58,6 +62,7 @@ def optimal_aggregation(
                 epochs=epochs,
                 batch_size=batch_size,
                 starts=starts,
+                size=evaluator.size,
             )
         before, after = found.average, found.best
         value = (before.loss, after.loss) if before.score is None else (before.score, after.score)
@@ -92,11 +97,14 @@ def loss_surface(
         a row per round: `round`; `mean`, `deviation`, `low` and `high` (2.5 and 97.5 percentiles) of the losses;
         `average`, the loss of the weighted average; `losses`, each of them.
 
-    Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a round of one client.
+    Rounds of one client are left out.
+
+    Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` if no round has two clients.
     """
-    run.announce(count * len(run.with_models))
+    rounds = _of_several(run, "loss-surface")
+    run.announce(count * len(rounds))
     rows = []
-    for recorded in run.with_models:
+    for recorded in rounds:
         before = recorded.before()
         models = [recorded.local_model(reply, before) for reply in recorded.trained]
         weights = [reply.weight for reply in recorded.trained]
@@ -135,7 +143,7 @@ def loss_plane(
     largest = sorted(recorded.trained, key=lambda reply: -reply.weight)[:3]
     if len(largest) < 3:
         raise ConfigError(
-            f"round {recorded.round} has {len(largest)} clients, and a plane goes through three local models",
+            f"a plane goes through 3 local models, and round {recorded.round} has {len(largest)}",
             where="loss-plane",
             hint="analyze a round with three clients or more",
         )
@@ -179,6 +187,18 @@ def lines(
         about = {"round": round, "from": first, "to": second, "barrier": found.barrier}
         rows += [{**about, "statistics": found.statistics, **row} for row in found.rows()]
     return rows
+
+
+def _of_several(run: OpenedRun, analysis: str) -> list[RecordedRound]:
+    """The rounds with the local models of two clients or more. Raises `ConfigError` if there is none."""
+    rounds = [recorded for recorded in run.with_models if len(recorded.trained) > 1]
+    if not rounds:
+        raise ConfigError(
+            "no recorded round has the local models of two clients, so there is nothing to combine",
+            where=analysis,
+            hint="record a round with several clients",
+        )
+    return rounds
 
 
 _Named = tuple[str, dict[str, torch.Tensor]]

@@ -168,7 +168,14 @@ def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused(error, folder.name, folder) from error
-    lines = [json.dumps(plain(row), allow_nan=False) + "\n" for row in rows]
+    try:
+        lines = [json.dumps(plain(row), allow_nan=False) + "\n" for row in rows]
+    except (TypeError, ValueError) as error:  # only of a user's own
+        raise HookError(
+            f"the analysis '{analysis.name}' returned a row that is no JSON: {told(error)}",
+            where=place_of(analysis.factory),
+            hint="return numbers, texts, and lists and dictionaries of them: array.tolist() makes a list",
+        ) from error
     write_atomically(folder / f"{name}.jsonl", "".join(lines).encode())
     files = []
     # The extra `plot` draws pictures for papers; the page has its own.

@@ -36,8 +36,8 @@ def client_drift(run: OpenedRun) -> list[dict[str, Any]]:
             updates = [*updates_of([recorded.local_model(r, before) for r in replies], before, spec)]
         else:
             replies = _senders(recorded)
-            # Clients send w^t - w_k: the other way round.
-            updates = [scale(recorded.sent(reply), -1.0) for reply in replies]
+            # Clients send (w^t - w_k) / tau: the other way round, and with FedNova for one step.
+            updates = [scale(recorded.sent(reply), -reply.numbers.get("tau", 1.0)) for reply in replies]
         found = drift(updates, [reply.weight for reply in replies])
         rows += [_row(recorded.round, layer, replies) for layer in (found.total, *found.layers)]
     return rows

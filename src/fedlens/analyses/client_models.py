@@ -97,6 +97,7 @@ def calibration(run: OpenedRun) -> list[dict[str, Any]]:
     Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a task without class
     probabilities.
     """
+    run.announce(sum(len(recorded.trained) + 2 for recorded in run.with_models))
     rows: list[dict[str, Any]] = []
     for recorded in run.with_models:
         before = recorded.before()

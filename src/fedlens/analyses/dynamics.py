@@ -27,6 +27,7 @@ def dynamics(run: OpenedRun) -> list[dict[str, Any]]:
 
     Raises `RunDirectoryError` if no local models are recorded.
     """
+    run.announce(sum(len(recorded.trained) + 2 for recorded in run.with_models))
     rows, sign = [], -1.0 if run.built.task.score is None else 1.0
     for recorded in run.with_models:
         before = recorded.before()

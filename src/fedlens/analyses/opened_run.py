@@ -81,14 +81,18 @@ class OpenedRun:
         """The error for recordings that the run does not have."""
         if setting == "record.local_models" and self.built.algorithm.training_op is None:
             return RunDirectoryError(
-                f"the replies of '{self.built.config.algorithm['name']}' hold no local models",
+                f"the replies of '{self.built.config.algorithm['name']}' hold no local models in this run: a part of "
+                f"the model stays at the clients (of the algorithm, or of the task {self.built.task.kind}), or they "
+                "send something else",
                 where=str(self.directory.path),
                 hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
             )
         done = max((int(line["round"]) for line in self.directory.read_metrics()), default=1)
         some = f"1,{done}" if done > 1 else "1"
+        analyzed = ", ".join(f"{each.round}" for each in self.recorded)
+        here = f" in the rounds that are analyzed ({analyzed})" if analyzed else ""
         return RunDirectoryError(
-            f"the run has no recordings of {what}",
+            f"the run has no recordings of {what}{here}",
             where=str(self.directory.path),
             hint=f"'fedlens analyze {self.directory.path} --record {some}' records them; in new "
             f"runs set {setting} = {{ every = 5 }}",

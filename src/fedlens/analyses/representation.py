@@ -128,7 +128,8 @@ def features(
         tree: the model.
         evaluator: of the data.
         layers: names of modules; by default those with a weight matrix or kernel of their own. Of more than 12 such
-            layers, 12 at equal distances in order of definition are taken, the first and the last among them.
+            layers, 12 at equal distances in order of definition are taken, the first and the last among them. Layers
+            without one output per example are left out.
         examples: the first ones of the evaluator's that are used.
 
     Raises `ConfigError` for a layer that the model does not have, or that does not give one row per example.
@@ -140,12 +141,16 @@ def features(
         for _, targets in evaluator.outputs(tree, examples):
             for name in names:
                 if name not in heard or len(heard[name]) != len(targets):
+                    if layers is None:
+                        collected.pop(name, None)  # such as the projection that attention computes by itself
+                        continue
                     raise ConfigError(
                         f"the layer '{name}' does not give one output per example",
                         where="layers",
                         hint=f"choose from: {', '.join(default_layers(module))}",
                     )
-                collected[name].append(heard.pop(name).float().cpu())
+                if name in collected:
+                    collected[name].append(heard.pop(name).float().cpu())
     return {name: torch.cat(parts) for name, parts in collected.items()}
 
 

@@ -244,17 +244,22 @@ def make_display(*, quiet: bool, stderr: bool) -> ProgressDisplay:
 def tested(metrics: dict[str, Any]) -> list[tuple[str, float | None]]:
     """The first test metric of a round and the loss; empty for a round without evaluation.
 
+    The k-NN accuracy comes beside the first metric of the task, which shows whether embeddings collapse.
+
     Without a single global model, these are the metrics of the clients' models on the data that they hold out. A line
     has no room for the other metrics, which are in metrics.jsonl and on the result page.
 
     >>> tested({"round": 1, "test_loss": 0.5, "test_accuracy": 0.9, "test_accuracy_top5": 1.0})
     [('accuracy', 0.9), ('loss', 0.5)]
+    >>> tested({"round": 1, "test_knn_accuracy": 0.3, "test_embedding_deviation": 0.9})
+    [('knn_accuracy', 0.3), ('embedding_deviation', 0.9)]
     """
     pairs = [(pair, finite(value)) for key, value in metrics.items() if (pair := split_of(key))]
     split = "test" if any(pair[0] == "test" for pair, _ in pairs) else "validation"
     metrics_of_split = [(pair[1], value) for pair, value in pairs if pair[0] == split]
     scores = [pair for pair in metrics_of_split if pair[0] != "loss"]
-    return scores[:1] + [pair for pair in metrics_of_split if pair[0] == "loss"]
+    shown = 2 if scores and scores[0][0] == "knn_accuracy" else 1
+    return scores[:shown] + [pair for pair in metrics_of_split if pair[0] == "loss"]
 
 
 def speed(metrics: dict[str, Any]) -> str:

@@ -56,4 +56,5 @@ def _price(config: Config, spec: TreeSpec, cohort: int) -> str | None:
         total += 2 * size * bool(kinds) + cohort * sent * len(kinds)
     if not rounds:
         return None
-    return f"recording {rounds:,} of {config.rounds:,} rounds takes about {total / 1e6:,.0f} MB in the run directory"
+    taken = f"{total / 1e6:,.0f} MB" if total >= 1e6 else f"{total / 1e3:,.0f} kB"
+    return f"recording {rounds:,} of {config.rounds:,} rounds takes about {taken} in the run directory"

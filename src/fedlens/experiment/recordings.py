@@ -221,8 +221,9 @@ def _read_round(folder: Path, started: Any) -> RecordedRound | None:
 
 
 def _corrupt(path: Path, reason: str) -> RunDirectoryError:
+    folder, run = path.parent, path.parents[2]
     return RunDirectoryError(
         f"{path.name} of the recording is corrupt: {reason}",
         where=str(path),
-        hint="'fedlens analyze RUN --record ROUND' makes the recording of this round again",
+        hint=f"'fedlens analyze {run} --record {int(folder.name.removeprefix('round-'))}' records this round again",
     )

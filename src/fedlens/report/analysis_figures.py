@@ -384,7 +384,7 @@ _SHOWN: dict[str, Shown] = {
     ),
     "optimal-aggregation": Shown(
         "Optimal aggregation",
-        "Averaging weighs clients by their examples. The dashed line shows the best weights for the "
+        "The run's average weighs clients as its aggregate does. The dashed line shows the best weights for the "
         "same local models, chosen on the evaluated data themselves. A small gap means that "
         "aggregation is robust to its weights; chen2022 (Eq. 5) finds smaller gaps after "
         "pre-training.",
@@ -394,8 +394,8 @@ _SHOWN: dict[str, Shown] = {
         "Loss surface",
         "Each random combination of the local models is a model that other weights would have "
         "produced. A narrow interval means a flat surface between the local models: the weights "
-        "hardly matter. Where the average lies below the interval, averaging with equal weights is "
-        "better than most other weights (chen2022, section 4.4).",
+        "hardly matter. Where the average lies below the interval, the weights of the run are "
+        "better than most others (chen2022, section 4.4).",
         surface_figures,
     ),
     "loss-plane": Shown(

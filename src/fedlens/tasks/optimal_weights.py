@@ -20,6 +20,7 @@ from fedlens.core.modules import Loadable
 from fedlens.core.random import Rng
 from fedlens.core.read_ahead import first
 from fedlens.tasks.central_evaluation import measured
+from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
 SEARCH_RATE = 0.3  # of SGD in the softmax's inputs: at 1 and 3, losses on CIFAR-10 ended larger
@@ -87,6 +88,7 @@ def optimal_weights(
     epochs: int = 20,
     batch_size: int = 32,
     starts: int = 3,
+    size: EvaluationSize = FULL,
 ) -> OptimalWeights:
     """The weights w on the simplex for which `sum_k w_k theta_k` scores best on the data (chen2022, Eq. 5, B.2).
 
@@ -109,6 +111,7 @@ def optimal_weights(
         epochs: passes over the data from each start.
         batch_size: examples in a step, and in a batch of an evaluation.
         starts: how many starts there are.
+        size: of the images on which candidates are compared; the search descends on images of their stored size.
 
     Raises `ConfigError` without an example, without a start, or if `average` has another length than the models.
 
@@ -119,7 +122,7 @@ def optimal_weights(
     ([1.0, 0.0], 0.5)
     """
     _refuse(data, models, average, starts)
-    search = _Search(task, learner, data, models, lr, epochs, batch_size)
+    search = _Search(task, learner, data, models, lr, epochs, batch_size, size)
     average = average.detach().cpu().double()
     points = [average / average.sum()]
     if len(models) > 1:
@@ -167,6 +170,7 @@ class _Search:
     lr: float
     epochs: int
     batch_size: int
+    size: EvaluationSize
 
     def descended(self, start: Tensor, rng: Rng) -> Tensor:
         """float64 [K]: the weights after all epochs; those of the last finite step if the loss is no number."""
@@ -188,7 +192,9 @@ class _Search:
     def candidate(self, weights: Tensor) -> WeightCandidate:
         """The weights with the score and the loss of their model on all data."""
         self.learner.load(self.models.combined(weights.to(self.models.matrix.device)))
-        found = measured(self.task, self.learner, self.data, self.batch_size, 0, len(self.data))
+        found = measured(
+            self.task, self.learner, self.data, self.batch_size, 0, len(self.data), size=self.size
+        )
         metrics = self.task.metrics(found)
         score = None if self.task.score is None else metrics.get(self.task.score, math.nan)
         return WeightCandidate(weights, score, metrics.get("loss"))

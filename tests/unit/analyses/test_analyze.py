@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from markupsafe import escape
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedlens.analyses.analyze import Analyses, analyze
@@ -17,6 +20,8 @@ from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.api import Experiment, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, HookError, RunDirectoryError
+from fedlens.data.arrays import dataset
+from fedlens.data.dataset import Dataset
 from fedlens.report.analysis_figures import analysis_figures, shown
 
 
@@ -30,6 +35,13 @@ def experiment(*changes: str, **tables: Any) -> Experiment:
         "engine": {"name": "inline"},
     }
     return Experiment(**{**settings, **tables}).with_settings(*changes)
+
+
+def scenes() -> Dataset:
+    """Images of noise with the masks of their bright pixels."""
+    images = np.random.default_rng(0).integers(0, 256, (48, 32, 32, 3)).astype(np.uint8)
+    masks = (images[..., 0] > 128).astype(np.uint8)
+    return dataset(images[:40], masks[:40], images[40:], masks[40:], classes=["dark", "bright"])
 
 
 @pytest.fixture(scope="module")
@@ -211,13 +223,70 @@ def test_updates_alone_show_the_same_drift_as_local_models(
             assert row[key] == pytest.approx(other[key], rel=1e-3), key
 
 
+def test_the_normalized_updates_of_fednova_show_the_drift_of_its_local_models(tmp_path: Path) -> None:
+    """They are for one step; each client takes as many as it has batches."""
+    found = []
+    for kind in ("local_models", "updates"):
+        path = tmp_path / kind
+        local = {"lr": 0.1, "epochs": 1, "batch_size": 16}
+        experiment("algorithm=fednova", f"record.{kind}={{rounds=[2]}}", local=local).run(path, report=False)
+        found.append(analyze(path, ["drift"]).rows["drift"])
+    for row, other in zip(*found, strict=True):
+        for key in ("norm", "distance", "cosine", "mean_norm", "agreeing"):
+            assert row[key] == pytest.approx(other[key], rel=1e-3), key
+
+
+def test_the_average_of_optimal_aggregation_has_the_run_s_numbers_at_another_evaluation_size(
+    tmp_path: Path,
+) -> None:
+    run = experiment(
+        "record.local_models.every=3",
+        "evaluation.size=[16, 16]",
+        data={"dataset": scenes, "partition": {"name": "iid", "clients": 3}},
+        model={"name": "unet", "backbone": "resnet18"},
+        local={"lr": 0.01, "steps": 1, "batch_size": 8},
+    )
+    run.run(tmp_path / "run", report=False)
+    (row,) = analyze(
+        tmp_path / "run",
+        ["optimal-aggregation"],
+        settings={"optimal-aggregation": {"epochs": 1, "starts": 1, "batch_size": 8}},
+    ).rows["optimal-aggregation"]
+    last = metrics(tmp_path / "run")[3]
+    assert row["loss_average"] == pytest.approx(last["test_loss"], rel=1e-4)
+    assert row["average"] == pytest.approx(last[f"test_{row['metric']}"], rel=1e-4)
+
+
+class Attention(nn.Module):
+    """A transformer layer on the rows of an image, whose output projection is never called as a layer."""
+
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.rows = nn.TransformerEncoderLayer(input_shape[-1], 2, 16, batch_first=True)
+        self.top = nn.Linear(input_shape[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled: Tensor = self.rows(images[:, 0]).mean(1)
+        return self.top(pooled)
+
+
+def test_layers_that_are_never_called_are_left_out_of_the_representation(tmp_path: Path) -> None:
+    experiment("record.local_models.every=3", model=Attention).run(tmp_path / "run", report=False)
+    rows = analyze(tmp_path / "run", ["representation"]).rows["representation"]
+    layers = [row["layer"] for row in rows]
+    assert "rows.linear1" in layers
+    assert "rows.self_attn.out_proj" not in layers
+
+
 def test_a_plane_needs_three_clients_and_a_line_two(tmp_path: Path) -> None:
     experiment("select.clients_per_round=1", "record.local_models.every=3").run(
         tmp_path / "run", report=False
     )
     for name, message in (
-        ("loss-plane", "goes through three local models"),
+        ("loss-plane", "goes through 3 local models, and round 3 has 1"),
         ("line", "no recorded round has two"),
+        ("loss-surface", "no recorded round has the local models of two"),
+        ("optimal-aggregation", "no recorded round has the local models of two"),
     ):
         with pytest.raises(ConfigError, match=message):
             analyze(tmp_path / "run", [name])
@@ -287,6 +356,10 @@ def test_what_fails_in_an_analysis_of_ones_own_names_its_line(recorded: Path, tm
     own.write_text("def fails(run):\n    return run.nothing\n\n\ndef nothing(run):\n    pass\n")
     with pytest.raises(HookError, match=r"failed: AttributeError.*own.py, line 1"):
         analyze(recorded, [f"{own}:fails"], out=tmp_path / "page")
+    sets = tmp_path / "sets.py"
+    sets.write_text("def sets(run):\n    return [{'round': 1, 'x': {1, 2}}]\n")
+    with pytest.raises(HookError, match=r"a row that is no JSON: .* array\.tolist\(\) makes a list"):
+        analyze(recorded, [f"{sets}:sets"], out=tmp_path / "page")
     with pytest.raises(HookError, match=r"returned a NoneType .*own.py, line 5.* return a list of rows"):
         analyze(recorded, [f"{own}:nothing"], out=tmp_path / "page")
 
@@ -312,7 +385,7 @@ def test_a_corrupt_recording_is_made_again(tmp_path: Path) -> None:
     for name in ("after.safetensors", "recording.json"):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-9])
-        with pytest.raises(RunDirectoryError, match="--record ROUND"):
+        with pytest.raises(RunDirectoryError, match="--record 2'"):
             analyze(tmp_path / "run", ["dynamics"])
         repeat_rounds(tmp_path / "run", [2])
         assert analyze(tmp_path / "run", ["dynamics"]).rows["dynamics"]

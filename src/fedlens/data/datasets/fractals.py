@@ -113,6 +113,13 @@ def fractals(
             hint='remove it, or set labels = "several"',
         )
     images = train or (100_000 if labelled else 1_000_000)
+    if labels == "one" and images < (codes or 1_000):
+        raise ConfigError(
+            f"{images:,} training images with one code each are too few for {codes or 1_000:,} codes: those of "
+            "test images would not occur in training",
+            where="train",
+            hint=f"set codes = {images}, or train = {codes or 1_000}",
+        )
     known = codes_of(codes or (1_000 if labelled else 100_000), seed, maps, least_filled)
     style = FractalStyle(
         size=size,

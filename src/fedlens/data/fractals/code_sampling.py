@@ -12,7 +12,8 @@ from fedlens.data.partition.drawing import streams
 
 VERSION = 1  # of the draws: raised when the same seed gives other codes
 _BLOCK = 512  # codes drawn at once
-_TRIES = 200  # blocks without a kept code before the conditions are called too strict
+_TRIES = 200  # blocks before the conditions are called too strict
+_RARE = 1e-3  # the share of kept codes below which they are
 
 
 def sample_codes(
@@ -48,7 +49,7 @@ def sample_codes(
         raise ConfigError(f"the share is {least_filled}, but must be in [0, 1)", where="least_filled")
     (stream,) = streams(seed, 1)
     kept: list[FractalCodes] = []
-    total = refused = misses = 0
+    total = refused = blocks = 0
     while total < count:
         drawn = _drawn(stream, _BLOCK, maps)
         good = filled_shares(drawn) >= least_filled
@@ -58,10 +59,10 @@ def sample_codes(
         looked_at = int(needed[-1]) + 1 if total + int(good.sum()) >= count else _BLOCK
         refused += looked_at - len(needed)
         total += int(good.sum())
-        misses = 0 if good.any() else misses + 1
-        if misses == _TRIES:
+        blocks += 1
+        if blocks >= _TRIES and total < min(count, _RARE * blocks * _BLOCK):
             raise ConfigError(
-                f"none of {_TRIES * _BLOCK:,} codes fills {least_filled:.0%} of its image",
+                f"only {total:,} of {blocks * _BLOCK:,} codes fill {least_filled:.0%} of their image",
                 where="least_filled",
                 hint="lower it; 0.1 keeps most codes",
             )

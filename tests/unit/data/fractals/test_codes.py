@@ -75,6 +75,7 @@ def test_codes_that_fill_little_are_drawn_again_and_counted(codes: FractalCodes)
         ({"maps": (5, 4)}, "maps"),
         ({"least_filled": 1.0}, "least_filled"),
         ({"least_filled": 0.99, "count": 1}, "least_filled"),
+        ({"least_filled": 0.58, "count": 100}, "least_filled"),  # 1 in 20,000 fulfils it
     ],
 )
 def test_settings_out_of_range_are_refused(

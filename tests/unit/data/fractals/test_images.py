@@ -187,6 +187,7 @@ def test_points_grow_with_the_image_and_the_moments_are_those_of_the_images() ->
         ({"fractals": (2, 5), "codes": 3}, "fractals", "needs as many codes"),
         ({"fractals": (3, 2)}, "fractals", "smallest first"),
         ({"labels": "one", "fractals": (2, 5)}, "fractals", "has one fractal"),
+        ({"labels": "one", "train": 3, "codes": 4}, "train", "too few for 4 codes"),
         ({"scale": (0.9, 0.2)}, "scale", "smaller number comes first"),
         ({"maps": (2, 9)}, "maps", "within 2 to 8"),
     ],
