@@ -34,10 +34,17 @@ _WORK = (
 
 @dataclass(frozen=True)
 class RunWork:
-    """The images of one run: those it trains on, counting each use, and those it evaluates."""
+    """The images of one run: those it trains on, counting each use, and those it evaluates.
+
+    Attributes:
+        test: of the test split.
+        cohort: clients in a round; 0 in centralized training.
+    """
 
     trained: float
     evaluated: float
+    test: float = 0.0
+    cohort: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,12 @@ def study_cost(plan: StudyPlan) -> StudyCost:
                 for point in some:
                     config = cells.made(method, case, point, role).config
                     work, speed = run_work(config), images_per_second(config)
+                    evaluated = work.evaluated
+                    if role == "final":
+                        evaluated += analyzed_images(config, plan.source.settings.analyses, work)
                     images += number / len(some) * work.trained
                     speeds_known = speeds_known and speed is not None
-                    seconds += (
-                        number / len(some) * (work.trained + work.evaluated / EVALUATION) / (speed or 1)
-                    )
+                    seconds += number / len(some) * (work.trained + evaluated / EVALUATION) / (speed or 1)
     hours = seconds / 3600 if speeds_known else None
     before = [_pretraining(plan, name) for name in dict.fromkeys(run.method for run in plan.pretraining)]
     datasets |= {config.data.dataset["name"]: None for config, _, _ in before}
@@ -127,7 +135,7 @@ def run_work(config: Config) -> RunWork:
     >>> run_work(read_config({"rounds": 10, "model": "hsu-cnn", "local": {"lr": 0.1, "epochs": 2},
     ...     "data": {"dataset": "cifar10", "partition": {"name": "iid", "clients": 100}},
     ...     "select": {"name": "uniform", "fraction": 0.1}, "evaluation": {"every": 5}}))
-    RunWork(trained=100000.0, evaluated=30000.0)
+    RunWork(trained=100000.0, evaluated=30000.0, test=10000.0, cohort=10.0)
     """
     facts = CATALOGUE.get(config.data.dataset["name"])
     partition = config.data.partition
@@ -143,14 +151,41 @@ def run_work(config: Config) -> RunWork:
     if size is not None and config.data.validation_from != "client":
         train = size * clients  # of what the server has left
     rounds = config.rounds
+    cohort = 0.0
     if config.algorithm["name"] == "centralized":
         trained = _visit(config, train, virtual=None)
     else:
-        share = _share(config, clients)
-        trained = share * clients * _visit(config, train / clients, _virtual(config))
+        cohort = _share(config, clients) * clients
+        trained = cohort * _visit(config, train / clients, _virtual(config))
     evaluations = 1 + -(-rounds // config.evaluation.every)
-    evaluated = test + held_out + (train if config.evaluation.train else 0)
-    return RunWork(float(rounds * trained), float(evaluations * evaluated))
+    evaluated = evaluations * (test + held_out + (train if config.evaluation.train else 0))
+    fold = config.aggregate or {}
+    if fold.get("name") == "optimal-convex":
+        evaluated += rounds * _search(fold) * (test if fold.get("on") == "test" else held_out)
+    return RunWork(float(rounds * trained), float(evaluated), float(test), float(cohort))
+
+
+def analyzed_images(config: Config, analyses: Mapping[str, Mapping[str, Any]], work: RunWork) -> float:
+    """The images that the analyses of a run evaluate, of the recorded local models and their combinations."""
+    kept = config.record.local_models
+    rounds = 0 if kept is None else sum(kept.includes(round) for round in range(1, config.rounds + 1))
+    models = 0.0
+    for name, settings in analyses.items():
+        if name in ("dynamics", "calibration"):
+            models += work.cohort + 2
+        elif name == "loss-surface":
+            models += settings.get("count", 200) + 1
+        elif name == "optimal-aggregation":
+            models += _search(settings)
+        elif name == "line":
+            models += settings.get("points", 11)
+    return rounds * models * work.test
+
+
+def _search(settings: Mapping[str, Any]) -> float:
+    """Evaluations of all examples in a search for the best weights, whose steps have a backward pass."""
+    starts, epochs = settings.get("starts", 3), settings.get("epochs", 20)
+    return float(starts * (EVALUATION * epochs + 1) + 1)
 
 
 def _share(config: Config, clients: int) -> float:

@@ -86,6 +86,16 @@ def test_the_server_holds_out_of_all_images_before_clients_of_a_size_get_theirs(
     assert cost.hours == pytest.approx(2 * (10_000 + evaluated) / speed / 3600)
 
 
+def test_analyses_and_the_search_for_weights_count_as_evaluations() -> None:
+    plain, speed = cost_of().hours, 23_674
+    record = {"record.local_models": {"rounds": [5, 10]}}
+    found = cost_of(set=record, analyses={"loss-surface": {"count": 99}, "dynamics": {}})
+    evaluated = 2 * (100 + 12) * 10_000
+    assert found.hours - plain == pytest.approx(evaluated / 3 / speed / 3600)
+    searched = cost_of(set={"aggregate": {"name": "optimal-convex", "on": "test", "epochs": 2, "starts": 1}})
+    assert searched.hours - plain == pytest.approx(10 * 8 * 10_000 / 3 / speed / 3600)
+
+
 def test_a_setting_that_changes_the_work_is_counted_for_each_of_its_values() -> None:
     assert cost_of(grid={"local.epochs": [1, 5]}).images == 60_000 + 300_000
     methods = {"fedavg": {"grid": {"local.epochs": [1, 5]}}}
