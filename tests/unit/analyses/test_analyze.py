@@ -357,7 +357,7 @@ def test_what_fails_in_an_analysis_of_ones_own_names_its_line(recorded: Path, tm
     with pytest.raises(HookError, match=r"failed: AttributeError.*own.py, line 1"):
         analyze(recorded, [f"{own}:fails"], out=tmp_path / "page")
     sets = tmp_path / "sets.py"
-    sets.write_text("def sets(run):\n    return [{'round': 1, 'x': {1, 2}}]\n")
+    sets.write_text("def sets(run):\n    return [{'round': 1, 'x': 1j}]\n")
     with pytest.raises(HookError, match=r"a row that is no JSON: .* array\.tolist\(\) makes a list"):
         analyze(recorded, [f"{sets}:sets"], out=tmp_path / "page")
     with pytest.raises(HookError, match=r"returned a NoneType .*own.py, line 5.* return a list of rows"):
