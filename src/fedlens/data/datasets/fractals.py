@@ -18,7 +18,7 @@ from fedlens.data.fractals.code_sampling import VERSION, sample_codes
 from fedlens.data.fractals.codes import FEWEST, MOST, FractalCodes
 from fedlens.data.fractals.drawings import Look
 from fedlens.data.fractals.images import FractalImages, FractalStyle
-from fedlens.data.fractals.rendering import SLOW, has_numba
+from fedlens.data.fractals.rendering import why_slow
 from fedlens.data.images import sample_moments
 
 _SMALL, _FEW, _MANY = 32, 1_000, 100_000  # pixels up to which few points are enough
@@ -142,7 +142,7 @@ def fractals(
         splits,
         tuple(f"code {number}" for number in range(len(known))) if labelled else (),
         moments=sample_moments(sample),
-        notes=[] if has_numba() else [SLOW],
+        notes=_notes(known, least_filled),
         seeded=True,
         source=f"fedlens, fractals, seed {seed}",
     )
@@ -165,6 +165,16 @@ def codes_of(count: int, seed: int, maps: tuple[int, int], least_filled: float) 
         codes.save(part)
         part.replace(path)
     return codes
+
+
+def _notes(codes: FractalCodes, least_filled: float) -> list[str]:
+    """Why rendering is slow, if it is, and how many codes were drawn in vain."""
+    slow, drawn = why_slow(), len(codes) + codes.refused
+    refused = (
+        f"{codes.refused:,} of {drawn:,} drawn codes diverged or filled less than {least_filled:.0%} of their image, "
+        "so others were drawn"
+    )
+    return [*([slow] if slow else []), *([refused] if codes.refused else [])]
 
 
 def _examples(images: FractalImages, labels: str) -> Examples:

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.core.errors import told
+from fedlens.data.fractals import numpy_renderer
 from fedlens.data.fractals.codes import FractalCodes, thresholds
 from fedlens.data.fractals.drawings import GRID, Drawings, Look
 
-SLOW = (
-    "Numba is not installed, so fractals are rendered with NumPy, about 100 times slower; "
-    "pip install 'fedlens[fractals]'"
-)
 
-
-def has_numba() -> bool:
-    """Whether the compiled renderer can be used."""
-    return find_spec("numba") is not None
+@cache
+def why_slow() -> str | None:
+    """Why fractals are rendered with NumPy and not with compiled code; None if they are not."""
+    try:
+        import fedlens.data.fractals.numba_renderer  # noqa: F401
+    except ModuleNotFoundError as error:
+        missing = error.name == "numba"
+        why = "Numba is not installed" if missing else f"Numba cannot be imported: {told(error)}"
+    except Exception as error:  # such as a Numba that was made for another NumPy
+        why = f"Numba cannot be imported: {told(error)}"
+    else:
+        return None
+    return (
+        f"{why}. So fractals are rendered with NumPy, about 100 times slower; pip install 'fedlens[fractals]'"
+    )
 
 
 def render(drawings: Drawings) -> NDArray[np.uint8]:
     """uint8 [n, channels, size, size]: the images of these drawings."""
-    if has_numba():
-        from fedlens.data.fractals import numba_renderer
+    if why_slow() is not None:
+        return numpy_renderer.render(drawings)
+    from fedlens.data.fractals import numba_renderer
 
-        return numba_renderer.render(drawings)
-    from fedlens.data.fractals import numpy_renderer
-
-    return numpy_renderer.render(drawings)
+    return numba_renderer.render(drawings)
 
 
 def histograms(drawings: Drawings) -> NDArray[np.int32]:
     """int32 [f, size, size]: how many points of each fractal fall into each pixel of its box, from its corner on."""
-    if has_numba():
-        from fedlens.data.fractals import numba_renderer
+    if why_slow() is not None:
+        return numpy_renderer.histograms(drawings)
+    from fedlens.data.fractals import numba_renderer
 
-        return numba_renderer.histograms(drawings)
-    from fedlens.data.fractals import numpy_renderer
-
-    return numpy_renderer.histograms(drawings)
+    return numba_renderer.histograms(drawings)
 
 
 def whole_images(codes: FractalCodes, size: int, iterations: int, seed: int = 0) -> Drawings:

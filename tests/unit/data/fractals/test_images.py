@@ -19,7 +19,6 @@ from fedlens.data.fractals.code_sampling import sample_codes
 from fedlens.data.fractals.codes import singular_values
 from fedlens.data.fractals.drawings import Look
 from fedlens.data.fractals.images import FractalImages, FractalStyle
-from fedlens.data.fractals.rendering import SLOW
 
 CODES = sample_codes(50, seed=0)
 QUICK = FractalStyle(iterations=100)
@@ -216,6 +215,8 @@ def test_many_codes_are_kept_in_the_cache_folder(tmp_path: Path, monkeypatch: py
     assert reader.codes_of(20, 1, (2, 8), 0.1).digest != first.digest
 
 
-def test_a_missing_numba_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "has_numba", lambda: False)
-    assert fractals(Path(), False, 0, train=4, test=2, codes=10, iterations=50).notes == (SLOW,)
+def test_codes_that_were_drawn_in_vain_are_counted() -> None:
+    codes = sample_codes(400, seed=0)
+    assert codes.refused > 0
+    (note,) = fractals(Path(), False, 0, train=4, test=2, codes=400, iterations=50).notes
+    assert note.startswith(f"{codes.refused} of {400 + codes.refused} drawn codes ")

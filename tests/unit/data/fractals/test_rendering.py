@@ -1,12 +1,16 @@
 """The renderers of fractals: against a loop in Python, and against each other."""
 
+import builtins
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlens.data.datasets.fractals import fractals
 from fedlens.data.fractals import numba_renderer, numpy_renderer, rendering
 from fedlens.data.fractals.code_sampling import sample_codes
 from fedlens.data.fractals.codes import FractalCodes, thresholds
@@ -171,11 +175,38 @@ def test_a_smooth_background_stands_behind_the_fractal() -> None:
     assert steps[~(hit[..., 1:] | hit[..., :-1]).repeat(3, axis=1)].max() <= 255 * 3 / 31 + 1
 
 
-def test_without_numba_numpy_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (ModuleNotFoundError("No module named 'numba'", name="numba"), "Numba is not installed"),
+        (
+            ImportError("Numba needs NumPy 1.9 or less"),
+            "Numba cannot be imported: ImportError: Numba needs NumPy",
+        ),
+    ],
+)
+def test_without_numba_numpy_draws_the_same(
+    fault: ImportError, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawings = drawn()
     compiled = rendering.render(drawings)
-    monkeypatch.setattr(rendering, "has_numba", lambda: False)
-    np.testing.assert_array_equal(rendering.render(drawings), compiled)
+    asked = builtins.__import__
+
+    def refuses(name: str, *more: Any, **others: Any) -> Any:
+        if name == "fedlens.data.fractals.numba_renderer":
+            raise fault
+        return asked(name, *more, **others)
+
+    rendering.why_slow.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", refuses)
+    try:
+        np.testing.assert_array_equal(rendering.render(drawings), compiled)
+        notes = fractals(Path(), False, 0, train=8, test=4, codes=20).notes
+        assert any(
+            note.startswith(why) and note.endswith("pip install 'fedlens[fractals]'") for note in notes
+        )
+    finally:
+        rendering.why_slow.cache_clear()
 
 
 def test_thresholds_of_jittered_maps_follow_their_determinants() -> None:
