@@ -20,6 +20,8 @@ DropPath = Annotated[
     Field(ge=0, lt=1, description="stochastic depth: how often the last block is skipped, the first never"),
 ]
 
+Patch = Annotated[int, Field(ge=1, le=256, description="height and width of a patch, in pixels")]
+
 # timm's name of each network, by ours.
 TIMM_NAMES = {
     "resnet18": "resnet18",
@@ -31,7 +33,7 @@ TIMM_NAMES = {
     "vit-b-16": "vit_base_patch16_224",
     "vit-tiny": "vit_tiny_patch16_224",
 }
-_PATCH, _SMALLEST = 16, 64
+_FEWEST = 4  # patches along a side
 
 
 def _made(
@@ -64,17 +66,18 @@ def _convolutional(
 
 
 def _transformer(
-    name: str, input_shape: Sequence[int], classes: int, dropout: float, drop_path: float
+    name: str, input_shape: Sequence[int], classes: int, patch: int, dropout: float, drop_path: float
 ) -> nn.Module:
     size = tuple(input_shape[1:])
-    if any(side < _SMALLEST or side % _PATCH for side in size):
+    least = _FEWEST * patch
+    if any(side < least or side % patch for side in size):
         raise ConfigError(
-            f"the model '{name}' takes images whose sides are multiples of {_PATCH}, from {_SMALLEST}x{_SMALLEST} on, "
+            f"the model '{name}' takes images whose sides are multiples of {patch}, from {least}x{least} on, "
             f"but they are {'x'.join(map(str, size))}",
             where="model.name",
-            hint="resize them, to 224x224 for its published weights, or take 'resnet20'",
+            hint="resize them, to 224x224 for its published weights, or set a smaller model.patch, 4 for 32x32 images",
         )
-    return _made(name, input_shape, classes, dropout, drop_path, img_size=size)
+    return _made(name, input_shape, classes, dropout, drop_path, img_size=size, patch_size=patch)
 
 
 def resnet18(
@@ -126,22 +129,32 @@ def efficientnet_b0(
 
 
 def vit_b_16(
-    input_shape: Sequence[int], classes: int, *, dropout: Dropout = 0.0, drop_path: DropPath = 0.0
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    patch: Patch = 16,
+    dropout: Dropout = 0.0,
+    drop_path: DropPath = 0.0,
 ) -> nn.Module:
     """ViT-B/16 (Dosovitskiy et al. 2021, arXiv 2010.11929): 12 layers of 768 features on patches of 16x16.
 
-    It takes images whose sides are multiples of 16, from 64x64 on, and has one position embedding a patch. Raises
-    `ConfigError` without timm, and for other sizes.
+    It takes images whose sides are multiples of `patch`, at least 4 patches each, and has one position embedding a
+    patch. Published weights are of patches of 16x16. Raises `ConfigError` without timm, and for other sizes.
     """
-    return _transformer("vit-b-16", input_shape, classes, dropout, drop_path)
+    return _transformer("vit-b-16", input_shape, classes, patch, dropout, drop_path)
 
 
 def vit_tiny(
-    input_shape: Sequence[int], classes: int, *, dropout: Dropout = 0.0, drop_path: DropPath = 0.0
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    patch: Patch = 16,
+    dropout: Dropout = 0.0,
+    drop_path: DropPath = 0.0,
 ) -> nn.Module:
     """ViT-Tiny (Touvron et al. 2021, arXiv 2012.12877): as `vit_b_16`, with 192 features and 3 heads.
 
     >>> sum(p.numel() for p in vit_tiny((3, 224, 224), 1000).parameters())
     5717416
     """
-    return _transformer("vit-tiny", input_shape, classes, dropout, drop_path)
+    return _transformer("vit-tiny", input_shape, classes, patch, dropout, drop_path)

@@ -225,8 +225,8 @@ def _speeds() -> Mapping[str, Any]:
 def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
-    The speed is that of the nearest measured size of images and width of the network (`width`, or `units` of a
-    recurrent one), times the ratio of the areas and of the squared widths.
+    The speed is that of the nearest measured size of images (or number of patches) and width of the network (`width`,
+    or `units` of a recurrent one), times the ratio of the areas and of the squared widths.
     """
     speeds = _speeds()
     measured = speeds["models"].get(_model_key(config))
@@ -243,9 +243,10 @@ def images_per_second(config: Config) -> float | None:
 
 
 def _ratios(entry: Mapping[str, Any], area: float, model: Mapping[str, Any]) -> list[float]:
-    """The pixels of an image, and the squared width of this network, as multiples of those of a measured entry."""
+    """The pixels (or patches) of an image, and the squared width of this network, as multiples of a measured entry's."""
+    patch = model["patch"] / entry["patch"] if "patch" in entry else 1.0
     widths = [model[key] / entry[key] for key in ("width", "units") if key in entry]
-    return [area / entry["side"] ** 2, *(ratio**2 for ratio in widths)]
+    return [area / (entry["side"] * patch) ** 2, *(ratio**2 for ratio in widths)]
 
 
 def _model_key(config: Config) -> str:

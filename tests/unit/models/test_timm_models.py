@@ -76,6 +76,17 @@ def test_a_transformer_takes_sides_that_are_multiples_of_16_from_64_on(name: str
         assert caught.value.where == "model.name"
 
 
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_smaller_patches_make_a_transformer_for_smaller_images(name: str) -> None:
+    with torch.device("meta"):
+        module = made(name, (3, 32, 40), 7, patch=4)
+        assert module(torch.zeros(2, 3, 32, 40)).shape == (2, 7)
+    assert module.patch_embed.proj.weight.shape[2:] == (4, 4)
+    assert module.pos_embed.shape[1] == 1 + 8 * 10
+    with pytest.raises(ConfigError, match="multiples of 4, from 16x16 on, but they are 32x30"):
+        shape_only(name, (3, 32, 30), patch=4)
+
+
 @pytest.mark.parametrize(("name", "side"), [("resnet18", 32), ("mobilenet-v3-large", 32), ("vit-tiny", 64)])
 @pytest.mark.parametrize("setting", ["dropout", "drop_path"])
 def test_dropout_and_stochastic_depth_are_off_unless_they_are_set(name: str, side: int, setting: str) -> None:

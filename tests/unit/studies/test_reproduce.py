@@ -58,9 +58,12 @@ def test_a_study_trains_on_the_images_that_its_rounds_clients_and_epochs_make() 
         ({"name": "resnet20", "width": 64}, 75 / 4),
         ({"name": "lstm"}, 167),
         ({"name": "lstm", "units": 128}, 510),
+        ({"name": "vit-tiny", "patch": 4}, 28),
+        ({"name": "vit-tiny", "patch": 2}, 8.0 * 196 / 256),
+        ({"name": "vit-tiny"}, 28 * 64 / 4),
     ],
 )
-def test_the_speed_is_that_of_the_nearest_measured_width(model: dict[str, Any], rate: float) -> None:
+def test_the_speed_is_that_of_the_nearest_measured_width_or_patch(model: dict[str, Any], rate: float) -> None:
     dataset = "shakespeare" if model["name"] == "lstm" else "cifar10"
     assert images_per_second(
         Experiment(**{**BASE, "model": model, "data": {**BASE["data"], "dataset": dataset}}).config
