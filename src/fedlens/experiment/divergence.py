@@ -124,7 +124,7 @@ class Divergence:
         lr: the local learning rate, and
         clip_norm: the bound of gradients, or None, for what to try.
         chance: by the name of an accuracy, what chance is; accuracies without an entry are not looked at.
-        spreads: whether to look at the spread of embeddings, for tasks in which it may be lost.
+        collapse_advice: that of the task; None if there are no embeddings whose spread to look at.
         state: `state` of a run's Divergence at an earlier round, to go on from.
 
     >>> watch = Divergence(rounds=10, lr=0.5)
@@ -141,9 +141,10 @@ class Divergence:
         clip_norm: float | None = None,
         chance: Mapping[str, Chance] | None = None,
         state: State | None = None,
-        spreads: bool = False,
+        collapse_advice: str | None = None,
     ) -> None:
-        self._spreads = SPREADS if spreads else {}
+        self._spreads = {} if collapse_advice is None else SPREADS
+        self._collapse_advice = collapse_advice
         self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
         # Replaced, never changed in place: a checkpoint may hold it while the run goes on.
         self.state: State = state or {
@@ -286,10 +287,7 @@ class Divergence:
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
         if kind == COLLAPSE:
-            return (
-                f"Try {smaller}, stronger augmentations (data.augment), or a larger task.width; "
-                "task.predictor and task.stop_gradient must be on."
-            )
+            return f"Try {smaller}, {self._collapse_advice}."
         if kind == "replies-beyond-bound":
             return f"If the loss rises from there on, try {smaller}, or {clip}."
         if first.get("times_median", 0.0) >= _FAR:
@@ -311,8 +309,9 @@ def divergence_of(built: Built, state: State | None) -> Divergence:
     """The Divergence of a run, from the start or from a checkpoint's `state`."""
     local = built.config.local
     chance = chance_levels(built.holders)
-    spreads = built.task.collapses
-    return Divergence(built.config.rounds, local.lr, local.clip_norm, chance, state, spreads)
+    return Divergence(
+        built.config.rounds, local.lr, local.clip_norm, chance, state, built.task.collapse_advice
+    )
 
 
 def chance_levels(data: ClientDatasets) -> dict[str, Chance]:

@@ -50,7 +50,7 @@ def outline(built: Built, directory: RunDir) -> dict[str, Any]:
         "engine": built.config.engine["name"],
         "directory": str(directory.path),
         "disclosures": list(built.algorithm.discloses),
-        "collapses": built.task.collapses,
+        "collapse_advice": built.task.collapse_advice,
     }
 
 

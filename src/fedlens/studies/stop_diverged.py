@@ -45,8 +45,8 @@ class StopDiverged(ProgressBase):
 
     def started(self, plan: dict[str, Any]) -> None:
         """Reads the earlier rounds of the run, and passes the call on."""
-        spreads = bool(plan.get("collapses"))
-        self._divergence = Divergence(rounds=plan.get("rounds", 1), lr=1.0, spreads=spreads)
+        advice = plan.get("collapse_advice")
+        self._divergence = Divergence(rounds=plan.get("rounds", 1), lr=1.0, collapse_advice=advice)
         self.take(RunDir.open(Path(plan["directory"])).read_metrics())
         self._listener.started(plan)
 

@@ -243,7 +243,7 @@ def images_per_second(config: Config) -> float | None:
 
 
 def _ratios(entry: Mapping[str, Any], area: float, model: Mapping[str, Any]) -> list[float]:
-    """The pixels (or patches) of an image, and the squared width of this network, as multiples of a measured entry's."""
+    """The pixels (or patches) of an image, and the squared width of the network, as multiples of a measured entry's."""
     patch = model["patch"] / entry["patch"] if "patch" in entry else 1.0
     widths = [model[key] / entry[key] for key in ("width", "units") if key in entry]
     return [area / (entry["side"] * patch) ** 2, *(ratio**2 for ratio in widths)]

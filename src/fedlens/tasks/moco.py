@@ -50,6 +50,11 @@ class MoCo(SelfSupervised):
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("embedding_deviation", "embedding_rank", "alignment")
+    # All embeddings alike lower the loss too, if they move: keys of earlier steps are then less similar.
+    collapse_advice: ClassVar[str | None] = (
+        "stronger augmentations (data.augment), or a smaller task.queue: its oldest keys are of a key encoder that has "
+        "moved since, by which they can be told from those of the same step"
+    )
     width: int = 128
     queue: int = 65536
     momentum: float = 0.999

@@ -46,7 +46,10 @@ class SimSiam(SelfSupervised):
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "embedding_deviation", "embedding_rank", "alignment")
-    collapses: ClassVar[bool] = True
+    collapse_advice: ClassVar[str | None] = (
+        "stronger augmentations (data.augment), or a larger task.width; "
+        "task.predictor and task.stop_gradient must be on"
+    )
     width: int = 512
     bottleneck: int = 128
     stop_gradient: bool = True

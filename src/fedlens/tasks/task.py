@@ -28,7 +28,8 @@ class Task(ABC):
 
     Attributes:
         kind: the kind of dataset that it needs.
-        collapses: whether all embeddings may become alike, as nothing in the loss keeps them apart.
+        collapse_advice: what to change, besides the learning rate, if all embeddings have become alike: the end of the
+            sentence "Try a lower learning rate, ...". None if the task has no embeddings.
         score: the metric that the best model is chosen by, larger is better; None if it has none.
         takes_targets: whether the module is called with the targets too, as detectors are.
         views: 2 if a batch holds two augmentations of each image, inputs [n, 2, C, H, W]; else 1.
@@ -60,7 +61,7 @@ class Task(ABC):
     takes_targets: ClassVar[bool] = False
     views: ClassVar[int] = 1
     classifier: ClassVar[bool] = True
-    collapses: ClassVar[bool] = False
+    collapse_advice: ClassVar[str | None] = None
     full_gradients: ClassVar[bool] = True
     features: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})

@@ -21,7 +21,7 @@ from fedlens.tasks.moco import moco_v2
 
 FRACTALS = {"name": "fractals", "train": 64, "test": 24, "codes": 30, "iterations": 60, "size": 16}
 SIAM = {"name": "simsiam", "width": 8, "bottleneck": 4}
-MOCO = {"name": "moco-v2", "width": 8, "queue": 40}
+MOCO = {"name": "moco-v2", "width": 16, "queue": 40}
 
 
 def experiment(task: dict[str, Any], *changes: str, dataset: Any = FRACTALS, **tables: Any) -> Experiment:
@@ -35,7 +35,7 @@ def experiment(task: dict[str, Any], *changes: str, dataset: Any = FRACTALS, **t
         "model": {"name": "small-cnn", "norm": "group"},
         "task": task,
         "algorithm": {"name": "fedavg"},
-        "local": {"lr": 0.05, "momentum": 0.9, "steps": 2, "batch_size": 16},
+        "local": {"lr": 0.001, "momentum": 0.9, "steps": 2, "batch_size": 16},  # more collapses MoCo at once
         "engine": {"name": "inline"},
     }
     return Experiment(**{**settings, **tables}).with_settings(*changes)
@@ -164,18 +164,21 @@ def test_labels_of_a_dataset_are_left_aside(tmp_path: Path) -> None:
     assert load_result(tmp_path / "run").model(torch.zeros(1, 1, 8, 8)).shape == (1, 32 * 4 * 4)
 
 
+ON_DIGITS: dict[str, Any] = {
+    "data": {
+        "dataset": {"name": "digits"},
+        "partition": {"name": "iid", "clients": 2},
+        "augment": [{"name": "crop", "pad": 1}],
+    },
+    "model": {"name": "mlp", "hidden": 32},
+    "rounds": 8,
+}
+BRIEF = {"momentum": 0.9, "steps": 40, "batch_size": 64, "weight_decay": 1e-3}
+
+
 def test_a_collapsed_run_ends_with_the_reason_and_a_healthy_one_does_not(tmp_path: Path) -> None:
     """Without predictor and stop-gradient the embeddings fall onto a line (Chen and He 2021, section 4)."""
-    tables: dict[str, Any] = {
-        "data": {
-            "dataset": {"name": "digits"},
-            "partition": {"name": "iid", "clients": 2},
-            "augment": [{"name": "crop", "pad": 1}],
-        },
-        "model": {"name": "mlp", "hidden": 32},
-        "local": {"lr": 0.2, "momentum": 0.9, "steps": 40, "batch_size": 64, "weight_decay": 1e-3},
-        "rounds": 8,
-    }
+    tables = {**ON_DIGITS, "local": {"lr": 0.2, **BRIEF}}
     task = {"name": "simsiam", "width": 16, "bottleneck": 4}
     dead = {**task, "predictor": False, "stop_gradient": False}
     with pytest.raises(
@@ -184,6 +187,20 @@ def test_a_collapsed_run_ends_with_the_reason_and_a_healthy_one_does_not(tmp_pat
         experiment(dead, **tables).run(tmp_path / "dead")
     result = experiment(task, **tables).run(tmp_path / "healthy")
     assert result.metrics[-1]["test_embedding_rank"] > 2
+    assert not result.warnings
+
+
+def test_moco_with_old_keys_of_an_encoder_that_moves_fast_collapses(tmp_path: Path) -> None:
+    """The queue reaches back 64 steps, the key encoder's average 10: the age of a key says more than its image."""
+    task = {"name": "moco-v2", "width": 16}
+    with pytest.raises(RunFailed, match=r"embeddings have collapsed: the embedding deviation .*task\.queue"):
+        experiment({**task, "queue": 4096, "momentum": 0.9}, **ON_DIGITS, local={"lr": 0.2, **BRIEF}).run(
+            tmp_path / "dead"
+        )
+    result = experiment(
+        {**task, "queue": 256, "momentum": 0.99}, **ON_DIGITS, local={"lr": 0.05, **BRIEF}
+    ).run(tmp_path / "healthy")
+    assert result.metrics[-1]["test_embedding_deviation"] > 0.5
     assert not result.warnings
 
 

@@ -96,13 +96,13 @@ def test_a_collapsed_run_is_not_retried(split: str, tmp_path: Path) -> None:
         run.append_metrics(line)
     outline = {"directory": str(run.path), "rounds": 10}
     stop = StopDiverged()
-    stop.started({**outline, "collapses": True})
+    stop.started({**outline, "collapse_advice": "nothing"})
     with pytest.raises(
         RunDiverged, match=r"diverged in round 4: The embeddings have collapsed: the embedding dev"
     ):
         stop.refuse()
     spared = StopDiverged()  # of a task whose embeddings do not collapse
-    spared.started({**outline, "collapses": False})
+    spared.started({**outline, "collapse_advice": None})
     spared.refuse()
     warning = {"kind": "collapse", "until": 4, "sentence": "The embeddings have collapsed."}
     run.write_summary({"warnings": [warning]})
