@@ -14,6 +14,8 @@ from fedlens.api import Experiment
 from fedlens.data.dataset import Dataset, Examples
 from tests.contract.contract_kit import outcome
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 class Network(nn.Module):
     """Two convolutions, and the largest activation of the image in every pixel."""

@@ -12,6 +12,8 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import RunDirectoryError
 from tests.contract.contract_kit import Stopping, outcome
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 CACHES = {"all": 2.0, "some": 8000 / 2**30, "none": 0.0}  # GiB; the images take 19,200 bytes
 
 

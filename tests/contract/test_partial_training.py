@@ -22,6 +22,8 @@ from fedlens.experiment.plan import plan
 from tests.contract.contract_kit import PARTITIONS, Stopping, lines, outcome
 from tests.unit.engines.ray_kit import NEEDS_RAY
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 # Batch normalization in the frozen part, and dropout in front of the classifier.
 NET = {"name": f"{__file__}:net", "freeze": "backbone"}
 CLASSIFIER = {"head.weight": (10, 8), "head.bias": (10,)}

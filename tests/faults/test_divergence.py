@@ -18,6 +18,8 @@ from tests.faults import faulty
 from tests.faults.run_kit import outcome, sha
 from tests.unit.engines.ray_kit import NEEDS_RAY
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 FILE = str(Path(faulty.__file__))
 ENGINES: dict[str, Any] = {
     "inline": "inline",

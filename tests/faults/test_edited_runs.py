@@ -20,6 +20,8 @@ from fedlens.experiment.rundir import RunDir
 from tests.faults.run_kit import outcome, summary
 from tests.faults.test_run_directories import ROUNDS, Stops, here, stopped  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 EDITS = {
     "local.lr": ("lr = 0.05", "lr = 0.5", "local.lr is 0.5, was 0.05"),
     "a seed": ("seed = 3", "seed = 4", "seed is 4, was 3"),

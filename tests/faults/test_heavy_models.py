@@ -24,6 +24,8 @@ from fedlens.experiment import checkpoint, runner
 from fedlens.local import leafwise
 from tests.unit.engines.engine_kit import fresh
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
     "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 8}},

@@ -13,6 +13,8 @@ from fedlens.core.errors import ConfigError, HookError, RunFailed
 from fedlens.local.rules import LocalContext
 from tests.faults import hooked
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 FILE = str(Path(hooked.__file__))
 ENGINES: dict[str, Any] = {
     "inline": "inline",

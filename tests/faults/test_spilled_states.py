@@ -23,6 +23,8 @@ from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles, fault_of
 from tests.faults.run_kit import lives, outcome, summary
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 # 40 clients of a megabyte each, of which four stay in memory; eight take part in a round.
 OWN = """
 import torch

@@ -22,6 +22,8 @@ from fedlens.api import Experiment
 from fedlens.core.random import Rng, derive
 from fedlens.data.partition.partition import Partition
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 COHORT, BATCH, LR, MOMENTUM = 10, 50, 0.05, 0.9
 
 

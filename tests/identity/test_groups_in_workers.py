@@ -19,6 +19,8 @@ from fedlens.engines.vectorized import Vectorized
 from fedlens.local.rules import ClientRule, LocalContext, Traits
 from tests.identity.identity_kit import course, model, parts, same, world
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 STEPS = {"lr": 0.2, "epochs": 2, "batch_size": 4, "momentum": 0.3}
 
 

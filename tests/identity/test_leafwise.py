@@ -16,6 +16,8 @@ from fedlens.engines.processes import processes
 from fedlens.local import leafwise, training
 from tests.identity.identity_kit import CLASSES, FEATURES, course, model, parts, same, world
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.5}, "fedvc": {"examples": 8}, "feddyn": {"alpha": 0.5}, "mime": {"beta": 0.5},
     "mimelite": {"beta": 0.5}, "feddane": {"mu": 0.3}, "moon": {"mu": 3.0}, "admm": {"solver": "sgd", "sigma": 0.5},

@@ -35,6 +35,8 @@ from fedlens.models.simple import small_cnn
 from fedlens.tasks.moco import MoCo
 from fedlens.tasks.simsiam import SimSiam
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SIDE, SEED = 8, 7
 AUGMENT = Chain((Crop(pad=1), Flip(p=0.5)))
 SIAM = SimSiam(width=8, bottleneck=4)

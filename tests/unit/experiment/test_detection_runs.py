@@ -27,6 +27,8 @@ from fedlens.report.run_page import write_report
 from tests.unit.report.reading import read_page
 from tests.unit.tasks.detection_kit import GridDetector, grid_detector, settings, squares
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 HELD_OUT = {"validation": 0.25, "validation_from": "client"}
 TWO = {"name": "processes", "workers": 2}
 

@@ -19,6 +19,8 @@ from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.trained_model import read_trained
 from tests.unit.experiment import placed_kit as kit
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def examples_of(result: Result) -> ExamplePredictions:
     return ExamplePredictions.read(result.directory / "examples.npz")

@@ -20,6 +20,8 @@ from fedlens.experiment.final_evaluation import PIXELS, WORST, FinalEvaluation
 from fedlens.experiment.progress import Silent
 from fedlens.report.classification_figures import Calibration, ClassResults
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 N = 2500  # test images: three requests, and each image of the last thousand is one of the first again
 
 

@@ -28,6 +28,8 @@ from fedlens.models.language import lstm
 from tests.unit.data.datasets.small_files import leaf, write_leaf
 from tests.unit.data.datasets.test_sent140 import tweet
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SONNETS = {
     "SONNET_18": (
         "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\nRough winds do shake the "

@@ -31,6 +31,8 @@ from fedlens.report.compare import compare, write_comparison
 from fedlens.report.run_page import write_report
 from tests.unit.report.reading import read_page
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 CLASSES = [f"digit {label}" for label in range(10)]
 CLIENTS = ("bonn", "celle", "mainz", "ulm")
 

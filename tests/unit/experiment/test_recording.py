@@ -12,6 +12,8 @@ from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.experiment.recordings import RecordedRound, recorded_rounds
 from fedlens.experiment.rundir import RunDir
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 
 def experiment(*changes: str, **tables: Any) -> Experiment:
     settings: dict[str, Any] = {

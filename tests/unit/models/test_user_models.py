@@ -15,6 +15,8 @@ from fedlens.core.registry import settings_model
 from fedlens.models.registry import MODELS
 from fedlens.models.user_models import Instance, downloads
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 SHAPE, CLASSES = (1, 8, 8), 10
 
 

@@ -32,6 +32,8 @@ from fedlens.report.run_page import write_report
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import assert_self_contained, read_page
 
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
 NAMES = ("mercy", "bonn", "celle", "aachen", "emden")
 
 
