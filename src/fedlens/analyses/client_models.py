@@ -37,8 +37,8 @@ def representation(
     """How similar the clients' features are by layer, and how they separate the classes.
 
     Returns:
-        a row per round and layer: `round`, `layer`, and means of the linear CKA (Kornblith et al. 2019): `clients`,
-        over the pairs of local models; `to_before`, between local models and the global model before the round; and
+        a row per round and layer: `round`, `layer`, and means of the linear CKA (Kornblith et al. 2019):
+        `between_clients`, over the pairs of local models; `to_before`, between local models and the global model before the round; and
         `rounds`, between the global model after the round and after the recorded round before. For classifiers, a
         further row with the layer "last layer" has `knn_accuracy` of the features of the global model after the round
         (even examples vote on odd ones), and its neural collapse (`within`, `norms`, `angles`, `simplex`,
@@ -60,7 +60,7 @@ def representation(
                 {
                     "round": recorded.round,
                     "layer": layer,
-                    "clients": _mean([matrix[i][j] for i in range(m) for j in range(i)]),
+                    "between_clients": _mean([matrix[i][j] for i in range(m) for j in range(i)]),
                     "to_before": _mean([matrix[i][m] for i in range(m)]),
                     "rounds": matrix[m + 1][m + 2] if earlier is not None else None,
                 }

@@ -30,11 +30,14 @@ class Shown:
         title: its heading.
         reading: a paragraph on how to read the figures.
         figures: makes them from the rows.
+        matched: the keys by which rows of several seeds are the same; empty if seeds have no rows in common, because
+            their rows are of other clients.
     """
 
     title: str
     reading: str
     figures: Callable[[Rows], list[StudyFigure]]
+    matched: tuple[str, ...] = ("round",)
 
 
 def shown(analysis: str) -> Shown | None:
@@ -272,12 +275,12 @@ def drift_figures(rows: Rows) -> list[StudyFigure]:
 
 def representation_figures(rows: Rows) -> list[StudyFigure]:
     """The similarity of the clients' features by layer and round, and how the classes separate by round."""
-    layered = [row for row in rows if "clients" in row]
+    layered = [row for row in rows if "between_clients" in row]
     layers = list(dict.fromkeys(row["layer"] for row in layered))
     rounds = list(dict.fromkeys(row["round"] for row in layered))
     about = "Linear CKA between the local models of a round, the mean over pairs, by layer and round."
     figures = []
-    by = {(row["layer"], row["round"]): _number(row["clients"]) for row in layered}
+    by = {(row["layer"], row["round"]): _number(row["between_clients"]) for row in layered}
     values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in reversed(layers)])
     if np.isfinite(values).any():
         names = [str(round) for round in rounds]
@@ -285,7 +288,8 @@ def representation_figures(rows: Rows) -> list[StudyFigure]:
             "", about, values, layers[::-1], names, "layer", "round", "CKA", (0.0, 1.0), False
         )
         figures.append(StudyFigure.of_panels("Similarity of representations", about, [layer_map]))
-    separated = [row for row in rows if "clients" not in row]
+    separated = [row for row in rows if "between_clients" not in row]
+    rounds = list(dict.fromkeys(row["round"] for row in separated))
     panels = []
     for key, title, color in (
         ("knn_accuracy", "k-NN accuracy", GREEN),
@@ -404,6 +408,7 @@ _SHOWN: dict[str, Shown] = {
         "weights. If the loss inside of the triangle is lower than at its corners, averaging finds a "
         "better model than any client.",
         plane_figures,
+        matched=(),
     ),
     "drift": Shown(
         "Client drift",
@@ -412,6 +417,7 @@ _SHOWN: dict[str, Shown] = {
         "number for equal updates, 1 for orthogonal ones, and below 1 where they cancel. The "
         "gradient diversity is 1 for equal updates and grows as they differ.",
         drift_figures,
+        matched=("round", "layer"),
     ),
     "line": Shown(
         "Lines between models",
@@ -419,6 +425,7 @@ _SHOWN: dict[str, Shown] = {
         "worse than both. The barrier is the largest height above the straight line between the "
         "losses of the two ends.",
         line_figures,
+        matched=(),
     ),
     "representation": Shown(
         "Representations",
@@ -427,6 +434,7 @@ _SHOWN: dict[str, Shown] = {
         "ones. NC1 falls towards 0 as the features of a class shrink to their mean, NC2 as the class "
         "means spread evenly (Papyan et al. 2020).",
         representation_figures,
+        matched=("round", "layer"),
     ),
     "calibration": Shown(
         "Calibration",
@@ -434,5 +442,6 @@ _SHOWN: dict[str, Shown] = {
         "Local models of skewed clients are overconfident on global data, and averaging them often "
         "corrects it.",
         calibration_figures,
+        matched=(),
     ),
 }

@@ -20,7 +20,6 @@ from fedlens.report.study_panels import selected
 from fedlens.report.study_results import StudyResults
 
 _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z0-9])")
-_PLACE = "round"  # what rows of several seeds are matched by
 
 
 def analysis_figure(
@@ -52,14 +51,21 @@ def analysis_figure(
         raise ConfigError(
             f"the study does not make the analysis '{analysis}'", where="figures.analysis", hint=hint
         )
+    described = shown(analysis)
+    matched = described.matched if described else ("round",)
+    if over == "mean" and not matched:
+        raise ConfigError(
+            f"the analysis '{analysis}' has no mean over seeds: its rows are of other clients in each",
+            where="figures.over",
+            hint='set over = "first"',
+        )
     runs = SeedGroups.of(study)
     chosen = selected(runs, where, methods)
-    described = shown(analysis)
     title = described.title if described else analysis
     panels: list[Panel] = []
     captions: dict[str, str] = {}
     for cell in chosen:
-        rows = _rows(cell, analysis, over)
+        rows = _rows(cell, analysis, matched if over == "mean" else ())
         figures = analysis_figures(analysis, rows)
         if len(figures) >= number:
             name = _name(runs, cell)
@@ -90,17 +96,13 @@ def _joined(captions: Mapping[str, str]) -> list[str]:
     return [*shared, *(f"{name}: {' '.join(listed)}" for name, listed in own.items() if listed)]
 
 
-def _rows(cell: SeedRuns, analysis: str, over: str) -> Sequence[Mapping[str, Any]]:
-    """The rows of the first seed with some, or their mean over seeds."""
+def _rows(cell: SeedRuns, analysis: str, matched: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    """The rows of the first seed with some, or the mean over seeds of rows that have these keys in common."""
     made = [rows for line in cell.done.values() if (rows := line.analyses.get(analysis))]
-    if not made or over == "first" or len(made) == 1:
+    if not made or not matched or len(made) == 1:
         return made[0] if made else ()
-    by_round = [{repr(row.get(_PLACE)): row for row in rows} for rows in made]
-    return [
-        _mean([rows[place] for rows in by_round])
-        for place in by_round[0]
-        if all(place in rows for rows in by_round)
-    ]
+    by_key = [{tuple(repr(row.get(key)) for key in matched): row for row in rows} for rows in made]
+    return [_mean([rows[key] for rows in by_key]) for key in by_key[0] if all(key in rows for rows in by_key)]
 
 
 def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

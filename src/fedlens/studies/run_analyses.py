@@ -19,7 +19,6 @@ from fedlens.studies.study_file import StudySource
 
 Rows = Sequence[Mapping[str, Any]]
 _KINDS = ("local_models", "updates")
-_OVER_CLIENTS = "clients"  # the key of rows that holds a list over clients
 
 
 def records(run: PlannedRun) -> bool:
@@ -52,7 +51,16 @@ def analyzed(
 
 def _kept(rows: Rows) -> list[dict[str, Any]]:
     """The rows without their lists over clients, with the digits that a line has."""
-    return [{key: _rounded(value) for key, value in row.items() if key != _OVER_CLIENTS} for row in rows]
+    return [{key: _rounded(value) for key, value in row.items() if not _over_clients(value)} for row in rows]
+
+
+def _over_clients(value: Any) -> bool:
+    """Whether a value is a list of tables, one for each client."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, Mapping) and "client" in item for item in value)
+    )
 
 
 def _rounded(value: Any) -> Any:

@@ -86,6 +86,49 @@ def test_the_figure_has_a_panel_a_cell_on_one_scale_and_the_mean_of_the_seeds(tm
     assert "Seed 0." in one.caption
 
 
+def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Path) -> None:
+    """Rows of layers and rounds are matched one by one, and a number of clients is no list over clients."""
+    changes = {
+        "methods": None,
+        "set": {"record.local_models": {"every": 1}, "record.updates": {"every": 1}, "model": "mlp"},
+        "analyses": {
+            "drift": {},
+            "representation": {"examples": 60},
+            "calibration": {},
+            "line": {"points": 3},
+            "loss-surface": {"count": 4},
+        },
+    }
+    results = run(tmp_path / "s", **changes).results
+    lines = list(results.runs("fedavg", {}).values())
+    for analysis, count in (("drift", 2), ("representation", 2), ("calibration", 1), ("line", 1)):
+        for number in range(1, count + 1):
+            spec = {"kind": "analysis", "analysis": analysis, "number": number}
+            assert study_figure(results, spec).panels
+    for analysis, number in (("drift", 2), ("representation", 1)):
+        spec = {"kind": "analysis", "analysis": analysis, "number": number, "over": "mean"}
+        (drawn,) = study_figure(results, spec).panels
+        key = {"drift": "cosine", "representation": "between_clients"}[analysis]
+        layer = drawn.rows[0]
+        found = [
+            row[key]
+            for line in lines
+            for row in line.analyses[analysis]
+            if (row["round"], row["layer"]) == (2, layer)
+        ]
+        assert len(found) == 2
+        assert drawn.values[0, 1] == pytest.approx(sum(found) / 2)
+    assert {row["clients"] for row in lines[0].analyses["drift"]} == {3}
+    assert all("by_client" not in row for row in lines[0].analyses["drift"])
+
+
+@pytest.mark.parametrize("analysis", ["line", "calibration", "loss-plane"])
+def test_analyses_of_other_clients_in_each_seed_have_no_mean(analysis: str) -> None:
+    figure = {"kind": "analysis", "analysis": analysis, "over": "mean"}
+    with pytest.raises(ConfigError, match=rf"'{analysis}' has no mean over seeds.*over = \"first\""):
+        StudyPlan.load({**STUDY, "analyses": [analysis], "figures": [figure]})
+
+
 def test_an_analysis_that_cannot_be_made_is_refused_before_any_run() -> None:
     with pytest.raises(ConfigError, match=r"unknown analysis 'dynamic'.*did you mean 'dynamics'"):
         StudyPlan.load({**STUDY, "analyses": ["dynamic"]})
