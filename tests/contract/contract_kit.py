@@ -109,6 +109,12 @@ def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) 
     return made
 
 
+# Of different makes: one of each kind of selection, state and exchange. The others run in the nightly tier too.
+CHOSEN = (
+    "fedavg", "fedvc", "fedir-population", "scaffold", "mime", "feddane", "admm-sgd-last", "ceadmm", "fedbn",
+    "remembering", "centralized",
+)  # fmt: skip
+
 Baseline = Callable[..., Result]
 
 

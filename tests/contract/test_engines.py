@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from fedlens.api import Experiment, Result, resume
 from fedlens.experiment import checkpoint
 from tests.contract.contract_kit import (
     ALGORITHMS,
+    CHOSEN,
     HELD_OUT,
     INLINE,
     LOCAL,
@@ -41,9 +41,8 @@ def workers(count: int, threads: int = 1) -> dict:
 
 
 # Each algorithm with another partition, so that a run of the table says something of both.
-# Rows that only set another component of an algorithm that is tried too run in the nightly tier.
 PAIRS = [
-    pytest.param(algorithm, partition, marks=[] if algorithm in REGISTERED else [pytest.mark.nightly])
+    pytest.param(algorithm, partition, marks=[] if algorithm in CHOSEN else [pytest.mark.nightly])
     for algorithm, partition in zip(ALGORITHMS, cycle(PARTITIONS), strict=False)
 ]
 

@@ -20,6 +20,7 @@ from fedlens.experiment.build import build
 from fedlens.experiment.plan import plan
 from tests.contract.contract_kit import (
     ALGORITHMS,
+    CHOSEN,
     MORE_PARTITIONS,
     PARTITIONS,
     PERSONAL,
@@ -41,8 +42,6 @@ from tests.contract.contract_kit import (
 from tests.contract.users import scattered
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-# Of different makes: one of each kind of selection, state and exchange.
-SEEDED = ("fedavg", "fedvc", "fedir-population", "scaffold", "mime", "admm-sgd-last", "fedbn", "centralized")
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 NIGHTLY = [pytest.mark.nightly]
 
@@ -114,7 +113,7 @@ def test_it_learns_a_separable_problem(algorithm: str, partition: str, tmp_path)
     assert last_loss < first_loss / 2
 
 
-@pytest.mark.parametrize("algorithm", nightly_but(SEEDED, ALGORITHMS))
+@pytest.mark.parametrize("algorithm", nightly_but(CHOSEN, ALGORITHMS))
 def test_the_seed_decides_everything(algorithm: str, baseline: Baseline, tmp_path) -> None:
     made = experiment(algorithm, "dirichlet", rounds=2)
     first = outcome(baseline(algorithm, "dirichlet", rounds=2))
@@ -205,7 +204,7 @@ FAMILY = sorted(
 )
 
 
-@pytest.mark.parametrize("inner", FAMILY)
+@pytest.mark.parametrize("inner", nightly_but(CHOSEN, FAMILY))
 def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_path) -> None:
     there = settings(inner, rounds=3, select={"name": "fixed", "clients": [0, 4, 1]})
     flaky = {"name": f"{USERS}:flaky", "inner": inner, "client": 1, "settings": ALGORITHMS[inner]}
@@ -220,7 +219,7 @@ def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_pa
     assert measured[0] == measured[1]
 
 
-@pytest.mark.parametrize("inner", FAMILY)
+@pytest.mark.parametrize("inner", nightly_but(CHOSEN, FAMILY))
 def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: str, tmp_path) -> None:
     """Client 1 answers once, fails once, and is good again: a state kept from what was refused would show."""
     there = settings(inner, rounds=3, select={"name": "fixed", "clients": [0, 4, 1]})

@@ -42,6 +42,7 @@ def memory(*words: str) -> Any:
     return runner.invoke(app, ["bench", "memory", *words])
 
 
+@pytest.mark.nightly  # three measurements, each in a process of its own; one below
 def test_larger_batches_take_more_memory_and_one_that_does_not_fit_is_a_row_with_its_reason() -> None:
     words = ["fedcv/cifar100-laptop", "--shape", "3,32,32", "--classes", "100", "--set", "local.momentum=0"]
     answer = memory(*words, "--batch", "8,96,100000000", "--json")
