@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedlens.algorithms.averaging import Averaging
+from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.core.random import Rng
@@ -27,6 +29,7 @@ from fedlens.experiment.export import export, json_beside
 from fedlens.experiment.progress import BareProgress, Progress, Silent
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.trained_model import TrainedModel, read_trained
+from fedlens.models.prepare import Preparation
 from fedlens.report.contact_sheet import sheet_of_views
 from fedlens.report.format import many
 from fedlens.result import Result
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from fedlens.experiment.build import Built
 
 _ENDING = ".safetensors"
+_NOT_OF_NETWORK = {"name", *Preparation.model_fields} - {"norm", "bottleneck"}
 _SHOWN, _COLUMNS = 48, 12  # images of the contact sheet, and how many in a row
 
 
@@ -145,6 +149,8 @@ def pretrain(
         before = partial(_begin, files, settings)
         run = partial(experiment.run, files.run, data_dir=data_dir, download=download, progress=progress)
         result = run(report=report, before=before)
+    if started and not files.sheet.is_file():
+        _draw_sheet(files, open_run(files.run, data_dir=data_dir).built)
     _write(files)
     return Pretrained(files, result, True)
 
@@ -217,7 +223,12 @@ def _finished(path: Path) -> bool:
 
 def _complete(files: PretrainedFiles) -> bool:
     """Whether the weights are those of the run, with what is written beside them at the end."""
-    return files.facts.is_file() and files.card.is_file() and _holds_weights_of(files)
+    if not (files.facts.is_file() and files.card.is_file()):
+        return False
+    pictured = f"({files.sheet.name})" in files.card.read_text(
+        encoding="utf-8"
+    )  # there is no picture of texts
+    return (files.sheet.is_file() or not pictured) and _holds_weights_of(files)
 
 
 def _holds_weights_of(files: PretrainedFiles) -> bool:
@@ -242,10 +253,15 @@ def _begin(files: PretrainedFiles, settings: Mapping[str, Any], built: Built, ru
             where="algorithm.name",
             hint="choose an algorithm with one global model, such as 'fedavg' or 'centralized'",
         )
+    _draw_sheet(files, built)
+    run.write_pretraining(settings)
+
+
+def _draw_sheet(files: PretrainedFiles, built: Built) -> None:
+    """Writes the contact sheet of training images; none for text."""
     views = training_images(built)
     if views is not None:
         write_atomically(files.sheet, sheet_of_views(views, _COLUMNS))
-    run.write_pretraining(settings)
 
 
 def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | None:
@@ -305,11 +321,21 @@ def _card(files: PretrainedFiles, trained: TrainedModel, run: RunDir) -> str:
         _table(("metric", "value"), metrics) if metrics else "",
         "\n".join(["## Warnings", "", *warnings]) if warnings else "",
         "## Use",
-        f"```console\n$ fedlens run RECIPE --set model={trained.name} --set model.weights={files.weights.name}\n```",
+        f"```console\n$ fedlens run RECIPE {_model_settings(config, trained.name)} "
+        f"--set model.weights={files.weights.name}\n```",
         "A classifier with another number of classes is drawn anew. Segmentation and detection take the weights into "
         f"their backbone. [{files.facts.name}]({files.facts.name}) has the preprocessing.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _model_settings(config: Mapping[str, Any], name: str) -> str:
+    """The options that make the model of a run, without those of its start and its head."""
+    model = config["model"] if isinstance(config["model"], Mapping) else {}
+    own = {key: value for key, value in model.items() if key not in _NOT_OF_NETWORK}
+    written = {key: json.dumps(value, ensure_ascii=False) for key, value in own.items()}  # TOML, too
+    made = [f"model={name}", *(f"model.{key}={written[key]}" for key in sorted(written))]
+    return " ".join(f"--set {shlex.quote(each)}" for each in made)
 
 
 def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:

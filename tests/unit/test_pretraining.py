@@ -105,7 +105,7 @@ def test_it_writes_weights_that_a_classifier_starts_from(tmp_path: Path) -> None
 
 
 def test_the_card_says_how_the_weights_came_about(tmp_path: Path) -> None:
-    made = pretrain(experiment("seed=7"), tmp_path / "w.safetensors")
+    made = pretrain(experiment("seed=7", "model.width=4"), tmp_path / "w.safetensors")
     card = made.files.card.read_text()
     for words in (
         "| Task | `simsiam` |",
@@ -115,7 +115,7 @@ def test_the_card_says_how_the_weights_came_about(tmp_path: Path) -> None:
         "| Licence of the data | none needed |",
         f"PyTorch {torch.__version__}",
         "| test_embedding_deviation |",
-        "model.weights=w.safetensors",
+        "--set model=small-cnn --set 'model.norm=\"group\"' --set model.width=4 --set model.weights=w.safetensors",
         "](w.png)",
     ):
         assert words in card, words
@@ -181,6 +181,16 @@ def test_files_that_a_kill_left_out_are_written_without_training(tmp_path: Path)
     made.files.weights.unlink()
     assert pretrain(experiment(), tmp_path / "w.safetensors", progress=Interrupting(1)).written
     assert made.files.weights.read_bytes() == weights
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_contact_sheet_that_was_deleted_is_drawn_again(force: bool, tmp_path: Path) -> None:
+    made = pretrain(experiment("rounds=1"), tmp_path / "w.safetensors")
+    sheet = made.files.sheet.read_bytes()
+    made.files.sheet.unlink()
+    assert pretrain(experiment("rounds=1"), tmp_path / "w.safetensors", force=force).written
+    assert made.files.sheet.read_bytes() == sheet
+    assert "](w.png)" in made.files.card.read_text()
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.safetensors.json", "w.md", "w.png"])

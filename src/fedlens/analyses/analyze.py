@@ -170,7 +170,7 @@ def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds
         raise refused(error, folder.name, folder) from error
     try:
         lines = [json.dumps(plain(row), allow_nan=False) + "\n" for row in rows]
-    except (TypeError, ValueError) as error:  # only of a user's own
+    except (TypeError, ValueError, RuntimeError) as error:  # only of a user's own; the last: of a tensor
         raise HookError(
             f"the analysis '{analysis.name}' returned a row that is no JSON: {told(error)}",
             where=place_of(analysis.factory),

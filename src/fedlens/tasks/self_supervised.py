@@ -40,7 +40,7 @@ class SelfSupervised(Task):
     Metrics:
         embedding_deviation: `sqrt(d) mean_j std_j` of the normalized embeddings z / |z| in R^d. It is 1 if they are
             spread evenly over the sphere, and 0 if all images have the same one: a collapse (Chen and He 2021,
-            section 4.1).
+            section 4.1). Left out for fewer than four images.
         embedding_rank: `exp(- sum_j p_j log p_j)` with the eigenvalues p_j of the covariance of the normalized
             embeddings, divided by their sum (Roy and Vetterli 2007): how many directions the embeddings spread in.
             Near 1 they have collapsed to a line, which the deviation does not show if a batch normalization follows.
@@ -110,12 +110,15 @@ class SelfSupervised(Task):
         """The metrics that the class lists."""
         sums = measured.sums
         n = int(sums["examples"])
-        # Fewer directions or images could not reach a rank that tells a collapse.
-        ranked = "products" in sums and min(len(sums["sum"]), n - 1) >= _LEAST
+        # Fewer images, or directions, tell nothing of a collapse: one image has no deviation at all.
+        several = n > _LEAST
+        ranked = "products" in sums and several and len(sums["sum"]) >= _LEAST
         variance = (sums["squares"] / n - (sums["sum"] / n).square()).clamp(min=0)
         return present(
             {
-                "embedding_deviation": math.sqrt(len(variance)) * float(variance.sqrt().mean()),
+                "embedding_deviation": math.sqrt(len(variance)) * float(variance.sqrt().mean())
+                if several
+                else None,
                 "embedding_rank": _rank(sums["products"] / n, sums["sum"] / n) if ranked else None,
                 "alignment": float(sums["aligned"]) / n,
             }

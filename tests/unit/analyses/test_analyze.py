@@ -360,6 +360,10 @@ def test_what_fails_in_an_analysis_of_ones_own_names_its_line(recorded: Path, tm
     sets.write_text("def sets(run):\n    return [{'round': 1, 'x': 1j}]\n")
     with pytest.raises(HookError, match=r"a row that is no JSON: .* array\.tolist\(\) makes a list"):
         analyze(recorded, [f"{sets}:sets"], out=tmp_path / "page")
+    tensors = tmp_path / "tensors.py"
+    tensors.write_text("import torch\n\ndef several(run):\n    return [{'round': 1, 'x': torch.ones(2)}]\n")
+    with pytest.raises(HookError, match=r"a row that is no JSON: .* array\.tolist\(\) makes a list"):
+        analyze(recorded, [f"{tensors}:several"], out=tmp_path / "page")
     with pytest.raises(HookError, match=r"returned a NoneType .*own.py, line 5.* return a list of rows"):
         analyze(recorded, [f"{own}:nothing"], out=tmp_path / "page")
 
