@@ -108,9 +108,9 @@ def check_request(
     wanted = {name: dict((settings or {}).get(name, {})) for name in names or ANALYSES}
     for name in settings or {}:
         if name not in wanted:
-            raise ConfigError(
-                f"settings are given for '{name}', which is not made", where=name, hint=f"name it: {name}"
-            )
+            own = [each for each in wanted if each.endswith(f":{name}")]
+            hint = f"write --set {own[0]}.KEY=VALUE" if own else f"name it: {name}"
+            raise ConfigError(f"settings are given for '{name}', which is not made", where=name, hint=hint)
     return {name: _resolved(name, table) for name, table in wanted.items()}
 
 
@@ -140,7 +140,12 @@ def _rows_of(analysis: Resolved, run: OpenedRun) -> Rows:
 
 def _resolved(name: str, table: Mapping[str, Any]) -> Resolved:
     source = Source({"analysis": {"name": name, **table}})
-    return resolve(ANALYSES, {"name": name, **table}, name, source, locate=lambda key: f"--set {key}")
+    return resolve(ANALYSES, {"name": name, **table}, name, source, locate=_place)
+
+
+def _place(key: str) -> str:
+    """Where a setting was given: an analysis' own name is no setting."""
+    return key.removesuffix(".name") if key.endswith(".name") else f"--set {key}"
 
 
 def _missing(run: OpenedRun, name: str) -> RunDirectoryError | None:

@@ -40,9 +40,9 @@ def representation(
         a row per round and layer: `round`, `layer`, and means of the linear CKA (Kornblith et al. 2019):
         `between_clients`, over the pairs of local models; `to_before`, between local models and the global model before
         the round; and `rounds`, between the global model after the round and after the recorded round before. For
-        classifiers, a further row with the layer "last layer" has `knn_accuracy` of the features of the global model after the round
-        (even examples vote on odd ones), and its neural collapse (`within`, `norms`, `angles`, `simplex`,
-        `classifier`; Papyan et al. 2020).
+        classifiers, a further row with the layer "last layer" has `knn_accuracy` of the features of the global model
+        after the round (even examples vote on odd ones; None for fewer voters than `k`), and its neural collapse
+        (`within`, `norms`, `angles`, `simplex`, `classifier`; Papyan et al. 2020).
 
     Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a layer that the model lacks.
     """

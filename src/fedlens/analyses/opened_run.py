@@ -19,6 +19,7 @@ from fedlens.experiment.plan import plan
 from fedlens.experiment.recordings import RecordedRound, recorded_rounds
 from fedlens.experiment.run_description import check_same_data
 from fedlens.experiment.rundir import RunDir
+from fedlens.report.format import many
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,7 +63,7 @@ class OpenedRun:
         """Says how long so many evaluations take, if that is more than half a minute."""
         if (seconds := evaluations * self.evaluation_seconds) > 30:
             each = f"{self.evaluation_seconds:.2g} s each on one core"
-            self.say(f"{evaluations:,} evaluations, {each}: about {math.ceil(seconds / 60)} minutes")
+            self.say(f"{evaluations:,} evaluations, {each}: about {many(math.ceil(seconds / 60), 'minute')}")
 
     @property
     def metric(self) -> str:
@@ -82,8 +83,7 @@ class OpenedRun:
         if setting == "record.local_models" and self.built.algorithm.training_op is None:
             return RunDirectoryError(
                 f"the replies of '{self.built.config.algorithm['name']}' hold no local models in this run: a part of "
-                f"the model stays at the clients (of the algorithm, or of the task {self.built.task.kind}), or they "
-                "send something else",
+                "the model stays at the clients, or they send something else",
                 where=str(self.directory.path),
                 hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
             )
@@ -124,10 +124,14 @@ def open_run(
     for round in rounds or ():
         if round not in recorded:
             listed = ", ".join(map(str, recorded)) or "none"
+            done = max((int(line["round"]) for line in run.read_metrics()), default=0)
+            again = (
+                f"'fedlens analyze {run.path} --record {round}' repeats the run to this round and records it"
+            )
             raise RunDirectoryError(
                 f"round {round} of the run is not recorded; recorded are: {listed}",
                 where=str(run.path),
-                hint=f"'fedlens analyze {run.path} --record {round}' repeats the run to this round and records it",
+                hint=again if round <= done else f"the run has {many(done, 'round')} so far",
             )
     source = settings_of(run, model)
     planned = plan(read_config(source.values, source.locate), source)

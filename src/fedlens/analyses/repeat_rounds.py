@@ -31,6 +31,7 @@ def repeat_rounds(
     *,
     data_dir: Path | str | None = None,
     model: nn.Module | None = None,
+    needs_models: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Repeats a run from its last checkpoint before `rounds`, or from the start, and records these rounds.
@@ -38,7 +39,11 @@ def repeat_rounds(
     The recordings are added to the run directory. Rounds whose local models are recorded are left as they are, unless a
     file is corrupt; where the algorithm's replies hold no local models, rounds whose updates are recorded.
 
-    Raises `RunDirectoryError` if a round is beyond those that are done, or if a metric comes out differently, as with
+    Args:
+        needs_models: whether updates alone are of no use.
+
+    Raises `ConfigError` if they are not, and the algorithm's replies hold no local models, before anything is trained;
+    `RunDirectoryError` if a round is beyond those that are done, or if a metric comes out differently, as with
     another version of PyTorch or another machine.
     """
     run = RunDir.open(Path(directory))
@@ -71,7 +76,7 @@ def repeat_rounds(
             try:
                 resume(again.path, **how)
             except ConfigError as error:
-                if "record.local_models" not in (error.where or ""):
+                if needs_models or "record.local_models" not in (error.where or ""):
                     raise
                 say(f"{error.what}; what clients send is recorded")
                 _write_settings(run, again, missing, ["updates"])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet, RunDirectory
+from fedlens.cli.options import Debug, Json, Quiet, RunDataDir, RunDirectory
 from fedlens.cli.output import print_json, reported, say
 from fedlens.core.errors import ConfigError
 
@@ -53,7 +53,7 @@ def analyze(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="The output folder; default DIR/analysis.")
     ] = None,
-    data_dir: DataDir = None,
+    data_dir: RunDataDir = None,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -62,6 +62,7 @@ def analyze(
     with reported(debug, as_json):
         from fedlens.analyses.analyze import analyze as make
         from fedlens.analyses.analyze import check_request
+        from fedlens.analyses.registry import needs_of
         from fedlens.analyses.repeat_rounds import repeat_rounds
         from fedlens.experiment.rundir import plain
 
@@ -70,7 +71,10 @@ def analyze(
         chosen = None if rounds is None else round_list(rounds)
         check_request(names or (), settings)
         if record is not None:
-            repeat_rounds(directory, round_list(record), data_dir=data_dir, say=heard)
+            needs_models = any(needs_of(name) == "local models" for name in names or ())
+            repeat_rounds(
+                directory, round_list(record), data_dir=data_dir, needs_models=needs_models, say=heard
+            )
         made = make(
             directory,
             names or (),

@@ -26,6 +26,9 @@ DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="The data directory; default $FEDLENS_DATA, else ~/.cache/fedlens."),
 ]
+RunDataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The data directory; default: that of the run.")
+]
 Report = Annotated[
     bool, typer.Option("--report/--no-report", help="Write the result page when the run ends.")
 ]

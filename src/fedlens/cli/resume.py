@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import DataDir, Debug, Json, Quiet, Report, RunDirectory, Strict
+from fedlens.cli.options import Debug, Json, Quiet, Report, RunDataDir, RunDirectory, Strict
 from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def resume(
     directory: RunDirectory,
-    data_dir: DataDir = None,
+    data_dir: RunDataDir = None,
     accept_changes: Annotated[
         bool,
         typer.Option(

@@ -147,13 +147,15 @@ def _build(
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
+    at_clients = task.local_leaves(parts.spec) | (
+        bare.personal if isinstance(bare, Averaging) else frozenset()
+    )
     if weights is not None:  # clients begin with their own leaves of the initial model
-        personal = bare.personal if isinstance(bare, Averaging) else ()
-        weights.travels = bool(personal or task.local_leaves(parts.spec))
+        weights.travels = bool(at_clients)
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
-    recorded = check_recording(config, algorithm, parts.spec, size)
+    recorded = check_recording(config, algorithm, parts.spec, size, at_clients)
     _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine

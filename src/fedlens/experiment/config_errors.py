@@ -93,7 +93,7 @@ def no_such_setting(
     if not near.startswith(_NEAR):
         listed = "' or '".join(others)
         near = f"{_NEAR} '{listed}'" if others else hint or near
-        if thing and nearest(name, ["name"]).startswith(_NEAR):
+        if thing and name != "name" and nearest(name, ["name"]).startswith(_NEAR):
             near = f"{_NEAR} 'name'"
     return ConfigError(what, where=where, hint=near)
 

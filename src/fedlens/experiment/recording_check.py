@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import prod
 
 from fedlens.core.algorithm_base import AlgorithmBase
@@ -11,17 +12,23 @@ from fedlens.experiment.config import Config
 
 
 def check_recording(
-    config: Config, algorithm: AlgorithmBase, spec: TreeSpec, cohort: int | None
+    config: Config,
+    algorithm: AlgorithmBase,
+    spec: TreeSpec,
+    cohort: int | None,
+    at_clients: Container[str] = (),
 ) -> list[str]:
-    """Sentences that say how much the recordings take.
+    """Sentences that say how much the recordings take, and which settings record no round.
 
     Args:
         spec: of the model.
         cohort: the number of clients in a round.
+        at_clients: leaves that stay at the clients, so that no reply has them.
 
     Raises `ConfigError` if a recorded round is beyond the last, or if the algorithm sends no local models.
     """
     record = config.record
+    sentences: list[str] = []
     for key, wanted in (("local_models", record.local_models), ("updates", record.updates)):
         where = f"record.{key}"
         if wanted is not None and wanted.every is None and not wanted.rounds:
@@ -35,6 +42,9 @@ def check_recording(
                 where=f"{where}.rounds",
                 hint="name rounds of the run",
             )
+        if wanted is not None and not any(map(wanted.includes, range(1, config.rounds + 1))):
+            asked = f"it asks for every {wanted.every} rounds"
+            sentences.append(f"{where} records nothing: {asked}, and the run has {config.rounds}")
     if record.local_models is not None and algorithm.training_op is None:
         raise ConfigError(
             f"the replies of '{config.algorithm['name']}' hold no local models: nobody trains the whole model at "
@@ -42,13 +52,18 @@ def check_recording(
             where="record.local_models",
             hint="set record.updates, which keeps what clients send, or choose another algorithm",
         )
-    return [sentence for sentence in (_price(config, spec, cohort or 1),) if sentence]
+    price = _price(config, spec, cohort or 1, at_clients)
+    return [*sentences, *([price] if price else [])]
 
 
-def _price(config: Config, spec: TreeSpec, cohort: int) -> str | None:
+def _price(config: Config, spec: TreeSpec, cohort: int, at_clients: Container[str]) -> str | None:
     """How many bytes the recordings take, as a sentence; None if no round is recorded."""
     size = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in spec.values())
-    sent = sum(leaf.dtype.itemsize * prod(leaf.shape) for leaf in spec.values() if not leaf.fixed)
+    sent = sum(
+        leaf.dtype.itemsize * prod(leaf.shape)
+        for name, leaf in spec.items()
+        if not leaf.fixed and name not in at_clients
+    )
     rounds = total = 0
     for round in range(1, config.rounds + 1):
         kinds = [w for w in (config.record.local_models, config.record.updates) if w and w.includes(round)]

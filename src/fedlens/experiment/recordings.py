@@ -124,6 +124,10 @@ class RecordedRound:
 
     def _read(self, name: str) -> dict[str, Tensor]:
         path = self.folder / name
+        if name not in self.sha256 or path.name != name:
+            raise _corrupt(
+                self.folder / MANIFEST, f"it names the file '{name}', which is none of this recording"
+            )
         try:
             contents = tensorfile.read(path)
         except (OSError, ValueError) as error:
@@ -177,11 +181,13 @@ def folder_of(recordings: Path, round: int) -> Path:
 def _read_round(folder: Path, started: Any) -> RecordedRound | None:
     path = folder / MANIFEST
     try:
-        content: dict[str, Any] = json.loads(read_regular(path))
+        content: Any = json.loads(read_regular(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise _corrupt(path, str(error)) from error
+    if not isinstance(content, dict):
+        raise _corrupt(path, "it is not a table")
     if content.get("format") != FORMAT:
         raise RunDirectoryError(
             f"the recording has format {content.get('format')}, and this version of fedlens reads {FORMAT}",
@@ -194,6 +200,8 @@ def _read_round(folder: Path, started: Any) -> RecordedRound | None:
             where=str(folder),
             hint="move the folder back to its run",
         )
+    if content.get("round") != int(folder.name.removeprefix("round-")):
+        raise _corrupt(path, f"it is of round {content.get('round')}")
     try:
         replies = tuple(
             RecordedReply(

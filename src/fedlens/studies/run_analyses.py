@@ -83,9 +83,12 @@ def refuse_analyses(cells: StudyCells, source: StudySource) -> None:
         needs = needs_of(name)
         kinds = _KINDS if needs != "local models" else _KINDS[:1]
         made = any(
-            {"local_models": config.record.local_models, "updates": config.record.updates}[kind] is not None
+            asked is not None and any(map(asked.includes, range(1, config.rounds + 1)))
             for config in cells.configs
             for kind in kinds
+            for asked in [
+                {"local_models": config.record.local_models, "updates": config.record.updates}[kind]
+            ]
         )
         if needs != "nothing" and not made:
             raise ConfigError(

@@ -317,7 +317,9 @@ def test_an_analysis_of_ones_own(recorded: Path, tmp_path: Path) -> None:
         (["dynamics"], {"settings": {"dynamics": {"count": 3}}}, "has no setting 'count'"),
         (["dynamics"], {"settings": {"drift": {}}}, "settings are given for 'drift', which is not made"),
         (["dynamics"], {"on": "validation"}, "no validation data"),
-        (["dynamics"], {"rounds": [7]}, "round 7 of the run is not recorded; recorded are: 1, 2, 3"),
+        (["dynamics"], {"rounds": [7]}, "recorded are: 1, 2, 3 .*; the run has 3 rounds so far"),
+        (["dynamic"], {}, r"\(dynamic\)"),
+        (["own.py:norms"], {"settings": {"norms": {"power": 1}}}, r"write --set own.py:norms.KEY=VALUE"),
     ],
 )
 def test_wrong_requests_are_refused(
@@ -331,6 +333,14 @@ def test_missing_recordings_name_the_command_that_makes_them(plain: Path) -> Non
     for names in ([], ["dynamics"]):
         with pytest.raises(RunDirectoryError, match=r"no recordings of .* --record 1,3' records them"):
             analyze(plain, names)
+
+
+def test_local_models_that_no_reply_holds_are_refused_before_the_rounds_are_repeated(tmp_path: Path) -> None:
+    run = experiment("algorithm=centralized", select=None).run(tmp_path / "run", report=False).directory
+    done = CliRunner().invoke(app, ["analyze", str(run), "dynamics", "--record", "1"])
+    assert done.exit_code == 2
+    assert "hold no local models" in done.output
+    assert not (run / "recordings").exists()
 
 
 def test_the_command_records_analyzes_and_prints_the_page(plain: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, RunDirectoryError
-from fedlens.experiment.recordings import RecordedRound, recorded_rounds
+from fedlens.experiment.recordings import RecordedRound, intact_round, recorded_rounds
 from fedlens.experiment.rundir import RunDir
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -154,6 +154,23 @@ def test_a_corrupt_recording_is_named(tmp_path: Path) -> None:
         rounds_of(run.directory)
 
 
+def test_a_manifest_that_is_not_what_was_written_is_named_and_recorded_again(tmp_path: Path) -> None:
+    run = experiment(EVERY, "rounds=1").run(tmp_path / "run", report=False)
+    (recorded,) = rounds_of(run.directory)
+    manifest = recorded.folder / "recording.json"
+    content = json.loads(manifest.read_text())
+    for wrong, what in (([], "it is not a table"), ({**content, "round": 2}, "it is of round 2")):
+        manifest.write_text(json.dumps(wrong))
+        with pytest.raises(RunDirectoryError, match=f"recording.json of the recording is corrupt: {what}"):
+            rounds_of(run.directory)
+        assert intact_round(RunDir.open(run.directory), 1) is None
+    first, *others = content["clients"]
+    manifest.write_text(json.dumps({**content, "clients": [{**first, "file": "../../../x"}, *others]}))
+    (elsewhere,) = rounds_of(run.directory)
+    with pytest.raises(RunDirectoryError, match=r"recording.json .* corrupt: it names the file '../../../x'"):
+        elsewhere.local_model(elsewhere.replies[0])
+
+
 def test_a_recording_of_another_run_is_named(tmp_path: Path) -> None:
     run = experiment(EVERY, "rounds=1").run(tmp_path / "run", report=False).directory
     environment = json.loads((run / "environment.json").read_text())
@@ -183,6 +200,31 @@ def test_what_cannot_be_recorded_is_refused(changes: list[str], message: str, tm
     with pytest.raises(ConfigError, match=message):
         experiment(*changes, **tables).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_table_that_fits_no_round_of_the_run_is_said(tmp_path: Path) -> None:
+    run = experiment("record.local_models={every=5}").run(tmp_path / "run", report=False)
+    assert (
+        "record.local_models records nothing: it asks for every 5 rounds, and the run has 3"
+        in (run.summary["notes"])
+    )
+
+
+def test_the_price_leaves_out_what_stays_at_the_clients(tmp_path: Path) -> None:
+    """MoCo's queue is in the model, and in no reply."""
+    data = {"dataset": {"name": "digits"}, "partition": {"name": "iid", "clients": 4}, "augment": ["flip"]}
+    run = Experiment(
+        rounds=1,
+        model="mlp",
+        data=data,
+        task={"name": "moco-v2", "queue": 4096},
+        local={"lr": 0.001, "steps": 1, "batch_size": 16},
+        record={"updates": {"every": 1}},
+        engine="inline",
+    ).run(tmp_path / "run", report=False)
+    (note,) = [note for note in run.summary["notes"] if "recording" in note]
+    size = sum(path.stat().st_size for path in (run.directory / "recordings").rglob("*.safetensors"))
+    assert abs(float(note.split()[-6].replace(",", "")) * 1e6 - size) < 0.2 * size
 
 
 def test_the_price_is_said_before_the_run(tmp_path: Path) -> None:

@@ -135,6 +135,9 @@ def test_an_analysis_that_cannot_be_made_is_refused_before_any_run() -> None:
     nothing = {**STUDY, "methods": {"fedavg": {}}}
     with pytest.raises(ConfigError, match=r'needs local models.*set "record.local_models" = \{ every = 5 \}'):
         StudyPlan.load(nothing)
+    seldom = {**STUDY, "methods": {"fedavg": {"set": {"record.local_models": {"every": 5}}}}}
+    with pytest.raises(ConfigError, match="needs local models, which no run of the study records"):
+        StudyPlan.load(seldom)
     with pytest.raises(ConfigError, match="does not make the analysis 'drift'"):
         StudyPlan.load({**STUDY, "figures": [{"kind": "analysis", "analysis": "drift"}]})
     json.dumps(StudyPlan.load(STUDY).info({}).analyses)

@@ -344,7 +344,7 @@ def _check_whole(scan: Scan) -> None:
         add(scan.folder, "no image has a label", "write the classes of each image in the table")
     if len(used) == 1 and scan.labels is not None:
         what = f"there is only one class, '{scan.classes[min(used)]}'"
-        add(scan.folder, what, "a model needs at least two")
+        add(scan.folder, what, "a classifier needs at least two; labels = false reads images without classes")
     if splits is not None and "train" in splits:
         pairs = zip(labels, splits, strict=True)
         trained = {label for of_image, split in pairs if split == "train" for label in of_image}
