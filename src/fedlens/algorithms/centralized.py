@@ -55,6 +55,11 @@ class Centralized(AlgorithmBase):
         }
 
     @property
+    def pools_data(self) -> bool:
+        """True: `@train` holds the data of all clients."""
+        return True
+
+    @property
     def measured(self) -> Who:
         """Which clients the model is evaluated at; none unless the settings name them."""
         return self.parts.measure_clients or "none"

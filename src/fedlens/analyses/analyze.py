@@ -109,7 +109,12 @@ def check_request(
     for name in settings or {}:
         if name not in wanted:
             own = [each for each in wanted if each.endswith(f":{name}")]
-            hint = f"write --set {own[0]}.KEY=VALUE" if own else f"name it: {name}"
+            if own:
+                hint = f"write --set {own[0]}.KEY=VALUE"
+            elif name in ANALYSES.entries:
+                hint = f"name it: {name}"
+            else:
+                hint = f"write the name of an analysis that is made: {', '.join(wanted)}"
             raise ConfigError(f"settings are given for '{name}', which is not made", where=name, hint=hint)
     return {name: _resolved(name, table) for name, table in wanted.items()}
 

@@ -88,7 +88,7 @@ def reliability_of(tree: Tree, evaluator: ModelEvaluator) -> Reliability:
     task = evaluator.task
     if not isinstance(task, Classification):
         raise ConfigError(
-            f"calibration needs one distribution over classes per example, which {task.kind} does not have",
+            f"calibration needs one distribution over classes per example, which {evaluator.task_name} does not have",
             where="task.name",
             hint="analyze a run of classification",
         )

@@ -20,6 +20,7 @@ from fedlens.tasks.classification import Classification
 from fedlens.tasks.nearest_neighbours import knn_accuracy
 
 LAST = "last layer"  # in place of the name of a layer
+NEIGHBOURS = 20  # of the k-NN accuracy, by default
 
 
 def representation(
@@ -32,7 +33,9 @@ def representation(
     layers: Annotated[
         list[str] | None, Field(description="names of modules; by default at most 12 with weights")
     ] = None,
-    k: Annotated[int, Field(ge=1, description="neighbours of the k-NN accuracy")] = 20,
+    k: Annotated[
+        int | None, Field(ge=1, description="neighbours of the k-NN accuracy; by default 20")
+    ] = None,
 ) -> list[dict[str, Any]]:
     """How similar the clients' features are by layer, and how they separate the classes.
 
@@ -41,10 +44,11 @@ def representation(
         `between_clients`, over the pairs of local models; `to_before`, between local models and the global model before
         the round; and `rounds`, between the global model after the round and after the recorded round before. For
         classifiers, a further row with the layer "last layer" has `knn_accuracy` of the features of the global model
-        after the round (even examples vote on odd ones; None for fewer voters than `k`), and its neural collapse
-        (`within`, `norms`, `angles`, `simplex`, `classifier`; Papyan et al. 2020).
+        after the round (even examples vote on odd ones; None if fewer than 20 vote and `k` is not
+        set), and its neural collapse (`within`, `norms`, `angles`, `simplex`, `classifier`; Papyan et al. 2020).
 
-    Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a layer that the model lacks.
+    Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a layer that the model lacks, and
+    for a `k` larger than the number of examples that vote.
     """
     evaluator = run.evaluator.evenly(examples)
     rows: list[dict[str, Any]] = []
@@ -71,7 +75,7 @@ def representation(
     return rows
 
 
-def _separation(tree: Tree, evaluator: ModelEvaluator, k: int) -> dict[str, Any]:
+def _separation(tree: Tree, evaluator: ModelEvaluator, k: int | None) -> dict[str, Any]:
     """k-NN accuracy and neural collapse of a model; None where the model or the examples do not define them."""
     try:
         inputs, labels, classifier = classifier_inputs(tree, evaluator)
@@ -81,8 +85,16 @@ def _separation(tree: Tree, evaluator: ModelEvaluator, k: int) -> dict[str, Any]
     with suppress(ConfigError):  # the examples are of one class
         collapse = asdict(neural_collapse(inputs, labels, classifier))
         values |= {name: value for name, value in collapse.items() if name != "classes"}
-    with suppress(ConfigError):  # there are fewer examples than neighbours
-        values["knn_accuracy"] = knn_accuracy(inputs[::2], labels[::2], inputs[1::2], labels[1::2], k)
+    if k is not None and k > len(inputs[::2]):
+        raise ConfigError(
+            f"{len(inputs[::2]):,} examples vote, fewer than the {k:,} neighbours",
+            where="representation.k",
+            hint=f"set it to at most {len(inputs[::2])}",
+        )
+    with suppress(ConfigError):  # fewer examples than the default number of neighbours, or one class
+        values["knn_accuracy"] = knn_accuracy(
+            inputs[::2], labels[::2], inputs[1::2], labels[1::2], NEIGHBOURS if k is None else k
+        )
     return values
 
 

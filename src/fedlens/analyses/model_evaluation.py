@@ -46,6 +46,7 @@ class ModelEvaluator:
         device, arithmetic: where and in which number format the models compute.
         threads: threads per computation, the setting `engine.threads`. `several` evaluates as many models at once as
             there are cores for so many threads each.
+        task_name: the name of the task in messages; by default the kind of its data.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class ModelEvaluator:
         device: str = "cpu",
         arithmetic: Arithmetic = PLAIN,
         threads: int = 1,
+        task_name: str | None = None,
     ) -> None:
         self.model, self.task, self.data, self.examples = model, task, data, examples
         self.batch_size, self.size, self.threads = batch_size, size, threads
+        self.task_name = task_name or task.kind
         self.device, self.arithmetic = torch.device(device), arithmetic
         self._scratch: dict[Any, Any] = {}
 
@@ -102,7 +105,7 @@ class ModelEvaluator:
         names = self.task.known_metrics()
         if names is not None and "loss" not in names:
             raise ConfigError(
-                f"evaluations of {self.task.kind} have no loss to compare models by",
+                f"evaluations of {self.task_name} have no loss to compare models by",
                 where="task.name",
                 hint="analyze a run of classification or segmentation",
             )
@@ -122,6 +125,7 @@ class ModelEvaluator:
             device=str(self.device),
             arithmetic=self.arithmetic,
             threads=self.threads,
+            task_name=self.task_name,
         )
 
     def outputs(self, tree: Tree, most: int | None = None) -> Iterator[tuple[Any, Any]]:
@@ -190,4 +194,5 @@ def evaluator_of(built: Built, on: Literal["test", "validation"] = "test") -> Mo
         device=program.device,
         arithmetic=program.arithmetic,
         threads=int(built.config.engine.get("threads", 1)),
+        task_name=built.config.task["name"],
     )

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
 from fedlens.api import settings_of
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.tree import spec_of
 from fedlens.experiment.build import Built, build, data_directory
 from fedlens.experiment.config import read_config
 from fedlens.experiment.plan import plan
+from fedlens.experiment.recording_check import no_clients, no_local_models
 from fedlens.experiment.recordings import RecordedRound, recorded_rounds
 from fedlens.experiment.run_description import check_same_data
 from fedlens.experiment.rundir import RunDir
@@ -80,10 +82,17 @@ class OpenedRun:
 
     def missing(self, what: str, setting: str) -> RunDirectoryError:
         """The error for recordings that the run does not have."""
-        if setting == "record.local_models" and self.built.algorithm.training_op is None:
+        built = self.built
+        if built.algorithm.pools_data:
             return RunDirectoryError(
-                f"the replies of '{self.built.config.algorithm['name']}' hold no local models in this run: a part of "
-                "the model stays at the clients, or they send something else",
+                no_clients(built.config),
+                where=str(self.directory.path),
+                hint="analyze a run of another algorithm",
+            )
+        if setting == "record.local_models" and built.algorithm.training_op is None:
+            spec = spec_of(built.model.build(initial=False))
+            return RunDirectoryError(
+                no_local_models(built.config, built.algorithm, built.task, spec),
                 where=str(self.directory.path),
                 hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
             )

@@ -76,8 +76,15 @@ def repeat_rounds(
             try:
                 resume(again.path, **how)
             except ConfigError as error:
-                if needs_models or "record.local_models" not in (error.where or ""):
+                where = error.where or ""
+                if ": record" not in where:
                     raise
+                has_updates = ": record.local_models" in where
+                if needs_models or not has_updates:
+                    # The place is in the folder of the repeated run, which is removed.
+                    drift = "'drift', which needs only what clients send, or " if has_updates else ""
+                    hint = f"analyze {drift}a run of another algorithm"
+                    raise ConfigError(error.what, where=str(run.path), hint=hint) from error
                 say(f"{error.what}; what clients send is recorded")
                 _write_settings(run, again, missing, ["updates"])
                 resume(again.path, **how)

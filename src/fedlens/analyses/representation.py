@@ -302,7 +302,7 @@ def classifier_inputs(
     """
     if not isinstance(evaluator.task, Classification):
         raise ConfigError(
-            f"neural collapse needs one class per example, which {evaluator.task.kind} does not have",
+            f"neural collapse needs one class per example, which {evaluator.task_name} does not have",
             where="task.name",
             hint="analyze a run of classification",
         )

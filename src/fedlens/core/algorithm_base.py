@@ -51,6 +51,11 @@ class AlgorithmBase(Algorithm):
         return eligible
 
     @property
+    def pools_data(self) -> bool:
+        """Whether one holder trains on the data of all clients, so that no client trains."""
+        return False
+
+    @property
     def full_gradients(self) -> bool:
         """Whether clients take gradients over all their examples, and so of the last batch even if it is small."""
         return False

@@ -155,7 +155,7 @@ def _build(
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
-    recorded = check_recording(config, algorithm, parts.spec, size, at_clients)
+    recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
     _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
     source = _source(planned, holders, model, module)
     engine = planned.engine() if engine is None else engine

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Container
 from math import prod
 
+from fedlens.algorithms.averaging import Averaging
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.tree import TreeSpec
 from fedlens.experiment.config import Config
+from fedlens.tasks.task import Task
 
 
 def check_recording(
     config: Config,
     algorithm: AlgorithmBase,
+    task: Task,
     spec: TreeSpec,
     cohort: int | None,
     at_clients: Container[str] = (),
@@ -25,12 +28,17 @@ def check_recording(
         cohort: the number of clients in a round.
         at_clients: leaves that stay at the clients, so that no reply has them.
 
-    Raises `ConfigError` if a recorded round is beyond the last, or if the algorithm sends no local models.
+    Raises `ConfigError` if a recorded round is beyond the last, or if the algorithm has no clients or sends no
+    local models.
     """
     record = config.record
     sentences: list[str] = []
     for key, wanted in (("local_models", record.local_models), ("updates", record.updates)):
         where = f"record.{key}"
+        if wanted is not None and algorithm.pools_data:
+            raise ConfigError(
+                no_clients(config), where="record", hint="remove the table, or choose another algorithm"
+            )
         if wanted is not None and wanted.every is None and not wanted.rounds:
             raise ConfigError(
                 f"the table [{where}] names no round", where=where, hint="set every = 5, or rounds = [1, 10]"
@@ -47,13 +55,30 @@ def check_recording(
             sentences.append(f"{where} records nothing: {asked}, and the run has {config.rounds}")
     if record.local_models is not None and algorithm.training_op is None:
         raise ConfigError(
-            f"the replies of '{config.algorithm['name']}' hold no local models: nobody trains the whole model at "
-            "a client, or clients keep a part of it, or they send something else",
+            no_local_models(config, algorithm, task, spec),
             where="record.local_models",
             hint="set record.updates, which keeps what clients send, or choose another algorithm",
         )
     price = _price(config, spec, cohort or 1, at_clients)
     return [*sentences, *([price] if price else [])]
+
+
+def no_clients(config: Config) -> str:
+    """The sentence that an algorithm on pooled data has no clients to record."""
+    return f"'{config.algorithm['name']}' trains on the pooled data and has no clients to record"
+
+
+def no_local_models(config: Config, algorithm: AlgorithmBase, task: Task, spec: TreeSpec) -> str:
+    """The sentence that replies hold no local models, with the reason."""
+    if task.local_leaves(spec):
+        why = f"with the task '{config.task['name']}', each client keeps a part of the model"
+    elif not isinstance(algorithm, Averaging):
+        why = "its class does not define `training_op`"
+    elif algorithm.personal:
+        why = "each client keeps a part of the model"
+    else:
+        why = "clients send something else"
+    return f"the replies of '{config.algorithm['name']}' hold no local models: {why}"
 
 
 def _price(config: Config, spec: TreeSpec, cohort: int, at_clients: Container[str]) -> str | None:

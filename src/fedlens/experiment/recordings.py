@@ -30,6 +30,7 @@ BEFORE, AFTER, MANIFEST = "before.safetensors", "after.safetensors", "recording.
 MODEL = "model"
 UPDATE = "update"
 STARTED = "started"  # the key of environment.json
+_REPLY = re.compile(r"exchange-\d+-slot-\d{5,}\.safetensors")
 _FOLDER = re.compile(r"round-(\d{6,18})")
 
 
@@ -124,7 +125,7 @@ class RecordedRound:
 
     def _read(self, name: str) -> dict[str, Tensor]:
         path = self.folder / name
-        if name not in self.sha256 or path.name != name:
+        if path.name != name:
             raise _corrupt(
                 self.folder / MANIFEST, f"it names the file '{name}', which is none of this recording"
             )
@@ -211,11 +212,11 @@ def _read_round(folder: Path, started: Any) -> RecordedRound | None:
                 bool(row["trained"]),
                 int(row["slot"]),
                 dict(row["numbers"]),
-                row["file"],
+                str(row["file"]),
             )
             for row in content["clients"]
         )
-        return RecordedRound(
+        recorded = RecordedRound(
             folder,
             int(content["round"]),
             bool(content["local_models"]),
@@ -226,6 +227,13 @@ def _read_round(folder: Path, started: Any) -> RecordedRound | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+    for reply in replies:
+        if not _REPLY.fullmatch(reply.file):
+            raise _corrupt(path, f"it names the file '{reply.file}', which is none of this recording")
+    for name in (BEFORE, AFTER, *(reply.file for reply in replies)):
+        if name not in recorded.sha256:
+            raise _corrupt(path, f"it has no SHA-256 of {name}")
+    return recorded
 
 
 def _corrupt(path: Path, reason: str) -> RunDirectoryError:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from fedlens.analyses.analyze import Analyses, analyze
+from fedlens.analyses.calibration import reliability_of
 from fedlens.analyses.dynamics import dynamics
 from fedlens.analyses.opened_run import open_run
 from fedlens.analyses.registry import ANALYSES
@@ -316,6 +317,7 @@ def test_an_analysis_of_ones_own(recorded: Path, tmp_path: Path) -> None:
         (["dynamic"], {}, "did you mean 'dynamics'"),
         (["dynamics"], {"settings": {"dynamics": {"count": 3}}}, "has no setting 'count'"),
         (["dynamics"], {"settings": {"drift": {}}}, "settings are given for 'drift', which is not made"),
+        (["dynamics"], {"settings": {"norms": {}}}, "the name of an analysis that is made: dynamics"),
         (["dynamics"], {"on": "validation"}, "no validation data"),
         (["dynamics"], {"rounds": [7]}, "recorded are: 1, 2, 3 .*; the run has 3 rounds so far"),
         (["dynamic"], {}, r"\(dynamic\)"),
@@ -335,12 +337,28 @@ def test_missing_recordings_name_the_command_that_makes_them(plain: Path) -> Non
             analyze(plain, names)
 
 
-def test_local_models_that_no_reply_holds_are_refused_before_the_rounds_are_repeated(tmp_path: Path) -> None:
-    run = experiment("algorithm=centralized", select=None).run(tmp_path / "run", report=False).directory
-    done = CliRunner().invoke(app, ["analyze", str(run), "dynamics", "--record", "1"])
+@pytest.mark.parametrize(
+    ("algorithm", "analyses", "message"),
+    [
+        ("centralized", ["dynamics"], "'centralized' trains on the pooled data and has no clients to record"),
+        ("centralized", [], "'centralized' trains on the pooled data and has no clients to record"),
+        ("iceadmm", ["dynamics"], "'iceadmm' hold no local models: clients send something else"),
+    ],
+)
+def test_local_models_that_no_reply_holds_are_refused_before_the_rounds_are_repeated(
+    algorithm: str, analyses: list[str], message: str, tmp_path: Path
+) -> None:
+    tables: dict[str, Any] = {"select": None} if algorithm == "centralized" else {}
+    local = {"lr": 0.1, "epochs": 1, "batch_size": 16}
+    made = experiment(f"algorithm={algorithm}", local=local, **tables)
+    run = made.run(tmp_path / "run", report=False).directory
+    done = CliRunner().invoke(app, ["analyze", str(run), *analyses, "--record", "1"])
     assert done.exit_code == 2
-    assert "hold no local models" in done.output
+    assert message in done.output
+    assert ".repeated" not in done.output
     assert not (run / "recordings").exists()
+    with pytest.raises(RunDirectoryError, match=message.partition(":")[0] if analyses else message):
+        analyze(run, analyses)
 
 
 def test_the_command_records_analyzes_and_prints_the_page(plain: Path) -> None:
@@ -434,9 +452,36 @@ def test_personal_models_point_to_the_drift_of_updates(tmp_path: Path) -> None:
     made = experiment("algorithm=fedbn", "rounds=1", data=data, model=model)
     made.run(tmp_path / "run", report=False)
     repeat_rounds(tmp_path / "run", [1])
-    with pytest.raises(RunDirectoryError, match=r"'fedbn' hold no local models .* analyze 'drift'"):
+    with pytest.raises(
+        RunDirectoryError, match=r"'fedbn' hold no local models: each client .* analyze 'drift'"
+    ):
         analyze(tmp_path / "run", ["dynamics"])
     assert analyze(tmp_path / "run", ["drift"]).rows["drift"]
+
+
+def test_the_task_that_keeps_a_part_of_the_model_is_named(tmp_path: Path) -> None:
+    data = {"dataset": {"name": "digits"}, "partition": {"name": "iid", "clients": 4}, "augment": ["flip"]}
+    made = experiment(
+        "rounds=1", "record.updates.every=1", data=data, task={"name": "moco-v2", "queue": 64}, model="mlp"
+    )
+    run = made.run(tmp_path / "run", report=False).directory
+    with pytest.raises(
+        RunDirectoryError, match="local models: with the task 'moco-v2', each client keeps a part"
+    ):
+        analyze(run, ["dynamics"])
+    with pytest.raises(ConfigError, match="which moco-v2 does not have"):
+        reliability_of({}, open_run(run).evaluator)
+
+
+def test_more_neighbours_than_examples_that_vote_are_refused(recorded: Path, tmp_path: Path) -> None:
+    settings: dict[str, dict[str, Any]] = {"representation": {"examples": 30, "layers": ["5"]}}
+    rows = analyze(recorded, ["representation"], rounds=[1], settings=settings, out=tmp_path / "page").rows
+    assert rows["representation"][-1]["knn_accuracy"] is None  # the default of 20 is more than 15
+    settings["representation"]["k"] = 16
+    with pytest.raises(
+        ConfigError, match=r"15 examples vote, fewer than the 16 neighbours \(representation.k\)"
+    ):
+        analyze(recorded, ["representation"], rounds=[1], settings=settings, out=tmp_path / "page")
 
 
 def test_wrong_names_are_refused_before_rounds_are_repeated(plain: Path) -> None:

@@ -165,10 +165,15 @@ def test_a_manifest_that_is_not_what_was_written_is_named_and_recorded_again(tmp
             rounds_of(run.directory)
         assert intact_round(RunDir.open(run.directory), 1) is None
     first, *others = content["clients"]
-    manifest.write_text(json.dumps({**content, "clients": [{**first, "file": "../../../x"}, *others]}))
-    (elsewhere,) = rounds_of(run.directory)
-    with pytest.raises(RunDirectoryError, match=r"recording.json .* corrupt: it names the file '../../../x'"):
-        elsewhere.local_model(elsewhere.replies[0])
+    for file, what in (
+        ("../../../x", "names the file '../../../x'"),
+        ([], r"names the file '\[\]'"),
+        ("exchange-7-slot-00000.safetensors", "has no SHA-256 of exchange-7"),
+    ):
+        manifest.write_text(json.dumps({**content, "clients": [{**first, "file": file}, *others]}))
+        with pytest.raises(RunDirectoryError, match=f"recording.json .* corrupt: it {what}"):
+            rounds_of(run.directory)
+        assert intact_round(RunDir.open(run.directory), 1) is None
 
 
 def test_a_recording_of_another_run_is_named(tmp_path: Path) -> None:
@@ -185,12 +190,13 @@ def test_a_recording_of_another_run_is_named(tmp_path: Path) -> None:
         (["record.local_models={rounds=[5]}"], "round 5 is to be recorded, but the run has 3 rounds"),
         (["record.local_models={}"], r"\[record.local_models\] names no round"),
         (["record.updates={evry=1}"], "did you mean 'every'"),
-        ([EVERY, "algorithm=centralized"], "'centralized' hold no local models"),
+        ([EVERY, "algorithm=centralized"], "'centralized' trains on the pooled data and has no clients"),
+        (["record.updates={every=1}", "algorithm=centralized"], "'centralized' .* has no clients to record"),
         (
             [EVERY, "algorithm=fedbn", "data.validation=0.2", "data.validation_from=client"],
-            "'fedbn' hold no local models",
+            "'fedbn' hold no local models: each client keeps a part",
         ),
-        ([EVERY, "algorithm=iceadmm"], "'iceadmm' hold no local models"),
+        ([EVERY, "algorithm=iceadmm"], "'iceadmm' hold no local models: clients send something else"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(changes: list[str], message: str, tmp_path: Path) -> None:
