@@ -71,10 +71,8 @@ def analyze(
         chosen = None if rounds is None else round_list(rounds)
         check_request(names or (), settings)
         if record is not None:
-            needs_models = any(needs_of(name) == "local models" for name in names or ())
-            repeat_rounds(
-                directory, round_list(record), data_dir=data_dir, needs_models=needs_models, say=heard
-            )
+            models = any(needs_of(name) == "local models" for name in names or ())
+            repeat_rounds(directory, round_list(record), data_dir=data_dir, needs_models=models, say=heard)
         made = make(
             directory,
             names or (),

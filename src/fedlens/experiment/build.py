@@ -147,9 +147,8 @@ def _build(
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
-    at_clients = task.local_leaves(parts.spec) | (
-        bare.personal if isinstance(bare, Averaging) else frozenset()
-    )
+    personal = bare.personal if isinstance(bare, Averaging) else frozenset()
+    at_clients = task.local_leaves(parts.spec) | personal
     if weights is not None:  # clients begin with their own leaves of the initial model
         weights.travels = bool(at_clients)
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
