@@ -31,6 +31,7 @@ from fedlens.experiment.config_source import Source, read_source
 from fedlens.experiment.progress import Progress, Silent
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.session import Session
+from fedlens.report.differences import LEAST_SEEDS
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
@@ -135,7 +136,7 @@ def cost(
 
     Args:
         experiment: an experiment, a recipe or a TOML file; `overrides` such as `"local.lr=0.1"` go on top.
-        seeds: how many: `seed`, `seed + 1`, ...
+        seeds: how many: `seed`, `seed + 1`, ... With fewer than three there are no intervals.
         out: the directory; default `runs/<name>-cost`. Runs in it that are finished are kept, others are resumed.
         report: write the result pages.
 
@@ -177,7 +178,7 @@ def cost(
         },
         "runs": rows,
     }
-    for sentence in notes:
+    for sentence in (*notes, *few_seeds(seeds, len(runs))):
         listener.note(sentence)
     _write(directory, about)
     for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
@@ -207,6 +208,22 @@ def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResul
                 write_report(directory / run["name"])
         write_cost_page(directory, answer)
     return CostResult(directory, answer)
+
+
+def few_seeds(seeds: int, runs: int) -> list[str]:
+    """What so few seeds cannot answer, said before the runs; empty for enough of them.
+
+    >>> few_seeds(3, 12), few_seeds(2, 8)[0][:49]
+    ([], '2 seeds give differences without an interval: the')
+    """
+    if seeds >= LEAST_SEEDS:
+        return []
+    begin = "1 seed gives" if seeds == 1 else f"{seeds} seeds give"
+    return [
+        f"{begin} differences without an interval: they cannot say whether a difference is chance. "
+        f"Take --seeds {LEAST_SEEDS} or more for that ({runs // seeds * LEAST_SEEDS} runs instead of {runs}; "
+        "finished runs are kept)."
+    ]
 
 
 def refuse_baseline(config: Config, source: Source) -> None:

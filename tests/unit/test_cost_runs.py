@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import fedlens
 from fedlens import cost_runs
+from fedlens.cli.cost import RunTitle
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
@@ -127,6 +128,39 @@ class Watching(SilentCost):
                     raise KeyboardInterrupt
 
         return Run()
+
+
+class Listening(SilentCost):
+    """Collects what is said, with the number of runs that had started by then."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.said: list[tuple[int, str]] = []
+
+    def note(self, text: str) -> None:
+        self.said.append((self.started, text))
+
+    def run_started(self, name: str, position: int, total: int) -> Progress:
+        self.started = position
+        return Silent()
+
+
+def test_two_seeds_are_told_before_the_runs_what_they_cannot_answer(result: CostResult) -> None:
+    listening = Listening()
+    cost(experiment(), seeds=2, out=result.directory, progress=listening, report=False)
+    ((started, said),) = [(started, said) for started, said in listening.said if "interval" in said]
+    assert started == 0
+    assert said.startswith("2 seeds give differences without an interval")
+    assert "--seeds 3 or more for that (12 runs instead of 8;" in said
+    assert cost_runs.few_seeds(3, 12) == []
+
+
+def test_a_line_of_the_log_has_the_measure_of_the_page(result: CostResult) -> None:
+    for run in result.answer["runs"]:
+        title = RunTitle("[1/8] x", lambda *shown: None)
+        title.finished(read_run(result.directory / run["name"]).summary)
+        value = f"{100 * run['clients']:.1f} %"
+        assert title.outcome.startswith(f"the clients' mean accuracy on held-out images {value}, ")
 
 
 def test_it_continues_where_it_was_interrupted_and_adds_seeds(tmp_path: Path, result: CostResult) -> None:

@@ -27,7 +27,9 @@ def cost(
         str, typer.Argument(metavar="RECIPE_OR_FILE", help="A recipe (fedlens list recipes) or a TOML file.")
     ],
     changes: Changes = None,
-    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds; each has four runs.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="The number of seeds; each has four runs. Intervals need 3.")
+    ] = 3,
     engine: EngineName = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The directory of all runs; default runs/<name>-cost.")
@@ -168,18 +170,22 @@ class RunTitle(Silent):
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Keeps the outcome."""
-        from fedlens.cli.progress_display import tested
-        from fedlens.report.format import duration, finite, label, metric_value
+        from fedlens.report.cost_measures import measure
+        from fedlens.report.format import duration, finite, metric_value
 
-        values = tested(summary.get("final") or {})
+        # The one measure that every run has when it ends, whatever its models and its data.
+        at_clients = summary.get("clients") or {}
         seconds = duration(finite((summary.get("totals") or {}).get("seconds")))
-        result = f"{label(values[0][0])} {metric_value(*values[0])}, " if values else ""
+        metric, value = str(at_clients.get("metric")), finite(at_clients.get("mean"))
+        result = "" if value is None else f"{measure(metric, 'clients')} {metric_value(metric, value)}, "
         self.outcome = f"{result}{seconds}"
 
 
 def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
+    from fedlens.report.cost_measures import byte_rows, bytes_note, measure_notes, side_by_side
     from fedlens.report.cost_page import below_note, client_head, client_texts, images_note
+    from fedlens.report.cost_sentences import wide_note
 
     answer = result.answer
     page = result.page if result.page.exists() else result.directory / "cost.json"
@@ -192,6 +198,12 @@ def show(result: CostResult, quiet: bool) -> None:
         if k == 0:
             for warning in answer["warnings"]:
                 print(printable(f"Caution: {warning}"))
+    head, measured = side_by_side(answer)
+    if measured:
+        print()
+        print_columns([*measured, *byte_rows(answer)], head, range(1, len(head)))
+        for note in filter(None, (*measure_notes(answer), bytes_note(answer))):
+            print(printable(note))
     rows = client_texts(answer)
     if rows:
         print()
@@ -199,7 +211,7 @@ def show(result: CostResult, quiet: bool) -> None:
         print_columns(rows[:CLIENTS_SHOWN], head, range(1, len(head) - 1))
         if len(rows) > CLIENTS_SHOWN:
             print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")
-        for note in filter(None, (below_note(answer), images_note(answer))):
+        for note in filter(None, (below_note(answer), wide_note(answer), images_note(answer))):
             print(printable(note))
     failed = [run for run in answer["runs"] if run["status"] != "finished"]
     if failed:

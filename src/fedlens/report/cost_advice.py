@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlens.report.cost_sentences import alike, hold_out_more
+from fedlens.report.differences import LEAST_SEEDS
 from fedlens.report.format import label, many, metric_value, points
 
 MOST = 3
@@ -111,7 +112,8 @@ def _more_seeds(answer: Mapping[str, Any]) -> dict[str, str] | None:
     if row is None or answer["metric"] == "loss":
         return None
     if row["low"] is None:
-        return _step(answer, "One seed says nothing about chance: run more.", "", seeds=3)
+        why = f"{many(row['seeds'], 'seed')} cannot say what is chance: run {LEAST_SEEDS} or more."
+        return _step(answer, why, "", seeds=LEAST_SEEDS)
     half = (row["high"] - row["low"]) / 2
     if half < _WIDE or row["sign"] != 0:
         return None

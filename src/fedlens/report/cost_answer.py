@@ -6,16 +6,25 @@ import math
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
+from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_curves import curve_warnings
-from fedlens.report.cost_sentences import WORDS, sentences
-from fedlens.report.differences import Difference, Values, difference, share_interval, verdict
+from fedlens.report.cost_measures import MEASURES, WORDS, measure
+from fedlens.report.cost_sentences import sentences
+from fedlens.report.differences import (
+    LEAST_SEEDS,
+    Difference,
+    Values,
+    difference,
+    share_interval,
+    verdict,
+)
 from fedlens.report.format import is_share, is_share_of_images
 from fedlens.report.read import Run, read_run
 
@@ -25,11 +34,17 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
 
     Keys, besides those of `about`:
 
-    - `metric`, `measured_on`: the main metric, and "test" or "clients" (personal models have no test value).
-    - `overall`: by role, `test` and `clients` (mean over clients), each with mean, std (None with one seed) and n.
+    - `metric`, `measured_on`: the main metric, and the measure of the first two differences, "test" or "clients"
+      (where each client has a model of its own).
+    - `measures`: the name of each measure in words. "test" is on the test images, of clients' own models the mean over
+      these models; "clients" is the mean over the clients on their held-out images, each counting the same.
+    - `overall`: by role, `test` and `clients`, each with mean, std (None with one seed) and n, or None with the reason
+      in `missing`; `models`: "one", "own" (one at each client) or "tuned" (tuned at each client).
+    - `bytes_per_client`: by role, see `fedlens.report.client_bytes`; None for centralized training.
     - `differences`: by name ("partition": federated - IID; "federation": federated - centralized, on
       `measured_on`; "joining": federated - local-only, mean over clients): mean, low, high, seeds, sign, on (as
-      `measured_on`). These intervals cover the seeds, not which images are tested.
+      `measured_on`). These intervals cover the seeds, not which images are tested. With fewer than three seeds there
+      is none.
     - `clients`: one row a client, the lowest federated value first: client, examples, held_out, classes, a mean for
       each role, `interval` of the federated value (Wilson, on the held-out images, which all seeds share; only of the
       accuracy, a share of images), `largest`
@@ -38,7 +53,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     - `sentences`: the answer in words. `warnings`: why final values are not to be trusted, in words.
     - `next_steps`: what to try, each with `why` and `command`.
     - `emd`: of the federated clients' classes.
-    - `runs`: one row a run: name, role, seed, status, error, rounds, passes, value, seconds.
+    - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, and both measures.
     """
     runs = {row["name"]: _read(directory / row["name"]) for row in about["runs"]}
     rows = [_run_row(row, runs[row["name"]]) for row in about["runs"]]
@@ -58,24 +73,36 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         }
         for role, by_seed in at_clients.items()
     }
+    for row in rows:
+        row["test"], row["clients"] = (of.get(row["role"], {}).get(row["seed"]) for of in (tested, means))
+    models = {role: _models(run, metric) for (role, _), run in finished.items()}
     overall = {
-        role: {"test": _spread(tested.get(role, {})), "clients": _spread(means.get(role, {}))}
+        role: {
+            "test": _spread(tested.get(role, {})),
+            "clients": _spread(means.get(role, {})),
+            "models": models[role],
+            "missing": _missing(role in tested, role in means, models[role], about["work"]),
+        }
         for role in WORDS
         if role in tested or role in means
     }
-    on = "test" if tested.get("federated") else "clients"
+    one_model = models.get("federated") != "own"
+    on = "test" if tested.get("federated") and one_model else "clients"
     values = tested if on == "test" else means
     none: Values = {}
     most = 1.0 if is_share(metric) else math.inf
     bounded = "test" if on == "test" and tested.get("centralized") else "clients"
     against = tested if bounded == "test" else means
     differences = {
-        "partition": (on, difference(values.get("federated", none), values.get("iid", none), most)),
+        "partition": (on, _difference(values.get("federated", none), values.get("iid", none), most)),
         "federation": (
             bounded,
-            difference(against.get("federated", none), against.get("centralized", none), most),
+            _difference(against.get("federated", none), against.get("centralized", none), most),
         ),
-        "joining": ("clients", difference(means.get("federated", none), means.get("local-only", none), most)),
+        "joining": (
+            "clients",
+            _difference(means.get("federated", none), means.get("local-only", none), most),
+        ),
     }
     largest = about["work"].get("largest_class") or {}
     clients = _client_rows(at_clients, metric, largest if metric == "accuracy" else {})
@@ -84,7 +111,14 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         "runs": rows,
         "metric": metric,
         "measured_on": on,
+        "measures": {name: measure(metric, name) for name in MEASURES},
         "overall": overall,
+        "bytes_per_client": {
+            role: None
+            if role == "centralized"
+            else client_bytes([run for (of, _), run in finished.items() if of == role])
+            for role in overall
+        },
         "differences": {
             name: None if each is None else {**asdict(each), "sign": each.sign, "on": where}
             for name, (where, each) in differences.items()
@@ -112,10 +146,36 @@ def _run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
         "status": status,
         "rounds": run.rounds_done,
         "passes": examples / images if examples and images else None,
-        "value": run.final(run.metric())[1],
-        "measured_on": run.split(),
         "seconds": run.seconds(),
     }
+
+
+def _difference(
+    first: Values, second: Values, most: float, held_out: int = 0, resolution: float = 0.0
+) -> Difference | None:
+    """`difference`, without an interval below three seeds."""
+    found = difference(first, second, most, held_out, resolution)
+    if found is None or found.seeds >= LEAST_SEEDS:
+        return found
+    return replace(found, low=None, high=None)
+
+
+def _models(run: Run, metric: str) -> str:
+    """Whose models a run measures: "one" for all, "own" of each client, or one "tuned" at each client."""
+    if run.split() == "validation":
+        return "own"
+    return "tuned" if "mean_before" in run.spread().get(metric, {}) else "one"
+
+
+def _missing(tested: bool, at_clients: bool, models: str, work: Mapping[str, Any]) -> dict[str, str]:
+    """Why a measure has no value, by its name."""
+    why = {}
+    if not tested:
+        own = "each client has a model of its own" if models == "own" else "the run has no such value"
+        why["test"] = "the dataset has no test images" if work.get("test_images") == 0 else own
+    if not at_clients:
+        why["clients"] = "no client was measured"
+    return why
 
 
 def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, Values]:
@@ -158,7 +218,7 @@ def _client_rows(
         most = 1.0 if is_share(metric) else math.inf
         images = result.held_out if of_images else 0
         compared = {
-            key: difference(values["federated"], values.get(role, {}), most, images, one_image)
+            key: _difference(values["federated"], values.get(role, {}), most, images, one_image)
             for key, role in (("vs_centralized", "centralized"), ("vs_local_only", "local-only"))
         }
         rows.append(

@@ -7,9 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report import figures
-from fedlens.report.cost_sentences import WORDS, below_largest, interval_text, measure
-from fedlens.report.differences import UNSURE
-from fedlens.report.format import MISSING, duration, heading, is_share, metric_value, number, signed
+from fedlens.report.cost_measures import (
+    MEASURES,
+    WORDS,
+    byte_rows,
+    bytes_note,
+    cards,
+    measure,
+    measure_heading,
+    measure_notes,
+    side_by_side,
+)
+from fedlens.report.cost_sentences import below_largest, interval_text, wide_note
+from fedlens.report.differences import LEAST_SEEDS, UNSURE
+from fedlens.report.format import MISSING, duration, is_share, many, metric_value, signed
 from fedlens.report.palette import TEN
 from fedlens.report.plotly_figures import text
 from fedlens.report.read import Run, read_run
@@ -25,7 +36,6 @@ _STYLES = {
     "centralized": (TEN[2], "dash"),
     "local-only": (TEN[4], "dot"),
 }
-_WHERE = {"test": "on the test images", "clients": "on the clients' held-out images, mean of the clients"}
 
 
 def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
@@ -41,9 +51,18 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "aside": str(directory),
         "answer": answer,
         "metric": metric,
-        "kpis": _kpis(answer),
-        "charts": [chart for on in ("test", "clients") if (chart := _curves(answer, runs, on))],
+        "cards": cards(answer),
+        "measures": [measure_heading(metric, on) for on in MEASURES],
+        "measure_notes": measure_notes(answer),
+        "models": side_by_side(answer)[0],
+        "bytes": byte_rows(answer),
+        "bytes_note": bytes_note(answer),
+        "wide": wide_note(answer),
+        "charts": [chart for on in MEASURES if (chart := _curves(answer, runs, on))],
         "differences": difference_rows(answer),
+        "intervals": any(
+            row["vs_local_only"] and row["vs_local_only"]["low"] is not None for row in answer["clients"]
+        ),
         "joining": _joining_figure(answer),
         "client_head": client_head(answer),
         "client_rows": [
@@ -65,50 +84,16 @@ def _broken_before_bracket(cell: str) -> str:
     return cell.replace(" ", "\u00a0").replace("\u00a0(", " (")
 
 
-def _kpis(answer: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    rows = []
-    for role, each in answer["overall"].items():
-        on = "test" if each["test"] else "clients"
-        where = "on test" if on == "test" else "mean of the clients"
-        if each[on]:
-            rows.append(
-                (
-                    WORDS[role].capitalize().replace("Iid", "IID"),
-                    spread_text(answer["metric"], each[on]),
-                    where,
-                )
-            )
-    return rows
-
-
-def spread_text(metric: str, spread: Mapping[str, Any] | None) -> str:
-    """A mean with its deviation over seeds.
-
-    >>> spread_text("accuracy", {"mean": 0.95, "std": 0.004, "n": 3}), spread_text("loss", None)
-    ('95.0 % ± 0.4', '–')
-    """
-    if spread is None:
-        return MISSING
-    value = metric_value(metric, spread["mean"])
-    if spread["std"] is None:
-        return value
-    return (
-        f"{value} ± {100 * spread['std']:.1f}" if is_share(metric) else f"{value} ± {number(spread['std'])}"
-    )
-
-
 def _curves(answer: Mapping[str, Any], runs: Mapping[str, Run], on: str) -> Plot | None:
     """The mean curve of each role over seeds, with a band of one deviation."""
     metric, series = answer["metric"], []
     key = f"test_{metric}" if on == "test" else f"clients_{metric}_mean"
     for role, (color, dash) in _STYLES.items():
-        if on == "clients" and role == "iid":
-            continue  # its clients hold out other images
         named = [runs[row["name"]] for row in answer["runs"] if row["role"] == role and row["name"] in runs]
         series += seed_curve(named, key, metric, WORDS[role], color, dash)
     if not any(line.kind == "line" for line in series):
         return None
-    title = f"{heading(metric)} {_WHERE[on]}"
+    title = measure_heading(metric, on)
     about = f"{title}: " + "; ".join(
         f"{line.name} {metric_value(metric, line.y[-1])}" for line in series if line.kind == "line"
     )
@@ -126,7 +111,9 @@ def difference_rows(answer: Mapping[str, Any]) -> list[list[str]]:
     for name, words in names.items():
         row = answer["differences"][name]
         if row is not None:
-            says = {None: "one seed", 0: UNSURE, 1: "higher", -1: "lower"}[row["sign"]]
+            says = {None: f"{many(row['seeds'], 'seed')} cannot say", 0: UNSURE, 1: "higher", -1: "lower"}[
+                row["sign"]
+            ]
             of = measure(metric, row["on"])
             rows.append([words, of, signed(metric, row["mean"]), interval_text(metric, row) or MISSING, says])
     return rows
@@ -245,19 +232,17 @@ def _joining_figure(answer: Mapping[str, Any]) -> Plot | None:
     return plot
 
 
-def _run_rows(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+def _run_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for row in answer["runs"]:
         passes = row.get("passes")
-        value = metric_value(answer["metric"], row.get("value"))
-        where = "" if row.get("measured_on") == "test" else " at the clients"
         rows.append(
             {
                 "name": row["name"],
                 "status": row["status"],
                 "rounds": f"{row['rounds']:,}",
                 "passes": MISSING if passes is None else f"{passes:.3g}",
-                "value": value if value == MISSING else f"{value}{where}",
+                "values": [metric_value(answer["metric"], row[on]) for on in MEASURES],
                 "seconds": duration(row["seconds"]),
                 "error": row["error"] or "",
             }
@@ -284,8 +269,9 @@ def method(answer: Mapping[str, Any]) -> list[str]:
         "Federated, centralized and local-only runs share training images and held-out images. A model of a client's "
         "own only has to know the classes of that client.",
     ]
-    if seeds == 1:
-        return [*sentences, "With one seed there is no interval. Run it with --seeds 3 or more."]
+    if seeds < LEAST_SEEDS:
+        few = f"With {many(seeds, 'seed')} there is no interval. Run it with --seeds {LEAST_SEEDS} or more."
+        return [*sentences, few]
     tests = sum(row["vs_local_only"] is not None for row in answer["clients"])
     wrong = round(0.05 * tests)
     number = f"about {wrong}" if 0.05 * tests >= 1 else "fewer than one"

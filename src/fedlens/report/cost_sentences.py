@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.report.differences import UNSURE
-from fedlens.report.format import is_share, label, many, metric_value, points, signed
+from fedlens.report.cost_measures import measure
+from fedlens.report.differences import LEAST_SEEDS, UNSURE
+from fedlens.report.format import is_share, many, metric_value, points, signed
 
-WORDS = {
-    "federated": "federated",
-    "iid": "IID clients",
-    "centralized": "centralized",
-    "local-only": "local-only",
-}
 _NAMES = 3  # clients named in a sentence
+WIDE = 0.3  # the width from which on an interval of shares needs a word
 
 
 def interval_text(metric: str, row: Mapping[str, Any] | None) -> str:
@@ -30,16 +26,6 @@ def sentences(answer: Mapping[str, Any]) -> list[str]:
     return [s for s in (*said, _worst_sentence(answer), _joining_sentence(answer)) if s]
 
 
-def measure(metric: str, on: str) -> str:
-    """What is compared, in words.
-
-    >>> measure("accuracy", "test"), measure("accuracy", "clients")
-    ('test accuracy', "the clients' mean accuracy on held-out images")
-    """
-    name = label(metric)
-    return f"test {name}" if on == "test" else f"the clients' mean {name} on held-out images"
-
-
 def _value_of(answer: Mapping[str, Any], role: str, on: str) -> str | None:
     spread = (answer["overall"].get(role) or {}).get(on)
     return None if spread is None else metric_value(answer["metric"], spread["mean"])
@@ -48,9 +34,9 @@ def _value_of(answer: Mapping[str, Any], role: str, on: str) -> str | None:
 def _difference_words(answer: Mapping[str, Any], row: Mapping[str, Any], cause: str, than: str) -> str:
     """A difference with its interval; minus is lower, in words and in numbers."""
     metric, of = answer["metric"], measure(answer["metric"], row["on"])
-    about = many(row["seeds"], "seed")
+    about = f"{many(row['seeds'], 'seed')}, no interval"
     if row["low"] is not None:
-        about = f"95 % interval {interval_text(metric, row)}, {about}"
+        about = f"95 % interval {interval_text(metric, row)}, {many(row['seeds'], 'seed')}"
     begin = f"{cause[:1].upper()}{cause[1:]}"
     if row["sign"] == 0:
         unit = " points" if is_share(metric) else ""
@@ -142,6 +128,28 @@ def _named(client: str) -> str:
     return f"Client {client}" if client.isdigit() else client
 
 
+def wide_note(answer: Mapping[str, Any]) -> str:
+    """A sentence if intervals are so wide that they say nothing about the size of a difference; empty otherwise."""
+    if not is_share(answer["metric"]):
+        return ""
+    keys = ("vs_centralized", "vs_local_only")
+    clients = [str(row["client"]) for row in answer["clients"] if any(_is_wide(row[key]) for key in keys)]
+    overall = ["overall"] if any(map(_is_wide, answer["differences"].values())) else []
+    if not clients and not overall:
+        return ""
+    named = [*overall, *clients[:_NAMES]]
+    named += [many(len(clients) - _NAMES, "other client")] if len(clients) > _NAMES else []
+    of = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    return (
+        f"Intervals wider than {100 * WIDE:.0f} points ({of}) do not say how large a difference is, and hardly its "
+        "sign: a client's held-out images or the seeds are too few. Hold out more images, or run more seeds."
+    )
+
+
+def _is_wide(row: Mapping[str, Any] | None) -> bool:
+    return row is not None and row["low"] is not None and row["high"] - row["low"] > WIDE
+
+
 def _joining_sentence(answer: Mapping[str, Any]) -> str:
     joining = [row for row in answer["clients"] if row["vs_local_only"] is not None]
     if not joining:
@@ -149,8 +157,9 @@ def _joining_sentence(answer: Mapping[str, Any]) -> str:
     if joining[0]["verdict"] is None:
         better = sum(row["vs_local_only"]["mean"] > 0 for row in joining)
         return (
-            f"{better} of {len(joining)} clients do better in the federation than with a model of their own; one seed "
-            "cannot say how certain that is (--seeds 3)."
+            f"{better} of {len(joining)} clients do better in the federation than with a model of their own; "
+            f"{many(joining[0]['vs_local_only']['seeds'], 'seed')} cannot say how certain that is "
+            f"(--seeds {LEAST_SEEDS})."
         )
     counts = {word: sum(row["verdict"] == word for row in joining) for word in ("gains", "loses", UNSURE)}
     gain, lose = (f"{counts[word]} {word if counts[word] == 1 else word[:-1]}" for word in ("gains", "loses"))

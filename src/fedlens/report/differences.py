@@ -10,6 +10,7 @@ from typing import TypeAlias
 Values: TypeAlias = dict[int, float]  # by seed
 
 UNSURE = "no clear difference"
+LEAST_SEEDS = 3  # with two, the factor of t is 12.7, so that an interval spans most of what is possible
 _Z = 1.959964  # the 97.5 % quantile of the normal distribution
 
 

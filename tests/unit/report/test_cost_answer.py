@@ -13,6 +13,7 @@ from scipy import stats
 
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_answer import cost_answer
+from fedlens.report.cost_measures import NOT_MEASURED, byte_rows, cards, side_by_side
 from fedlens.report.cost_page import CLIENTS_SHOWN, write_cost_page
 from fedlens.report.differences import UNSURE, difference
 from tests.unit.report.fake_run import class_counts, line, make_run
@@ -140,11 +141,91 @@ def test_it_answers_in_words(tmp_path: Path) -> None:
 def test_one_seed_says_that_it_is_one(tmp_path: Path) -> None:
     answer = cost_answer(tmp_path, study(tmp_path, seeds=1))
     assert answer["sentences"][0].startswith(
-        "The partition makes test accuracy 5.0 points lower than with IID clients (1 seed): 90.0 % instead"
+        "The partition makes test accuracy 5.0 points lower than with IID clients (1 seed, no interval): 90.0 % instead"
     )
-    assert "one seed" in answer["sentences"][3]
+    assert "1 seed cannot say" in answer["sentences"][3]
     assert {row["verdict"] for row in answer["clients"]} == {None}
     assert "there is no interval" in page_of(tmp_path, answer).words
+
+
+def test_two_seeds_have_no_interval_anywhere(tmp_path: Path) -> None:
+    """The interval of a t test with two seeds spans most of what is possible."""
+    answer = cost_answer(tmp_path, study(tmp_path, seeds=2))
+    compared = [row[key] for row in answer["clients"] for key in ("vs_centralized", "vs_local_only")]
+    for each in (*answer["differences"].values(), *compared):
+        assert (each["seeds"], each["low"], each["high"], each["sign"]) == (2, None, None, None)
+    assert "4.5 points lower than with IID clients (2 seeds, no interval)" in answer["sentences"][0]
+    assert "2 seeds cannot say how certain that is (--seeds 3)" in answer["sentences"][3]
+    words = page_of(tmp_path, answer).words
+    assert "With 2 seeds there is no interval. Run it with --seeds 3 or more." in words
+    assert "interval is in brackets" not in words
+    assert "--seeds 3" not in next_steps({**answer, "command": {"recipe": "digits"}})[0]["command"], (
+        "the default"
+    )
+
+
+def test_an_interval_that_says_nothing_has_a_sentence(tmp_path: Path) -> None:
+    answer = cost_answer(tmp_path, study(tmp_path, clients=small(federated=0.9, other=0.5)))
+    held_out(tmp_path, 9)
+    few = cost_answer(tmp_path, {key: answer[key] for key in ("name", "seeds", "work", "notes", "runs")})
+    assert [row["vs_local_only"]["high"] - row["vs_local_only"]["low"] > 0.3 for row in few["clients"]] == [
+        True,
+        True,
+    ]
+    said = "Intervals wider than 30 points (mercy and oak) do not say how large a difference is"
+    assert said in page_of(tmp_path, few).words
+    assert "Intervals wider" not in page_of(tmp_path, answer).words
+
+
+def test_each_row_of_cards_has_one_measure_of_all_four_models(tmp_path: Path) -> None:
+    answer = cost_answer(tmp_path, study(tmp_path))
+    (test, tested), (clients, at_clients) = cards(answer)
+    assert (test, clients) == ("Test accuracy", "The clients' mean accuracy on held-out images")
+    names = ["Federated", "IID clients", "Centralized", "Local-only"]
+    assert [name for name, _, _ in tested] == [name for name, _, _ in at_clients] == names
+    assert [value for _, value, _ in tested] == ["91.0 % ± 1.0", "95.3 % ± 0.6", "97.0 % ± 0.0", NOT_MEASURED]
+    assert tested[3][2] == "each client has a model of its own"
+    # Each client counts the same, whatever the images that it holds out.
+    means = {role: np.mean(list(of.values())) for role, of in AT_CLIENTS.items()}
+    values = {name: value.split(" ±")[0] for name, value, _ in at_clients}
+    assert values["Federated"] == f"{100 * means['federated']:.1f} %"
+    assert values["Local-only"] == f"{100 * means['local-only']:.1f} %"
+    assert values["IID clients"] == NOT_MEASURED
+    head, rows = side_by_side(answer)
+    assert head[1:] == ["federated", "IID clients", "centralized", "local-only"]
+    assert [row[0] for row in rows] == list(answer["measures"].values())
+    words = page_of(tmp_path, answer).words
+    for row in (tested, at_clients):
+        for name, value, what in row:
+            assert f"{name} {value} {what}" in words
+
+
+def test_the_table_has_the_bytes_of_one_client(tmp_path: Path) -> None:
+    """Two clients of three take part in a round; the evaluation at the clients, in round 0 alone, is left out."""
+    about = study(tmp_path)
+    for path in tmp_path.glob("federated-*/metrics.jsonl"):
+        lines = [line(0, clients_accuracy_mean=0.1, bytes_down=300, bytes_up=30)]
+        lines += [
+            line(k, clients_accuracy_mean=0.1, clients=2, bytes_down=300 + 2_000, bytes_up=30 + 4_000)
+            for k in (1, 2)
+        ]
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        summary = json.loads((path.parent / "summary.json").read_text())
+        summary["partition"]["clients"] = 3
+        (path.parent / "summary.json").write_text(json.dumps(summary))
+    answer = cost_answer(tmp_path, about)
+    sent = answer["bytes_per_client"]
+    assert sent["federated"] == pytest.approx(
+        {
+            "down_round": 1_000, "up_round": 2_000, "down": 4_000 / 3, "up": 8_000 / 3,
+            "measuring_down": 100, "measuring_up": 10,
+        }
+    )  # fmt: skip
+    assert sent["centralized"] is None
+    rows = {row[0]: row[1] for row in byte_rows(answer)}
+    assert rows["sent to a client, per round"] == "1.0 kB"
+    assert rows["sent by a client, in all rounds"] == "2.7 kB"
+    assert "up to 100 B more to a client and 10 B back" in page_of(tmp_path, answer).words
 
 
 def with_twin(tmp_path: Path, *values: float) -> str:
