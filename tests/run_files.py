@@ -19,7 +19,10 @@ def _content(path: Path) -> Any:
     if path.suffix == ".jsonl":
         return [_timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     if path.name == "manifest.json":
-        return _timeless(json.loads(path.read_text(encoding="utf-8"))["content"])
+        found = json.loads(path.read_text(encoding="utf-8"))["content"]
+        digest = found["about"]["lines"]["metrics.jsonl"]  # of lines that have times
+        del digest["sha256"], digest["marks"]
+        return _timeless(found)
     if path.suffix == ".json":
         return _timeless(json.loads(path.read_text(encoding="utf-8")))
     return path.read_bytes()

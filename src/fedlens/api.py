@@ -153,11 +153,11 @@ def resume(
 ) -> Result:
     """Resumes a run that was paused, interrupted or killed, with the same numbers as if it had not been.
 
-    A finished run is returned unchanged. Edited settings in config.toml, and lines missing from metrics.jsonl or
-    clients.jsonl, are an error. With `accept_changes` the run continues with them, and summary.json and the report
-    list them. To train a run for longer, raise `rounds` in its config.toml and accept the change. `report=False`
-    skips report.html; `session` and `until` are those of `Experiment.run`. A run that is paused at `until` or later is
-    returned unchanged.
+    A finished run is returned unchanged. Edited settings in config.toml, and lines of metrics.jsonl or clients.jsonl
+    that were edited or are missing, are an error. With `accept_changes` the run continues with them, and summary.json
+    and the report list them. To train a run for longer, raise `rounds` in its config.toml and accept the change.
+    `report=False` skips report.html; `session` and `until` are those of `Experiment.run`. A run that is paused at
+    `until` or later is returned unchanged.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
     checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an

@@ -172,6 +172,16 @@ def test_a_run_of_a_version_that_saved_no_settings_is_resumed_with_a_note(here: 
     assert outcome(here / "run") == outcome(here / "ref")
 
 
+def test_a_run_of_a_version_that_saved_no_digest_of_lines_is_resumed_with_a_note(here: Path) -> None:  # noqa: F811
+    for path in (here / "run/checkpoint").iterdir():
+        forged(path, lambda content: content["about"].update(client_lines=content["about"].pop("lines")))
+    change_value(here / "run/metrics.jsonl", 1)
+    told = Stops()
+    resume("run", progress=told)
+    (note,) = [note for note in told.notes if "saved no digest of metrics.jsonl and clients.jsonl" in note]
+    assert note.startswith("an older version of fedlens ")
+
+
 CUTS = {
     "metrics.jsonl": {
         "an end": (lambda lines: lines[:2], "rounds 2 to 3 are missing"),
@@ -198,6 +208,71 @@ def test_missing_lines_are_noticed_and_named(here: Path, file: str, cut: str) ->
     (noted,) = done.summary["changes"]
     assert noted["key"] == file
     assert re.fullmatch(said, noted["after"])
+
+
+def change_value(path: Path, at: int) -> None:
+    """Makes the loss of a line better than it was."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[at] |= {"local_loss": 0.001} if path.name == "metrics.jsonl" else {"loss": 0.001}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def add_line(path: Path, at: int) -> None:
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*rows[:at], '{"note": "mine"}\n', *rows[at:]]))
+
+
+@pytest.mark.parametrize(
+    ("file", "edited", "at", "said"),
+    [
+        ("metrics.jsonl", change_value, 2, "line 3 was changed"),
+        ("metrics.jsonl", add_line, 4, "line 5 was added"),
+        ("clients.jsonl", change_value, 5, "line 6 was changed"),
+        ("clients.jsonl", add_line, 0, "line 1 was changed"),
+    ],
+)
+def test_an_edited_line_is_refused_by_its_number_and_continued_when_accepted(
+    here: Path,  # noqa: F811
+    file: str,
+    edited: Callable[[Path, int], None],
+    at: int,
+    said: str,
+) -> None:
+    path = here / "run" / file
+    edited(path, at)
+    kept = path.read_bytes()
+    answer = CliRunner().invoke(app, ["resume", "run", "--quiet"])
+    assert answer.exit_code == 2
+    assert answer.stderr == (
+        f"error: {file} was edited or cut: {said}, and the run is at round 4 (run/{file}); restore the file, or "
+        "continue with it as it is: fedlens resume run --accept-changes.\n"
+    )
+    assert path.read_bytes() == kept
+    edit(here / "run", f"rounds = {ROUNDS}", "rounds = 8")
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", accept_changes=True, progress=Stops(6), report=False)
+    rounds, lines = [change for change in summary(here / "run")["changes"] if change["after_round"] == 4]
+    assert (rounds["key"], lines["key"], lines["after"]) == ("rounds", file, said)
+    assert path.read_bytes().startswith(kept)
+    # The accepted lines are the run's from then on, and a second edit of the same line is another one.
+    with pytest.raises(KeyboardInterrupt):
+        resume("run", progress=Stops(7), report=False)
+    path.write_bytes(path.read_bytes().replace(b"0.001", b"0.002").replace(b"mine", b"yours"))
+    with pytest.raises(FedlensError, match=rf"^{file} was edited or cut: line {at + 1} was changed"):
+        resume("run", report=False)
+
+
+def test_edited_lines_are_named_before_rounds_are_repeated(here: Path) -> None:  # noqa: F811
+    change_value(here / "ref/metrics.jsonl", 1)
+    answer = CliRunner().invoke(app, ["analyze", "ref", "--record", "5"])
+    assert answer.exit_code == 2
+    assert answer.stderr == (
+        "error: metrics.jsonl was edited or cut: line 2 was changed, and the run is at round 4 (ref/metrics.jsonl); "
+        "restore the file, or continue with it as it is: fedlens analyze ref --record 5 --accept-changes.\n"
+    )
+    assert not list((here / "ref").glob(".repeated*"))
+    answer = CliRunner().invoke(app, ["analyze", "ref", "drift", "--record", "5", "--accept-changes"])
+    assert answer.exit_code == 0, answer.output
 
 
 def test_accepted_missing_lines_are_not_asked_about_again(here: Path) -> None:  # noqa: F811

@@ -14,7 +14,8 @@ import tomli_w
 from fedlens.api import resume
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.experiment.atomic_files import refused
-from fedlens.experiment.checkpoint import rounds_saved
+from fedlens.experiment.changes import check_lines
+from fedlens.experiment.checkpoint import peek, rounds_saved
 from fedlens.experiment.recordings import folder_of, intact_round
 from fedlens.experiment.rundir import RunDir
 
@@ -32,6 +33,7 @@ def repeat_rounds(
     data_dir: Path | str | None = None,
     model: nn.Module | None = None,
     needs_models: bool = False,
+    accept_changes: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> None:
     """Repeats a run from its last checkpoint before `rounds`, or from the start, and records these rounds.
@@ -41,10 +43,11 @@ def repeat_rounds(
 
     Args:
         needs_models: whether updates alone are of no use.
+        accept_changes: repeat the rounds although lines before them were edited since the run was saved.
 
     Raises `ConfigError` if they are not, and the algorithm's replies hold no local models, before anything is trained;
-    `RunDirectoryError` if a round is beyond those that are done, or if a metric comes out differently, as with
-    another version of PyTorch or another machine.
+    `RunDirectoryError` if a round is beyond those that are done, if the run was edited, or if a metric comes out
+    differently, as with another version of PyTorch or another machine.
     """
     run = RunDir.open(Path(directory))
     with run.lock():
@@ -64,13 +67,19 @@ def repeat_rounds(
             raise refused(error, "a folder for the repeated rounds", run.path) from error
         try:
             again = RunDir(scratch / "run")
-            start = _copied(run, again, missing, lines)
+            start = _copied(run, again, missing)
+            _, about = peek(again.checkpoint_path) or (0, {})
+            # The copy is compared when it is resumed, and errors about it would name a folder that is removed.
+            check_lines(
+                run, start, about, accept_changes, f"fedlens analyze {run.path} --record {missing[-1]}"
+            )
             say(f"repeating rounds {start + 1} to {missing[-1]} to record {', '.join(map(str, missing))}")
             how: dict[str, Any] = {
                 "data_dir": data_dir,
                 "report": False,
                 "model": model,
                 "until": missing[-1],
+                "accept_changes": accept_changes,
             }
             _write_settings(run, again, missing, ["local_models", "updates"])
             try:
@@ -104,7 +113,7 @@ def _is_recorded(run: RunDir, round: int) -> bool:
     return found is not None and (found.local_models or not found.trains)
 
 
-def _copied(run: RunDir, again: RunDir, rounds: Sequence[int], lines: Mapping[int, Any]) -> int:
+def _copied(run: RunDir, again: RunDir, rounds: Sequence[int]) -> int:
     """Copies the run as it was at its last checkpoint before `rounds`; returns the round of this checkpoint, or 0."""
     again.path.mkdir()
     for name in _COPIED:
@@ -118,9 +127,11 @@ def _copied(run: RunDir, again: RunDir, rounds: Sequence[int], lines: Mapping[in
     shutil.copytree(run.checkpoint_path / name, again.checkpoint_path / name)
     if run.states_path.exists():
         shutil.copytree(run.states_path, again.states_path)
-    for round in range(start + 1):
-        again.append_metrics(lines[round])
-    again.append_clients(row for row in run.stream_clients() if row["round"] <= start)
+    for path in run.appended:
+        if path.exists():
+            shutil.copy2(path, again.path / path.name)
+    again.truncate_metrics(start)
+    again.truncate_clients(start)
     return start
 
 
@@ -135,7 +146,7 @@ def _write_settings(run: RunDir, again: RunDir, rounds: Sequence[int], kinds: Se
 def _check_equal(run: RunDir, repeated: Mapping[int, Any], lines: Mapping[int, Any], start: int) -> None:
     edited = bool((run.read_summary() or {}).get("changes"))
     for round, line in repeated.items():
-        before = lines[round]
+        before = lines.get(round, {})  # lost, and accepted as lost
         # A round that was the last one at some time was evaluated, and need not be in the repeated run.
         for key in before.keys() & line.keys():
             if round > start and key not in _CLOCK and not _same(before[key], line[key]):

@@ -168,6 +168,6 @@ class ProfiledRounds:
         path = self.scratch / "model.safetensors"
         checkpoint.write_model(path, tree, {})
         run_state = RunState(1, self.state, self.states.mark(), {})
-        about = {"settings": defining(self.built.config), "client_lines": 0}
+        about = {"settings": defining(self.built.config), "lines": {}}
         saved = checkpoint.save(self.scratch / "checkpoint", 1, run_state.payload(), about=about)
         return path.stat().st_size, sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())

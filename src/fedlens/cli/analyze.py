@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.options import Debug, Json, Quiet, RunDataDir, RunDirectory
+from fedlens.cli.options import AcceptEdits, Debug, Json, Quiet, RunDataDir, RunDirectory
 from fedlens.cli.output import print_json, reported, say
 from fedlens.core.errors import ConfigError
 
@@ -54,6 +54,7 @@ def analyze(
         str | None, typer.Option(metavar="DIR", help="The output folder; default DIR/analysis.")
     ] = None,
     data_dir: RunDataDir = None,
+    accept_changes: AcceptEdits = False,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -72,7 +73,14 @@ def analyze(
         check_request(names or (), settings)
         if record is not None:
             models = any(needs_of(name) == "local models" for name in names or ())
-            repeat_rounds(directory, round_list(record), data_dir=data_dir, needs_models=models, say=heard)
+            repeat_rounds(
+                directory,
+                round_list(record),
+                data_dir=data_dir,
+                needs_models=models,
+                accept_changes=accept_changes,
+                say=heard,
+            )
         made = make(
             directory,
             names or (),

@@ -57,3 +57,7 @@ AcceptChanges = Annotated[
     bool,
     typer.Option("--accept-changes", help="Continue a study whose settings have changed since it started."),
 ]
+AcceptEdits = Annotated[
+    bool,
+    typer.Option("--accept-changes", help="Continue although files of the run were edited since it trained."),
+]

@@ -21,7 +21,8 @@ def resume(
     accept_changes: Annotated[
         bool,
         typer.Option(
-            "--accept-changes", help="Continue with edited settings, such as more rounds, or missing lines."
+            "--accept-changes",
+            help="Continue with edited settings, such as more rounds, or with edited or missing lines.",
         ),
     ] = False,
     report: Report = True,

@@ -1,8 +1,9 @@
-"""Compares a run directory with its checkpoint before the run is resumed: edited settings and missing lines."""
+"""Compares a run directory with its checkpoint before the run is resumed: edited settings, edited or missing lines."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.config import Config, plain
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.jsonl import is_after
+from fedlens.experiment.line_digest import difference, read_digest
 from fedlens.experiment.rundir import RunDir
 
 FREE = frozenset(
@@ -141,41 +144,71 @@ def rescaling(changes: Sequence[Change]) -> bool:
     return any(change["key"].partition(".")[0] in RESCALING for change in changes)
 
 
-def check_lines(run: RunDir, round: int, about: Mapping[str, Any], accept: bool) -> list[Change]:
-    """The lines missing from metrics.jsonl and clients.jsonl before `round`, or there twice.
+def check_lines(
+    run: RunDir, round: int, about: Mapping[str, Any], accept: bool, command: str | None = None
+) -> list[Change]:
+    """The lines of metrics.jsonl and clients.jsonl before `round` that are missing, there twice, or edited.
 
-    What `about`, of the checkpoint, lists as accepted earlier is left out. Raises `RunDirectoryError` unless the others
-    are accepted.
+    Missing lines that `about`, of the checkpoint, lists as accepted earlier are left out. Only missing lines are seen
+    where it has no digest of the lines, as those of older versions. Raises `RunDirectoryError` unless the others are
+    accepted, with the `command` that accepts them; by default it resumes the run.
     """
-    faults: list[tuple[Path, str]] = []
-    metrics, client_lines = run.read_metrics(), about.get("client_lines")
-    kept = [number for number in map(_round_of, metrics) if number is not None and number < round]
-    missing = [number for number in range(round) if number not in set(kept)]
-    twice = (
-        sorted({number for number in kept if kept.count(number) > 1}) if len(kept) > len(set(kept)) else []
-    )
-    if missing:
-        faults.append((run.metrics_path, f"{_rounds(missing)} missing"))
-    if twice:
-        faults.append((run.metrics_path, f"{_rounds(twice)} there more than once"))
-    if isinstance(client_lines, int):
-        rows = map(_round_of, run.read_clients())
-        counted = [number for number in rows if number is not None and number < round]
-        if len(counted) != client_lines:
-            trained = {_round_of(row) for row in metrics if row.get("clients")}
-            gone = sorted(set(kept).intersection(trained).difference(counted))
-            what = f"{len(counted)} of {client_lines} lines are there"
-            faults.append((run.clients_path, f"{_rounds(gone)} missing" if gone else what))
-    earlier = _accepted(about)
-    faults = [(path, what) for path, what in faults if (path.name, what) not in earlier]
+    earlier, digests = _accepted(about), line_digests(about)
+    missing = _missing_lines(run, round, digests.get(run.clients_path.name), about.get("client_lines"))
+    faults = [(path, what) for path, what in missing if (path.name, what) not in earlier]
+    known = {path.name for path, _ in faults}
+    for path in run.appended:
+        if path.name in digests and path.name not in known:
+            edited = difference(path, round, digests[path.name])
+            faults += [] if edited is None else [(path, edited)]
     if faults and not accept:
         path, what = faults[0]
         raise RunDirectoryError(
             f"{path.name} was edited or cut: {what}, and the run is at round {round}",
             where=str(path),
-            hint=f"restore the file, or continue without these lines: fedlens resume {run.path} --accept-changes",
+            hint="restore the file, or continue with it as it is: "
+            f"{command or f'fedlens resume {run.path}'} --accept-changes",
         )
     return [{"after_round": round, "key": path.name, "before": None, "after": what} for path, what in faults]
+
+
+def line_digests(about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The digests of the lines before a checkpoint, by file; those of an older version have none.
+
+    >>> line_digests({"client_lines": 3})
+    {}
+    """
+    saved = about.get("lines")
+    found = {name: read_digest(value) for name, value in saved.items()} if isinstance(saved, Mapping) else {}
+    return {name: digest for name, digest in found.items() if digest is not None}
+
+
+def _missing_lines(
+    run: RunDir, round: int, digest: Mapping[str, Any] | None, client_lines: Any
+) -> list[tuple[Path, str]]:
+    """The rounds before `round` without a line in metrics.jsonl or with two, and lines missing from clients.jsonl.
+
+    `digest` is that of clients.jsonl; a checkpoint of an older version has only the number of its lines.
+    """
+    faults: list[tuple[Path, str]] = []
+    metrics = run.read_metrics()
+    kept = Counter(number for number in map(_round_of, metrics) if number is not None and number < round)
+    missing = [number for number in range(round) if number not in kept]
+    twice = sorted(number for number, count in kept.items() if count > 1)
+    if missing:
+        faults.append((run.metrics_path, f"{_rounds(missing)} missing"))
+    if twice:
+        faults.append((run.metrics_path, f"{_rounds(twice)} there more than once"))
+    wanted = client_lines if digest is None else digest["lines"]
+    if isinstance(wanted, int):
+        rounds = [row.get("round") for row in run.stream_clients()]
+        counted = [number for number in rounds if not is_after(number, round - 1)]
+        if len(counted) < wanted or (len(counted) > wanted and digest is None):
+            trained = {_round_of(row) for row in metrics if row.get("clients")}
+            gone = sorted(set(kept).intersection(trained).difference(counted))
+            what = f"{len(counted)} of {wanted} lines are there"
+            faults.append((run.clients_path, f"{_rounds(gone)} missing" if gone else what))
+    return faults
 
 
 def _round_of(row: Mapping[str, Any]) -> int | None:

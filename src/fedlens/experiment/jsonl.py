@@ -18,14 +18,15 @@ from fedlens.experiment.atomic_files import (
 )
 
 
-def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Append `rows` in one write, all or none.
+def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Append `rows` in one write, all or none, and return what was written.
 
     Raises `RunFailed` if the disk is full or refuses, `RunDirectoryError` if `path` is a link or not a regular file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
     >>> append(path, [{"round": 0}, {"round": 1}])
+    b'{"round": 0}\\n{"round": 1}\\n'
     >>> read(path)
     [{'round': 0}, {'round': 1}]
     """
@@ -44,6 +45,7 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 raise
     except OSError as error:
         raise refused(error, f"a line of {path.name}", path) from error
+    return content
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -77,13 +79,18 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def stream(path: Path) -> Iterator[dict[str, Any]]:
     """The objects one by one, as `read` gives them, without the whole file in memory. Raises what `read` raises."""
+    return (row for _, row in stream_lines(path))
+
+
+def stream_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines, each with its line break, and their objects. Raises what `read` raises."""
     try:
         with open_readable(path) as file:
             cut = 0
             for number, text in enumerate(file, start=1):
                 row = _object(text)
                 if row is not None and not cut:
-                    yield row
+                    yield text if text.endswith(b"\n") else text + b"\n", row
                 elif text.strip():
                     if cut:  # only the last line may have been cut by a kill
                         raise RunDirectoryError("a line cannot be read", where=f"{path}, line {cut}")
@@ -101,13 +108,13 @@ def truncate(path: Path, after_round: int) -> int:
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
-    >>> append(path, [{"round": 0}, {"round": 1}, {"round": 2}])
+    >>> _ = append(path, [{"round": 0}, {"round": 1}, {"round": 2}])
     >>> truncate(path, 1), read(path)
     (1, [{'round': 0}, {'round': 1}])
     """
     if not path.exists():
         return 0
-    kept = [line for line, row in _parse(path) if not _is_after(row.get("round"), after_round)]
+    kept = [line for line, row in _parse(path) if not is_after(row.get("round"), after_round)]
     content = b"".join(line + b"\n" for line in kept)
     before = read_regular(path)
     if content != before:
@@ -115,7 +122,8 @@ def truncate(path: Path, after_round: int) -> int:
     return len(before.splitlines()) - len(kept)
 
 
-def _is_after(number: Any, round: int) -> bool:
+def is_after(number: Any, round: int) -> bool:
+    """Whether the round of a line is a number beyond `round`."""
     return isinstance(number, int) and number > round
 
 

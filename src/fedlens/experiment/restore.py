@@ -34,6 +34,11 @@ def restored(
         listener.note(f"accepted: {changes.sentence(change)}")
     if "settings" not in loaded.about:
         listener.note("an older version of fedlens saved no settings: edits of config.toml are not noticed")
+    if not changes.line_digests(loaded.about):
+        listener.note(
+            "an older version of fedlens saved no digest of metrics.jsonl and clients.jsonl: edits of their lines are "
+            "not noticed"
+        )
     earlier = loaded.about.get("changes")
     return run_state, [*(earlier if isinstance(earlier, list) else ()), *edited]
 

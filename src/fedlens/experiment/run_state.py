@@ -28,7 +28,7 @@ class RunState:
     best: dict[str, Any] | None = None
     failures: dict[str, Counter[str]] = field(default_factory=dict)
     measured: dict[str, Any] | None = None  # the last per-client evaluation; see `client_summary`
-    client_lines: int = 0  # of clients.jsonl before this round
+    digests: Mapping[str, Any] = field(default_factory=dict)  # of the lines before this round, by file
     norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
     divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
     cpu_seconds: float = 0.0  # processor time of this process in all rounds so far

@@ -56,7 +56,7 @@ class RunDir:
     >>> run = RunDir.create(Path(tempfile.mkdtemp()) / "first", "digits", None)
     >>> run.write_config('name = "digits"')
     >>> with run.lock():
-    ...     run.append_metrics({"round": 0, "test_accuracy": 0.1, "test_loss": float("nan")})
+    ...     _ = run.append_metrics({"round": 0, "test_accuracy": 0.1, "test_loss": float("nan")})
     >>> run.read_metrics()
     [{'round': 0, 'test_accuracy': 0.1, 'test_loss': None}]
     """
@@ -120,6 +120,11 @@ class RunDir:
         return run
 
     @property
+    def appended(self) -> list[Path]:
+        """The files that get lines while the run trains."""
+        return [self.path / name for name in _APPENDED]
+
+    @property
     def run_id(self) -> str:
         """The name of the directory."""
         return self.path.resolve().name
@@ -161,16 +166,16 @@ class RunDir:
         """Write `pretraining.json`, the settings that `fedlens pretrain` was called with."""
         _write_json(self.pretraining_path, settings)
 
-    def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Add one line to `metrics.jsonl`, visible to readers at once; non-finite numbers become null.
+    def append_metrics(self, line: Mapping[str, Any]) -> bytes:
+        """Add one line to `metrics.jsonl`, visible to readers at once, and return it; non-finite numbers become null.
 
         It survives a kill of the process; `sync` makes it survive a power cut.
         """
-        lines.append(self.metrics_path, [plain(line)])
+        return lines.append(self.metrics_path, [plain(line)])
 
-    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add the lines of one round to `clients.jsonl` in one write."""
-        lines.append(self.clients_path, [plain(row) for row in rows])
+    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> bytes:
+        """Add the lines of one round to `clients.jsonl` in one write, and return them."""
+        return lines.append(self.clients_path, [plain(row) for row in rows])
 
     def sync(self) -> None:
         """Wait until the appended lines and the names of all files are on the disk.

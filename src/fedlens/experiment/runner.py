@@ -35,6 +35,7 @@ from fedlens.experiment.divergence import (
 from fedlens.experiment.evaluation_collector import EvaluationCollector, knn_metrics, write_evaluation
 from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
+from fedlens.experiment.line_digest import LineDigest
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.recording import Recorder
@@ -76,7 +77,7 @@ class Runner:
         self.run_state, self.changes = run_state, changes
         # Checked when the run is resumed: what was edited, and what is missing.
         self._settings = defining(built.config)
-        self._lines_of_clients = len(directory.read_clients()) if run_state is not None else 0
+        self._digests = {path.name: LineDigest.of(path) for path in directory.appended}
         # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
         self._divergence = divergence_of(built, None if run_state is None else run_state.divergence)
@@ -249,8 +250,6 @@ class Runner:
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         clients = trained.clients or self._states.mark()
         rows += at_clients
-        before = self._lines_of_clients
-        self._lines_of_clients += len(rows)
         self.run_state = RunState(
             round,
             trained.state,
@@ -260,7 +259,7 @@ class Runner:
             best,
             self.failures,
             latest,
-            client_lines=before,
+            digests={name: digest.saved() for name, digest in self._digests.items()},
             norms=trained.norms,
             divergence=self._divergence.state,
             cpu_seconds=round_to(self._cpu_before + time.process_time() - self._cpu_began),
@@ -272,9 +271,9 @@ class Runner:
             checkpoint.prune(self.directory.checkpoint_path, keep=2, best=self._best.round)
             self._best = None
         self._keep_marks()
-        self.directory.append_metrics(line)
+        self._digests[self.directory.metrics_path.name].add(self.directory.append_metrics(line))
         if rows:
-            self.directory.append_clients(rows)
+            self._digests[self.directory.clients_path.name].add(self.directory.append_clients(rows))
         self.progress.round_done(line)
         refuse_collapsed(warned if round < config.rounds else ())
 
@@ -432,7 +431,7 @@ class Runner:
         about = {
             "settings": self._settings,
             "changes": list(self.changes),
-            "client_lines": run_state.client_lines,
+            "lines": dict(run_state.digests),
         }
         checkpoint.save(self.directory.checkpoint_path, run_state.round, payload, keys, about)
 
