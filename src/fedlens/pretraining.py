@@ -26,6 +26,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.changes import defining
 from fedlens.experiment.export import export, json_beside
+from fedlens.experiment.kept_images import AUTO, is_published
 from fedlens.experiment.progress import BareProgress, Progress, Silent
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.trained_model import TrainedModel, read_trained
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _ENDING = ".safetensors"
 _NOT_OF_NETWORK = {"name", *Preparation.model_fields} - {"norm", "bottleneck"}
+_UNSHOWN = "No training images are shown, because they are your own; `--set record.images=true` draws them."
 _SHOWN, _COLUMNS = 48, 12  # images of the contact sheet, and how many in a row
 
 
@@ -258,8 +260,8 @@ def _begin(files: PretrainedFiles, settings: Mapping[str, Any], built: Built, ru
 
 
 def _draw_sheet(files: PretrainedFiles, built: Built) -> None:
-    """Writes the contact sheet of training images; none for text."""
-    views = training_images(built)
+    """Writes the contact sheet of training images; none for text, and where the run keeps no images."""
+    views = training_images(built) if built.config.keeps_images else None
     if views is not None:
         write_atomically(files.sheet, sheet_of_views(views, _COLUMNS))
 
@@ -317,6 +319,7 @@ def _card(files: PretrainedFiles, trained: TrainedModel, run: RunDir) -> str:
         f"# {files.weights.name}",
         _table(("", ""), rows),
         f"![Training images, the views of each below each other]({files.sheet.name})" * files.sheet.is_file(),
+        _UNSHOWN * (config.get("record", {}).get("images") == AUTO and not is_published(trained.dataset)),
         f"## Metrics after round {final.get('round', summary['rounds_done'])}" if metrics else "",
         _table(("metric", "value"), metrics) if metrics else "",
         "\n".join(["## Warnings", "", *warnings]) if warnings else "",

@@ -271,6 +271,8 @@ def test_a_folder_of_images_without_classes_is_enough(inside: str, tmp_path: Pat
     data = {**DATA, "dataset": table}
     made = pretrain(experiment("rounds=1", data=data), tmp_path / "w.safetensors", report=False)
     assert "16 training examples of 2 clients" in made.files.card.read_text()
+    assert "No training images are shown, because they are your own" in made.files.card.read_text()
+    assert not made.files.sheet.exists()
     with pytest.raises(ConfigError, match="labels is false, so label_level has no effect"):
         pretrain(
             experiment(data={**data, "dataset": {**table, "label_level": 1}}), tmp_path / "v.safetensors"

@@ -24,6 +24,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Staging
+from fedlens.core.traffic import Traffic
 from fedlens.core.work import Work
 
 
@@ -44,6 +45,7 @@ class Tally:
     )  # client, exchange, norm of the update
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     unbounded: list[str] = field(default_factory=list)  # operations whose replies the norm bound all refused
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def failed_round(self) -> bool:
@@ -64,15 +66,19 @@ class Tally:
         """The batches of the client with the most batches."""
         return max(self.batches.values(), default=0)
 
-    def asked(self, ask: Ask) -> None:
-        """Counts the bytes of an ask."""
+    def asked(self, ask: Ask, round: int) -> None:
+        """Counts the bytes of an ask, and records what it carries."""
         at_clients = any(not isinstance(request.client, str) for request in ask.requests)
         if ask.order == "request" and at_clients:
             self.replied = set()
         shared = nbytes(ask.shared)
-        for request in ask.requests:
-            if not isinstance(request.client, str):
-                self.bytes_down += shared + (nbytes(request.payload) if request.payload else 0)
+        sent = [
+            shared + (nbytes(request.payload) if request.payload else 0)
+            for request in ask.requests
+            if not isinstance(request.client, str)
+        ]
+        self.bytes_down += sum(sent)
+        self.traffic.asked(ask, round, sum(sent))
 
     def accepted(self, reply: Reply) -> None:
         """Counts an accepted reply; for a holder of server data only its work counts, not its bytes.
@@ -100,7 +106,8 @@ class Tally:
         self.failures[client][reason] += 1
 
     def and_measuring(self, other: Tally) -> None:
-        """Adds the bytes and failures of an evaluation, but no training."""
+        """Adds the bytes, failures and messages of an evaluation, but no training."""
+        self.traffic.add(other.traffic)
         self.bytes_up += other.bytes_up
         self.bytes_down += other.bytes_down
         self.failed += other.failed
@@ -194,7 +201,7 @@ class Driver:
             self._out = {i for i in self._out if i[:2] != (round, exchange)}
 
     def _send(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        self.tally.asked(ask)
+        self.tally.asked(ask, round)
         self._out.update(Id(round, exchange, slot) for slot in range(len(ask.requests)))
         return self.engine.answer(ask, round, exchange)
 
@@ -218,6 +225,8 @@ class Driver:
                     continue
                 self._out.discard(answer.id)
                 work.answer()
+                if isinstance(answer, Reply):
+                    self.tally.traffic.replied(ask, round, answer)
                 try:
                     yield answer
                 finally:

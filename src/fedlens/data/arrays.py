@@ -84,6 +84,7 @@ def dataset(
         "unknown",
         "made by a function of the user",
         seeded=seeded,
+        moments_of=len(train_images),
     )
 
 

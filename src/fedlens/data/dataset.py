@@ -202,6 +202,7 @@ class Dataset:
         read_as: how image files become such images, if they are no longer in files; see `form`.
         vocabulary: the number of different tokens of texts: ids are 0 to `vocabulary` - 1. By default one more than the
             largest id in both splits. None for images.
+        moments_of: the number of training images that `mean` and `std` were computed of; 0 if they were stated.
 
     Raises `DataError` if a label has no class, a token is not in the vocabulary, or the splits differ in shape.
     """
@@ -221,6 +222,7 @@ class Dataset:
     chosen: Mapping[str, Any] = field(default_factory=dict)
     read_as: ImageForm | None = None
     vocabulary: int | None = None
+    moments_of: int = 0
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:

@@ -17,6 +17,7 @@ from fedlens.data.decoding import Fit as Fit
 from fedlens.data.decoding import decode
 from fedlens.data.lazy_images import LazyImages
 
+MOMENTS_OF = 1000  # images of the sample that mean and deviation are computed of
 _SHARED = 4096  # bytes: workers share arrays from this size on (fedlens.engines.shared_memory)
 
 
@@ -245,7 +246,7 @@ def decode_all(
 
 
 def sample_moments(
-    images: ImageFiles | NDArray[np.uint8], at_most: int = 1000
+    images: ImageFiles | NDArray[np.uint8], at_most: int = MOMENTS_OF
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel, scaled to [0, 1], of `at_most` images evenly spaced over all.
 

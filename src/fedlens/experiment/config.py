@@ -12,6 +12,7 @@ from fedlens.core.errors import nearest
 from fedlens.core.random import derive
 from fedlens.core.registry import import_name
 from fedlens.experiment.config_errors import explained, refuse_loose
+from fedlens.experiment.kept_images import keeps_images
 from fedlens.local.settings import LocalSettings
 
 
@@ -214,10 +215,10 @@ class Record(_Table):
         description="also write each client's training metrics to clients.jsonl, one object per client "
         "and round; the values that `evaluation.clients` measures are always written",
     )
-    images: bool = Field(
-        True,
-        description="keep the most confidently wrong test images in evaluation.npz and report.html; set false where "
-        "images must not be passed on",
+    images: bool | Literal["auto"] = Field(
+        "auto",
+        description="keep test images in the run directory and in report.html: the most confident mistakes, and "
+        "examples of masks and boxes. auto: those of published datasets, and none of your own data",
     )
     local_models: RecordedRounds | None = Field(
         None,
@@ -268,6 +269,11 @@ class Config(_Table):
     record: Record = Field(default_factory=Record)
     engine: Named = Field(default_factory=lambda: {"name": "default"})
     seeds: Seeds
+
+    @property
+    def keeps_images(self) -> bool:
+        """Whether the run keeps images of its test data."""
+        return keeps_images(self.record.images, self.data.dataset["name"])
 
     @property
     def slots(self) -> dict[str, dict[str, Any] | None]:

@@ -104,7 +104,7 @@ def final_evaluation(
         if name.startswith(MISTAKES)
     }
     mistakes = most_confident(rows) if rows else {}
-    pictured = built.config.record.images and len(dataset.input_shape) == 3 and len(mistakes.get("index", ()))
+    pictured = built.config.keeps_images and len(dataset.input_shape) == 3 and len(mistakes.get("index", ()))
     kept = built.task.recorded(measured, len(dataset.classes))
     clients = sorted(of_clients) if built.task.annotates == "masks" else []
     return FinalEvaluation(

@@ -42,7 +42,7 @@ def write_examples(built: Built, directory: RunDir, states: Mapping[str, tuple[i
     run continues without them. Raises `RunFailed` if the disk refuses.
     """
     annotates = built.task.annotates
-    shown = built.config.record.images and len(built.holders.dataset.input_shape) == 3
+    shown = built.config.keeps_images and len(built.holders.dataset.input_shape) == 3
     if annotates is None or not shown:
         return []
     try:

@@ -19,6 +19,7 @@ from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.experiment.pooled_facts import pooled_facts
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
@@ -95,6 +96,8 @@ def summarize(
         "notes": list(built.notes),
         "changes": list(runner.changes),
         "disclosures": list(built.algorithm.discloses),
+        "pooled": pooled_facts(built),
+        "traffic": run_state.traffic if run_state else {},
         "engine": config.engine["name"],
         "seed": config.seed,
         "directory": str(directory.path),

@@ -31,6 +31,7 @@ class RunState:
     digests: Mapping[str, Any] = field(default_factory=dict)  # of the lines before this round, by file
     norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
     divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
+    traffic: Mapping[str, Any] = field(default_factory=dict)  # see `Traffic.rows`
     cpu_seconds: float = 0.0  # processor time of this process in all rounds so far
 
     def payload(self) -> dict[str, Any]:
@@ -48,6 +49,7 @@ class RunState:
             "measured": self.measured,
             "norms": self.norms,
             "divergence": self.divergence,
+            "traffic": self.traffic,
             "cpu_seconds": self.cpu_seconds,
         }
 
@@ -64,6 +66,7 @@ class RunState:
                 and isinstance(run_state.state, Mapping)
                 and run_state.line["round"] == run_state.round
                 and all(isinstance(row, Mapping) for row in run_state.rows)
+                and isinstance(run_state.traffic, Mapping)
                 and isinstance(run_state.cpu_seconds, int | float)
                 and (run_state.best is None or isinstance(run_state.best["round"], int))
                 and all(map(is_key, keys.values()))

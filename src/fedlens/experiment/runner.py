@@ -17,6 +17,7 @@ from fedlens.core.protocol import ClientId, ModelSpec, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark
+from fedlens.core.traffic import Traffic
 from fedlens.core.tree import HEAVY, Tree, all_finite
 from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
@@ -106,7 +107,7 @@ class Runner:
             if self.run_state is not None:
                 driver.norms = NormBounds.of(self.run_state.norms)
             self._sweep()
-            if not config.record.images:
+            if not config.keeps_images:
                 remove_images(self.directory.evaluation_path)
                 remove_examples(self.directory.examples_path)
             if self.run_state is None:
@@ -262,6 +263,7 @@ class Runner:
             digests={name: digest.saved() for name, digest in self._digests.items()},
             norms=trained.norms,
             divergence=self._divergence.state,
+            traffic=self._traffic_with(tally),
             cpu_seconds=round_to(self._cpu_before + time.process_time() - self._cpu_began),
         )
         if best and best["round"] == round:
@@ -373,6 +375,12 @@ class Runner:
         for client, reasons in tally.failures.items():
             failures.setdefault(self._name(client), Counter()).update(reasons)
         return failures
+
+    def _traffic_with(self, tally: Tally) -> dict[str, Any]:
+        """What crossed in all rounds, this one included."""
+        traffic = Traffic(self.run_state.traffic if self.run_state else None)
+        traffic.add(tally.traffic)
+        return traffic.rows
 
     def _note_missing_score(self, line: Mapping[str, Any]) -> None:
         """Notes that no best round can be chosen, if the evaluation has metrics and the score is not among them."""

@@ -56,6 +56,7 @@ def write_analysis_page(folder: Path, run: RunDir) -> Path:
         "what": ", ".join(index),
         "sections": [_section(name, entry, folder) for name, entry in index.items()],
         "command": f"fedlens analyze {run.path}",
+        "client_names": about.partition.ids if about.partition else (),
         "version": ", ".join(sorted({str(entry.get("fedlens")) for entry in index.values()})),
     }
     return write_page(folder / PAGE, "analysis.html.j2", context)

@@ -16,8 +16,9 @@ from fedlens.report import classification_figures as data
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.confusion import confused_pairs
 from fedlens.report.format import MISSING, count, many, metric_value, percent
-from fedlens.report.read import Run, subtable
+from fedlens.report.read import Run
 from fedlens.report.render import Plot
+from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images, why_left_out
 
 _PAIRS = 12  # of the most confused classes
 
@@ -106,8 +107,7 @@ def _without(empty: Sequence[str]) -> str:
 def _mistakes(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
     """The most confident mistakes, with their images unless the settings leave them out."""
     given = evaluation.mistakes
-    kept = subtable(run.config, "record").get("images", True) is not False
-    images = evaluation.images if kept else None
+    images = evaluation.images if shows_images(run) else None
     mistakes = [
         Mistake(
             int(given["index"][k]),
@@ -121,11 +121,14 @@ def _mistakes(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
     if not mistakes:
         note = "The model gave no wrong answer." if given else "No mistakes were recorded."
     elif images is not None:
-        note = "This page contains these test images. record.images = false leaves them out."
+        note = f"This page contains these test images. {LEAVES_OUT}"
     elif len(evaluation.input_shape) != 3:
         note = "The examples are not images, so only their positions in the test data are shown."
     else:
-        note = "The images are left out (record.images = false): only their positions in the test data are shown."
+        note = (
+            f"The images are left out ({why_left_out(run)}): only their positions in the test data are shown."
+        )
+        note += f" {HOW}" if may_get_images(run) else ""
     return {"mistakes": mistakes, "mistakes_note": note, "pictures": images is not None}
 
 

@@ -107,6 +107,7 @@ def write_page_of(comparison: Comparison, html_path: Path) -> Path:
         "client_head": client_head,
         "clients": clients[:CLIENTS_SHOWN],
         "hidden": max(0, len(clients) - CLIENTS_SHOWN),
+        "client_names": [str(row[0]) for row in clients],
         **_table(rows),
     }
     return write_page(Path(html_path), "compare.html.j2", context)

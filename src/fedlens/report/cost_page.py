@@ -75,6 +75,7 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "method": method(answer),
         "below": below_note(answer),
         "images": images_note(answer),
+        "client_names": [str(row["client"]) for row in answer["clients"]],
     }
     return write_page(directory / "cost.html", "cost.html.j2", context)
 

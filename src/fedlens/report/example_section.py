@@ -25,6 +25,7 @@ from fedlens.report.classification_section import data_url
 from fedlens.report.downsample import short
 from fedlens.report.format import finite, many, percent
 from fedlens.report.read import Run, subtable
+from fedlens.report.shown_images import LEAVES_OUT, shows_images
 
 _SCORE = 0.25  # from which a predicted box is drawn, if the settings do not say it
 _MOST = 2_000_000  # characters of all pictures in a page
@@ -79,7 +80,7 @@ class BoxPicture:
 
 def example_section(run: Run) -> dict[str, Any] | None:
     """The section of a run; with only `missing`, a sentence, if the file is corrupt. None without examples."""
-    if subtable(run.config, "record").get("images", True) is False:
+    if not shows_images(run):
         return None
     path = RunDir(run.directory).examples_path
     if not (path.exists() or path.is_symlink()):
@@ -95,7 +96,7 @@ def example_section(run: Run) -> dict[str, Any] | None:
     rounds = "; ".join(title.lower() for title in titles.values())
     lead = (
         f"{many(len(examples.index), 'test image')}, spread evenly over the test data, with the predictions of the "
-        f"global model: {rounds}. This page contains these images. record.images = false leaves them out."
+        f"global model: {rounds}. This page contains these images. {LEAVES_OUT}"
     )
     return {"missing": "", "lead": lead, "kind": examples.annotates, "columns": len(titles), **shown}
 

@@ -33,6 +33,7 @@ def write_page(partition: Partition, path: Path) -> Path:
         "numbers": numbers(partition),
         "settings": [(key, setting(value, _MOST)) for key, value in partition.spec.items()],
         "digest": partition.digest,
+        "client_names": partition.ids,
     }
     return render.write_page(path, "partition.html.j2", context)
 

@@ -20,9 +20,12 @@ from markupsafe import Markup
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.report import format, plotly_figures
 from fedlens.report.figures import Figure, HeatMap, ValueMap
+from fedlens.report.page_contents import page_contents
 
 # The CSS border style that looks like a dash of plotly.
 BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
+
+_COMMON: Mapping[str, Any] = {"client_names": (), "images_command": ""}
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,12 @@ class Plot:
 
 
 def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
-    """Renders a template into a file, and returns the file's path."""
+    """Renders a template into a file, and returns the file's path.
+
+    `client_names` of the context are looked for in a page, and `images_command` repeats a run with test images.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _environment().get_template(template).render(context).encode())
+    write_atomically(path, _environment().get_template(template).render({**_COMMON, **context}).encode())
     return path
 
 
@@ -80,7 +86,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS)
+    environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS, page_contents=page_contents)
     filters = (format.count, format.duration, format.heading, format.label, format.many, format.size)
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters.update(quote=shlex.quote, metric=lambda value, name: format.metric_value(name, value))

@@ -15,10 +15,21 @@ from fedlens.report.client_section import client_section, measuring_command
 from fedlens.report.efficiency import efficiency
 from fedlens.report.example_section import example_section
 from fedlens.report.format import SPLITS, finite, heading, metric_value, rounds_of, setting, size, split_of
+from fedlens.report.left_clients import left_clients
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
+from fedlens.report.shown_images import images_command, may_get_images
 from fedlens.report.test_section import section_of_test
+
+_MACHINE = {
+    "os": "operating system",
+    "cpu": "processor",
+    "memory": "memory",
+    "gpus": "GPUs",
+    "libraries": "versions of the software",
+    "git": "revision of the source",
+}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -30,7 +41,6 @@ def write_report(run_dir: Path) -> Path:
     """
     run = read_run(run_dir)
     command = run.environment.get("command")
-    disclosures = run.summary.get("disclosures")
     bound = bound_beside(run)
     curves = _curves(run, bound)
     context = {
@@ -45,13 +55,16 @@ def write_report(run_dir: Path) -> Path:
         "clients": client_section(run),
         "measuring": measuring_command(run),
         "partition": partition_section(run.partition),
-        "disclosures": disclosures if isinstance(disclosures, list) else [],
+        "left": left_clients(run),
+        "client_names": run.partition.ids if run.partition else (),
+        "images_command": images_command(run) if may_get_images(run) else "",
         "failures": _failures(run),
         "changes": _changes(run),
         "efficiency": efficiency(run),
         "settings": _settings(run),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
         "environment": list(_flat(run.environment)),
+        "machine": [words for key, words in _MACHINE.items() if run.environment.get(key)],
     }
     return write_page(RunDir(run.directory).report_path, "run.html.j2", context)
 

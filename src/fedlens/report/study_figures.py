@@ -42,6 +42,7 @@ class NamedFigure:
     name: str
     figure: StudyFigure | None
     missing: str = ""
+    kind: str = ""
 
 
 def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, Any]:
@@ -127,7 +128,7 @@ def study_figures(results: StudyResults) -> list[NamedFigure]:
         taken = {figure.name for figure in named}
         name = name if name not in taken else f"{name}-{k + 1}"
         try:
-            named.append(NamedFigure(name, study_figure(results, spec, f"figures[{k}]")))
+            named.append(NamedFigure(name, study_figure(results, spec, f"figures[{k}]"), kind=spec["kind"]))
         except DataError as error:
             named.append(NamedFigure(name, None, str(error)))
     return named

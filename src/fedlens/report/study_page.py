@@ -12,7 +12,7 @@ from fedlens.report.render import Plot, write_page
 from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import METHOD, SeedGroups, is_lost, why_lost
-from fedlens.report.study_populations import needs_runs
+from fedlens.report.study_populations import DATA_FIGURES, needs_runs
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_tables import study_tables
 
@@ -39,6 +39,7 @@ class ShownFigure:
     plots: Sequence[Plot] = ()
     keys: Sequence[LegendKey] = ()
     files: Sequence[str] = ()
+    of_data: bool = False  # shows the data of each client
 
 
 def write_study_page(folder: Path) -> Path:
@@ -96,7 +97,8 @@ def _shown(named: NamedFigure, folder: Path) -> ShownFigure:
         return ShownFigure(named.name, "", [named.missing])
     plots = figure.plots()
     files = sorted(path.name for path in (folder / FOLDER).glob(f"{named.name}.*"))
-    return ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files)
+    of_data = named.kind in DATA_FIGURES
+    return ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files, of_data)
 
 
 def _what(results: StudyResults) -> str:

@@ -138,5 +138,6 @@ def run(path: Path, data: Any, model: str, more: dict[str, Any] | None = None, *
         "local": {"lr": 0.05, "batch_size": 8},
         "data": {"dataset": data, "partition": {"name": "iid", "clients": 2}, **(more or {})},
         "engine": "inline",
+        "record": {"images": True},
     }
     return Experiment(**{**settings, **changes}).run(path, report=False)

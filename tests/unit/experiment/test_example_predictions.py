@@ -122,6 +122,7 @@ def stopped(path: Path, round: int) -> None:
         "local": {"lr": 0.05, "batch_size": 8},
         "data": {"dataset": f"{kit.__file__}:boxes", "partition": {"name": "iid", "clients": 2}},
         "engine": "inline",
+        "record": {"images": True},
     }
     Experiment(**settings).run(path, progress=StopsAfter(round), report=False)
 
@@ -213,6 +214,7 @@ def test_a_task_whose_predictions_fail_ends_with_a_note(tmp_path: Path) -> None:
         local={"lr": 0.05},
         data={"dataset": kit.boxes, "partition": {"name": "iid", "clients": 2}},
         engine="inline",
+        record={"images": True},
     ).run(tmp_path / "run", progress=listener, report=False)
     assert result.summary["status"] == "finished"
     assert next(note for note in listener.notes if "no boxes today" in note) == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedlens.data.dataset import Dataset
 from fedlens.experiment.final_evaluation import PIXELS, WORST, FinalEvaluation
 from fedlens.experiment.progress import Silent
 from fedlens.report.classification_figures import Calibration, ClassResults
+from tests.unit.report.reading import read_page
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -47,6 +49,7 @@ def run(path: Path, dataset: Any = digits, **more: Any) -> Result:
         "local": {"lr": 0.1},
         "data": {"dataset": dataset, "partition": {"name": "iid", "clients": 4}},
         "engine": "inline",
+        "record": {"images": True},
     }
     return Experiment(**(settings | more)).run(path)
 
@@ -149,6 +152,18 @@ def test_without_record_images_no_pixel_is_in_the_run_directory(tmp_path: Path) 
     assert not contains(hidden.directory, images)
     page = (hidden.directory / "report.html").read_text(encoding="utf-8")
     assert "The images are left out (record.images = false)" in page
+
+
+def test_images_of_a_users_own_data_are_kept_only_if_the_settings_say_so(tmp_path: Path) -> None:
+    own, published = run(tmp_path / "own", record={}), run(tmp_path / "digits", "digits", record={})
+    images = digits().test.inputs[evaluation_of(own).mistakes["index"]]
+    _report(own.directory, Silent())
+    assert not contains(own.directory, images)
+    assert evaluation_of(published).images is not None
+    page = read_page((own.directory / "report.html").read_text(encoding="utf-8"))
+    assert 'The images are left out (your own data, record.images = "auto")' in page.words
+    command = shlex.join(["fedlens", "run", f"{own.directory}/config.toml", "--set", "record.images=true"])
+    assert command in page.words
 
 
 def test_a_run_that_is_continued_without_images_loses_those_of_before(tmp_path: Path) -> None:

@@ -206,11 +206,21 @@ def test_failures_by_client_and_reason_the_most_frequent_first(tmp_path: Path) -
     assert "17 update is not finite 4 17 late 2 3 late 1" in words
 
 
-def test_what_left_the_clients_beyond_updates_is_told_and_nothing_is_said_of_nothing(tmp_path: Path) -> None:
-    title = "Sent by clients beyond model updates"
+def test_what_left_the_clients_is_told_and_nothing_is_said_of_nothing(tmp_path: Path) -> None:
+    title = "What left the clients"
     told = ["Each client's class counts, once.", "Its <b>mean</b> feature."]
-    words = page_of(make_run(tmp_path, name="told", summary={"disclosures": told})).words
-    assert f"{title} {told[0]} {told[1]}" in words  # the markup in it is text
+    row = {
+        "down": {"model": 650, "lr": 1},
+        "up": {"update": 650, "weight": 1, "empty": 0},
+        "measured": ["loss"],
+    }
+    counts = {"asks": 9, "replies": 8, "bytes_down": 2600, "bytes_up": 2604, "rounds": [1, 3]}
+    summary = {"disclosures": told, "traffic": {"train": row | counts}, "pooled": ["The size of each."]}
+    words = page_of(make_run(tmp_path, name="told", summary=summary)).words
+    assert f"{told[0]} {told[1]} The server also knew, without asking: The size of each." in words
+    assert (
+        "train 1–3 model (650 values), lr update (650 values), weight; metrics: loss 8 2.6 kB 2.6 kB" in words
+    )
     for name, summary in (("none", {"disclosures": []}), ("old", {}), ("odd", {"disclosures": "a word"})):
         assert title not in page_of(make_run(tmp_path, name=name, summary=summary)).words
 

@@ -112,12 +112,14 @@ def published(
     facts = CATALOGUE[name]
     train, test = splits
     mean, std = moments or (facts.mean, facts.std)
+    moments_of = 0
     if not mean and train.kind != "language":
         if isinstance(train.inputs, ImageFiles):
             mean, std = PHOTO_MEAN, PHOTO_STD
         else:
             mean, std = channel_moments(train.inputs)
             std = tuple(one or 1.0 for one in std)  # images of one colour must not be divided by 0
+            moments_of = len(train)
     return Dataset(
         name,
         train,
@@ -131,6 +133,7 @@ def published(
         notes=tuple(notes),
         seeded=seeded,
         vocabulary=vocabulary,
+        moments_of=moments_of,
     )
 
 

@@ -26,7 +26,7 @@ from fedlens.data.formats.leaks import check_leaks, same_content
 from fedlens.data.formats.name_checks import check_names
 from fedlens.data.formats.probe import ImageHeader
 from fedlens.data.formats.splits import check_splits, draw_test, draw_test_of_sets
-from fedlens.data.images import ImageFiles, Paths, sample_moments
+from fedlens.data.images import MOMENTS_OF, ImageFiles, Paths, sample_moments
 
 
 @dataclass
@@ -262,6 +262,7 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
         on_error=settings["on_error"],
         seeded=scan.splits is None,
         chosen=chosen,
+        moments_of=min(len(splits[0]), MOMENTS_OF),
     )
 
 

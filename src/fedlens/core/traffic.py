@@ -1,0 +1,105 @@
+"""Records what asks and replies carry between the server and the clients, over a whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fedlens.core.protocol import Ask, Reply
+from fedlens.core.schema import Field, NumberField, TensorField
+
+Row = dict[str, Any]
+_COUNTS = ("asks", "replies", "bytes_down", "bytes_up")
+
+
+class Traffic:
+    """The fields of all messages by operation, with the number of values of each, messages and bytes.
+
+    Requests to holders of server data, such as `@test`, reach no client and are left out. A field of which the replies
+    of a block are summed in a worker (`Reduce`) counts too: it left its client.
+
+    Attributes:
+        rows: by operation: `down` and `up`, the number of values of each field where it was seen first; `measured`, the
+            names of the reply's metrics; `asks` and `replies`; `bytes_down` and `bytes_up`; `rounds`, the first and the
+            last round.
+    """
+
+    def __init__(self, rows: Mapping[str, Row] | None = None) -> None:
+        self.rows: dict[str, Row] = {op: {**row} for op, row in (rows or {}).items()}
+
+    def asked(self, ask: Ask, round: int, nbytes: int) -> None:
+        """Counts an ask, of which the clients receive `nbytes` together."""
+        requests = [request for request in ask.requests if not isinstance(request.client, str)]
+        if not requests:
+            return
+        row = self._row(ask.op, round)
+        row["asks"] += len(requests)
+        row["bytes_down"] += nbytes
+        _note(row["down"], ask.shared)
+        for request in requests:
+            if request.payload:
+                _note(row["down"], request.payload)
+
+    def replied(self, ask: Ask, round: int, reply: Reply) -> None:
+        """Counts a reply that arrived, also one that the algorithm refuses later."""
+        if isinstance(reply.client, str):
+            return
+        row = self._row(ask.op, round)
+        row["replies"] += 1
+        row["bytes_up"] += reply.nbytes
+        if ask.expect.fields is not None:
+            for name, field in ask.expect.fields.items():
+                row["up"].setdefault(name, _announced(field))
+        _note(row["up"], reply.payload)
+        if reply.metrics.keys() - row["measured"]:
+            row["measured"] = sorted({*row["measured"], *reply.metrics})
+
+    def add(self, other: Traffic) -> None:
+        """Adds the messages of later rounds."""
+        for op, more in other.rows.items():
+            row = self.rows.setdefault(op, _empty(more["rounds"][0]))
+            for name in _COUNTS:
+                row[name] += more[name]
+            row["down"], row["up"] = {**more["down"], **row["down"]}, {**more["up"], **row["up"]}
+            row["measured"] = sorted({*row["measured"], *more["measured"]})
+            row["rounds"] = [
+                min(row["rounds"][0], more["rounds"][0]),
+                max(row["rounds"][1], more["rounds"][1]),
+            ]
+
+    def _row(self, op: str, round: int) -> Row:
+        row = self.rows.setdefault(op, _empty(round))
+        row["rounds"][1] = max(row["rounds"][1], round)
+        return row
+
+
+def _empty(round: int) -> Row:
+    return {"down": {}, "up": {}, "measured": [], **dict.fromkeys(_COUNTS, 0), "rounds": [round, round]}
+
+
+def _note(seen: dict[str, int], payload: Mapping[str, Any]) -> None:
+    """Adds the fields that were not seen before, with their number of values."""
+    for name in payload:
+        if name not in seen:
+            seen[name] = sum(_sizes(payload[name]))
+
+
+def _sizes(value: Any) -> Iterable[int]:
+    if isinstance(value, Tensor):
+        return [value.numel()]
+    if isinstance(value, Mapping):
+        return (size for item in value.values() for size in _sizes(item))
+    if isinstance(value, list | tuple):
+        return (size for item in value for size in _sizes(item))
+    return [1]
+
+
+def _announced(field: Field) -> int:
+    if isinstance(field, NumberField):
+        return 1
+    if isinstance(field, TensorField):
+        return math.prod(field.shape)
+    return sum(math.prod(shape) for shape, _ in field.leaves.values())

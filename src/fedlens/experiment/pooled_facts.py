@@ -1,0 +1,35 @@
+"""What a run takes from the data of all clients together, before and beside the messages of its rounds."""
+
+from __future__ import annotations
+
+from fedlens.experiment.build import Built
+
+
+def pooled_facts(built: Built) -> list[str]:
+    """Sentences on what the server knows of the clients' data without an ask, for the run's report."""
+    config, data, federation = built.config, built.holders.dataset, built.federation
+    names = ", and how many it holds out" if federation.held_out is not None else ""
+    facts = [f"How many training examples each client holds{names}."]
+    if data.classes:
+        facts.append("The names of the classes, those of all clients together.")
+    if config.data.normalize == "standard" and data.moments_of:
+        facts.append(
+            f"The mean and the standard deviation of each channel, of {data.moments_of:,} training images of all "
+            'clients together (data.normalize = "standard"). "unit", "half" and "imagenet" need no image of a client.'
+        )
+    if "size" in data.chosen:
+        facts.append("The size of the images, chosen from the sizes of all images (data.dataset.size).")
+    if held := federation.held.get("@validation"):
+        facts.append(
+            f'{held:,} training examples of the clients as validation data (data.validation_from = "global"): the '
+            "server holds them."
+        )
+    if config.evaluation.train:
+        facts.append(
+            "All training examples: the server evaluates the model on them (evaluation.train = true)."
+        )
+    if built.algorithm.pools_data:
+        facts.append(f"All training examples: '{config.algorithm['name']}' trains on them in one place.")
+    if config.engine["name"] == "ray":
+        facts.append("The training examples themselves: Ray sends them, or their paths, to every node.")
+    return facts

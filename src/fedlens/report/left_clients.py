@@ -1,0 +1,74 @@
+"""The section "What left the clients" in the page of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedlens.report.format import MISSING, count, finite, many, size
+from fedlens.report.read import Run
+
+HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
+_LEAD = (
+    "Each exchange with the clients, with the number of values of each field. Nothing was encrypted, summed securely "
+    "or made private."
+)
+
+
+def left_clients(run: Run) -> dict[str, Any] | None:
+    """The messages of a run, and what it took from all clients together; None if the run recorded neither.
+
+    The rows come from the messages that the run counted (`fedlens.core.traffic`), not from a list of algorithms.
+    """
+    pooled, told = _sentences(run, "pooled"), _sentences(run, "disclosures")
+    traffic = run.summary.get("traffic")
+    rows = [_row(op, row) for op, row in traffic.items()] if isinstance(traffic, Mapping) else []
+    if not (rows or pooled or told):
+        return None
+    return {
+        "head": HEAD,
+        "rows": rows,
+        "pooled": pooled,
+        "told": told,
+        "lead": _LEAD if rows else "The server asked the clients nothing." * bool(pooled),
+    }
+
+
+def _sentences(run: Run, key: str) -> Sequence[str]:
+    given = run.summary.get(key)
+    return [str(sentence) for sentence in given] if isinstance(given, list) else []
+
+
+def _row(op: str, row: Any) -> list[str]:
+    if not isinstance(row, Mapping):
+        return [op, *[MISSING] * (len(HEAD) - 1)]
+    measured = row.get("measured") or []
+    metrics = [f"metrics: {', '.join(map(str, measured))}"] if measured else []
+    return [
+        op,
+        _rounds(row.get("rounds")),
+        _fields(row.get("down")) or "nothing",
+        "; ".join(filter(None, [_fields(row.get("up")), *metrics])) or "nothing",
+        count(finite(row.get("replies"))),
+        size(finite(row.get("bytes_down"))),
+        size(finite(row.get("bytes_up"))),
+    ]
+
+
+def _rounds(rounds: Any) -> str:
+    if not (isinstance(rounds, list) and len(rounds) == 2):
+        return MISSING
+    first, last = rounds
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _fields(fields: Any) -> str:
+    """The fields with their number of values: "update (650), weight".
+
+    >>> _fields({"update": 650, "weight": 1, "buffers": 0})
+    'update (650 values), weight'
+    """
+    known = fields.items() if isinstance(fields, Mapping) else ()
+    return ", ".join(
+        name if values == 1 else f"{name} ({many(values, 'value')})" for name, values in known if values
+    )

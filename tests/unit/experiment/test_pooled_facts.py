@@ -1,0 +1,74 @@
+"""A run lists what it takes from the clients: messages, over pauses too, and what it computes of all data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedlens
+from fedlens import Experiment, Result, resume
+from fedlens.data.dataset import Dataset
+from fedlens.experiment.progress import Silent
+
+LEAST: dict[str, Any] = {
+    "rounds": 2,
+    "model": "linear",
+    "local": {"lr": 0.1, "steps": 1},
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 3}},
+    "engine": "inline",
+}
+
+
+def own() -> Dataset:
+    """Thirty grey images of two classes."""
+    images = np.arange(40 * 16, dtype=np.uint8).reshape(40, 4, 4)
+    labels = np.arange(40) % 2
+    return fedlens.dataset(images[:30], labels[:30], images[30:], labels[30:])
+
+
+def run(path: Path, **changes: Any) -> Result:
+    return Experiment(**{**LEAST, **changes}).run(path, report=False)
+
+
+def facts(result: Result) -> str:
+    return " ".join(result.summary["pooled"])
+
+
+def test_the_pooled_mean_and_deviation_of_own_images_are_listed(tmp_path: Path) -> None:
+    data = {"dataset": own, "partition": {"name": "iid", "clients": 3}}
+    moments = "The mean and the standard deviation of each channel, of 30 training images of all clients"
+    assert moments in facts(run(tmp_path / "standard", data=data))
+    for name, changed in (("unit", {**data, "normalize": "unit"}), ("digits", LEAST["data"])):
+        assert "deviation" not in facts(run(tmp_path / name, data=changed)), name  # digits': published
+
+
+def test_data_that_the_server_holds_or_pools_is_listed(tmp_path: Path) -> None:
+    data = {**LEAST["data"], "validation": 0.1}
+    pooled = facts(run(tmp_path / "a", data=data, evaluation={"train": True}))
+    assert "144 training examples of the clients as validation data" in pooled
+    assert "evaluates the model on them (evaluation.train = true)" in pooled
+    clients = facts(run(tmp_path / "b", data={**data, "validation_from": "client"}, algorithm="centralized"))
+    assert "each client holds, and how many it holds out" in clients
+    assert "'centralized' trains on them in one place" in clients
+
+
+def test_messages_are_counted_over_a_pause(tmp_path: Path) -> None:
+    class Stops(Silent):
+        def round_done(self, metrics: dict[str, Any]) -> None:
+            if metrics["round"] == 1:
+                raise KeyboardInterrupt
+
+    settings = {**LEAST, "algorithm": {"name": "fedir", "target": "population"}}
+    with pytest.raises(KeyboardInterrupt):
+        Experiment(**settings).run(tmp_path / "paused", progress=Stops(), report=False)
+    whole, paused = run(tmp_path / "whole", **settings), resume(tmp_path / "paused", report=False)
+    rows = whole.summary["traffic"]
+    assert paused.summary["traffic"] == rows
+    assert rows["class-counts"]["up"] == {"counts": 10, "weight": 1}  # asked once, before the pause
+    assert rows["class-counts"]["rounds"] == [1, 1]
+    assert rows["train"]["up"]["update"] == 650
+    assert rows["train"]["rounds"] == [1, 2]
+    assert rows["train"]["bytes_up"] + rows["class-counts"]["bytes_up"] == whole.summary["totals"]["bytes_up"]

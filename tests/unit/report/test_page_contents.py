@@ -1,0 +1,67 @@
+"""The list of what a page contains is read from the page: images, names of clients, paths, and marked parts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.report.compare import write_comparison
+from fedlens.report.page_contents import page_contents
+from fedlens.report.partition_page import write_page
+from fedlens.report.run_page import write_report
+from tests.unit.report.fake_run import class_counts, make_partition, make_run
+from tests.unit.report.reading import read_page
+from tests.unit.report.test_classification_section import WORST, evaluation, images_of
+
+TITLE = "What this page contains"
+HOSPITALS = ("St. Anna", "Bonn & Köln", 'the "old" one')
+
+
+def listed(html: str) -> str:
+    return read_page(html).words.partition(TITLE)[2]
+
+
+def page(root: Path, **config: Any) -> str:
+    run = make_run(root, counts=class_counts(3), config=config)
+    make_partition(class_counts(3), ids=HOSPITALS).save(run / "partition.npz")
+    replace(evaluation(10), images=images_of(WORST)).write(run / "evaluation.npz")
+    return write_report(run).read_text(encoding="utf-8")
+
+
+def test_the_list_of_a_run_names_images_clients_paths_and_numbers(tmp_path: Path) -> None:
+    words = listed(page(tmp_path, data={"dataset": {"name": "digits", "path": "/srv/scans"}}))
+    assert f"{WORST} pictures of test data." in words
+    assert f"The names of 3 clients of 3, such as {', '.join(HOSPITALS)}." in words
+    assert "How many examples of each class each client holds." in words
+    assert "The names of the classes, and the results of each on the test data." in words
+    assert "Every setting of the run" in words
+    assert "1 file path, such as /srv/scans." in words
+
+
+def test_a_page_without_images_lists_none_and_says_how_to_get_them(tmp_path: Path) -> None:
+    auto = {"data": {"dataset": {"name": "image-folder"}}, "record": {"images": "auto"}}
+    words = listed(page(tmp_path / "own", **auto))
+    assert "of test data" not in words.replace("Positions in the test data of wrong answers", "")
+    assert "config.toml --set record.images=true" in words
+    never = listed(page(tmp_path / "never", record={"images": False}))
+    assert "record.images=true" not in never
+
+
+def test_numbers_are_no_names_of_clients() -> None:
+    assert page_contents("<td>3</td>", ["3"]) == []
+    assert page_contents(f"<script>{json.dumps({'x': ['Ulm']})}</script>", ["Ulm", "Bonn"]) != []
+
+
+@pytest.mark.parametrize("make", ["compare", "partition"])
+def test_other_pages_have_the_list(tmp_path: Path, make: str) -> None:
+    run, out = make_run(tmp_path), tmp_path / "page.html"
+    if make == "compare":
+        write_comparison([run], out)
+    else:
+        write_page(make_partition(class_counts(3), ids=HOSPITALS), out)
+    words = listed(out.read_text(encoding="utf-8"))
+    assert ("The names of 3 clients of 3" in words) == (make == "partition")
