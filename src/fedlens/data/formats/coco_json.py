@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from fedlens.core.errors import ConfigError
@@ -19,8 +21,6 @@ from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 
-# COCO's own fields of an image; any other field becomes a column.
-_COCO_FIELDS = {"id", "file_name", "width", "height", "license", "flickr_url", "coco_url", "date_captured"}
 _SPLIT_IN_NAME = re.compile(r"(?<![a-z])(train|test|val)(?:id|idation|ing)?(?![a-z])")
 
 Files = str | dict[str, str] | None
@@ -61,7 +61,11 @@ def fill(scan: Scan) -> None:
         scan.notes.append(f"{crowds:,} annotations of crowds are left out")
     sources = [f"{part.content.path}, image {image.key}" for part, image in rows]
     read_sizes(scan, [image.size for image in images], sources)
-    raw = [part.content.boxes(image, scan.findings) for part, image in rows]
+    firsts = np.cumsum([0, *(len(part.content.images) for part in parts)])
+    raw = [
+        replace(part.content.objects, rows=part.content.objects.rows + first)
+        for part, first in zip(parts, firsts[:-1], strict=True)
+    ]
     labels: dict[str | int, int] = {key: label for label, key in enumerate(categories)}
     complete(scan, raw, labels, records=records, inner=[image.file for image in images])
 
@@ -164,8 +168,7 @@ def _categories(contents: Sequence[CocoInstances], findings: Findings) -> dict[i
             if (other := categories.setdefault(key, name)) != name:
                 what = f"category {key} is '{name}', and '{other}' in another file"
                 findings.add_whole(content.path, what, hint)
-    names = list(categories.values())
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    for name in sorted(name for name, count in Counter(categories.values()).items() if count > 1):
         where = " and ".join(str(content.path) for content in contents)
         findings.add_whole(where, f"the class '{name}' has another id in each", hint)
     return dict(sorted(categories.items()))
@@ -173,6 +176,5 @@ def _categories(contents: Sequence[CocoInstances], findings: Findings) -> dict[i
 
 def _records(images: Sequence[CocoImage]) -> dict[str, list[Any]]:
     """The fields of the images beyond COCO's own, by name."""
-    fields = [{name: v for name, v in i.fields.items() if isinstance(v, str | int | float)} for i in images]
-    names = dict.fromkeys(name for each in fields for name in each if name not in _COCO_FIELDS)
-    return {name: [each.get(name) for each in fields] for name in names}
+    names = dict.fromkeys(name for image in images for name in image.fields)
+    return {name: [image.fields.get(name) for image in images] for name in names}

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
+from fedlens.data.boxes import Boxes
 from fedlens.data.decoding import orientation_of
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.clients import describe, listed
 from fedlens.data.formats.folder_listing import stem
-from fedlens.data.formats.objects import RawBox, check_boxes
+from fedlens.data.formats.objects import RawBoxes, check_boxes
 from fedlens.data.formats.probe import probe_all, stored_sizes
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
@@ -110,7 +113,7 @@ def read_sizes(scan: Scan, stated: Sequence[Size | None], sources: Sequence[str]
 
 def complete(
     scan: Scan,
-    raw: Sequence[Iterable[RawBox]],
+    raw: Sequence[RawBoxes],
     labels: Mapping[str | int, int],
     *,
     records: Mapping[str, Sequence[Any]] | None = None,
@@ -121,20 +124,19 @@ def complete(
     Args:
         scan: with names, classes, sizes (None if an image is faulty), and the splits of the folders, if any. A
             table's splits replace these.
-        raw: [n], the objects of each image as written in the files.
+        raw: the objects as written in the files, in parts: the images of each part come after those of the last.
         labels: the label of each class that the files may name.
         records, inner: as in `describe`.
     """
     assert scan.sizes is not None
     faulty, scan.bad = scan.bad | {row for row, size in enumerate(scan.sizes) if size is None}, set()
-    objects = [
-        check_boxes(boxes if size else (), *(size or (0, 0)), labels, scan.findings)
-        for size, boxes in zip(scan.sizes, raw, strict=True)
-    ]
-    scan.boxes, scan.box_labels = [boxes for boxes, _ in objects], [classes for _, classes in objects]
+    sizes = np.array([size or (0, 0) for size in scan.sizes], np.int64).reshape(-1, 2)
+    checked = [check_boxes(part, sizes, labels, scan.findings) for part in raw]
+    boxes, classes, images = map(np.concatenate, zip(*checked, strict=True))
+    scan.boxes = Boxes(boxes, classes, np.searchsorted(images, np.arange(len(sizes) + 1)))
     describe(scan, records=records, inner=inner)
     scan.bad |= faulty
     rows = scan.rows()
-    if rows and not len(scan.findings) and not any(len(scan.boxes[row]) for row in rows):
+    if rows and not len(scan.findings) and not any(len(scan.boxes.labels_of(row)) for row in rows):
         hint = "check the format, and the place of the annotations"
         scan.findings.add_whole(scan.folder, f"none of the {len(rows):,} images has an object", hint)

@@ -45,8 +45,7 @@ class Scan:
         label_sets: [n], the classes of each image, ascending, if images have any number of classes (multi-label).
         masks: [n], the mask of each image below `folder`, if they have masks.
         ids: uint8 [256], the class of each id stored in a mask.
-        boxes: [n] of float32 [k, 4], left, top, right, bottom in pixels of the stored image.
-        box_labels: [n] of int64 [k].
+        boxes: the objects of the n images, in pixels of the stored image.
         sizes: [n], (width, height) of each stored image; needed with boxes.
         headers: [n], what the header of each image states; None if the image is faulty.
         upright: whether photographs are turned as their EXIF tag says.
@@ -72,8 +71,7 @@ class Scan:
     label_sets: list[tuple[int, ...]] | None = None
     masks: list[str] | None = None
     ids: NDArray[np.uint8] | None = None
-    boxes: list[NDArray[np.float32]] | None = None
-    box_labels: list[NDArray[np.int64]] | None = None
+    boxes: Boxes | None = None
     sizes: list[tuple[int, int] | None] | None = None
     headers: list[ImageHeader | None] = field(default_factory=list)
     upright: bool = False
@@ -101,8 +99,8 @@ class Scan:
         """[n], the classes of each image, once for each label or box; None if the images have masks."""
         if self.labels is not None:
             return [(label,) for label in self.labels]
-        if self.box_labels is not None:
-            return [labels.tolist() for labels in self.box_labels]
+        if self.boxes is not None:
+            return [self.boxes.labels_of(row).tolist() for row in range(len(self.boxes))]
         return self.label_sets
 
     def image_sizes(self) -> ImageSizes | None:
@@ -143,7 +141,7 @@ class Scan:
         labels = self.labels_of_rows()
         if labels is not None:
             counts = Counter(label for row in rows for label in labels[row])
-            if self.box_labels is not None:
+            if self.boxes is not None:
                 facts["boxes"] = counts.total()
             if self.label_sets is not None and self.classes:
                 facts["labels"] = counts.total()
@@ -401,11 +399,7 @@ def _targets(
         paths = Paths.of([scan.masks[row] for row in rows])
         return ImageFiles(scan.folder, paths, 0, inputs.height, inputs.width, inputs.fit, scan.ids), ()
     assert scan.boxes is not None
-    assert scan.box_labels is not None
     assert scan.sizes is not None
-    boxes, labels = [scan.boxes[row].reshape(-1, 4) for row in rows], [scan.box_labels[row] for row in rows]
-    offsets = np.cumsum([0, *map(len, boxes)], dtype=np.int64)
-    stored = Boxes(np.concatenate(boxes), np.concatenate(labels), offsets)
     sizes = np.array([scan.sizes[row] for row in rows])
-    moved = placed(stored, sizes, inputs.height, inputs.width, inputs.fit)
+    moved = placed(scan.boxes.take(rows), sizes, inputs.height, inputs.width, inputs.fit)
     return moved.boxes, moved.notes(split)

@@ -15,15 +15,23 @@ def read_bytes(path: Path, folder: Path | None = None) -> bytes:
     file outside.
     """
     try:
-        if folder is not None:
-            refuse_link_out(path, folder)
-        kind = special_file(path.stat().st_mode)
-        if kind is not None:
-            raise DataError(f"it is {kind}, not a file with data", where=str(path), hint="remove it")
+        refuse_unsafe(path, folder)
         return path.read_bytes()
     except OSError as error:
         what, hint = f"the file cannot be read: {error.strerror}", "check its path and its permissions"
         raise DataError(what, where=str(path), hint=hint) from error
+
+
+def refuse_unsafe(path: Path, folder: Path | None = None) -> None:
+    """Raises `DataError` for a pipe, a socket, a device, and a link from within `folder` to a file outside.
+
+    Raises `OSError` if the file cannot be found.
+    """
+    if folder is not None:
+        refuse_link_out(path, folder)
+    kind = special_file(path.stat().st_mode)
+    if kind is not None:
+        raise DataError(f"it is {kind}, not a file with data", where=str(path), hint="remove it")
 
 
 def read_text(path: Path, folder: Path | None = None) -> str:

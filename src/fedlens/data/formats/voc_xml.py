@@ -20,6 +20,7 @@ from fedlens.data.formats.detection import (
     read_sizes,
 )
 from fedlens.data.formats.folder_listing import folders, image_names, stem
+from fedlens.data.formats.objects import RawBoxes
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import label_of_class
@@ -73,7 +74,7 @@ def fill(scan: Scan) -> None:
     if difficult := sum(annotation.difficult for annotation in usable):
         scan.notes.append(f"{difficult:,} objects are marked difficult, and kept")
     raw = [annotation.objects if annotation else () for annotation in annotations]
-    complete(scan, raw, label_of_class(scan.classes), inner=inner)
+    complete(scan, [RawBoxes.of(raw)], label_of_class(scan.classes), inner=inner)
 
 
 @reader(fill)

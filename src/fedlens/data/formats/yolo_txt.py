@@ -13,7 +13,7 @@ from fedlens.data.formats.cell_labels import skipped
 from fedlens.data.formats.clients import listed
 from fedlens.data.formats.detection import add_same_stem, by_stem, complete, folder_splits, read_sizes
 from fedlens.data.formats.folder_listing import image_names
-from fedlens.data.formats.objects import RawBox
+from fedlens.data.formats.objects import RawBox, RawBoxes
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import label_of_class
@@ -54,7 +54,9 @@ def fill(scan: Scan) -> None:
     boxes_of_images = [boxes or [] for boxes in raw]
     labels = _classes(scan, boxes_of_images)
     scan.splits, inner = folder_splits(scan.names, folder, findings)
-    complete(scan, boxes_of_images, labels, inner=[name.removeprefix("images/") for name in inner])
+    complete(
+        scan, [RawBoxes.of(boxes_of_images)], labels, inner=[name.removeprefix("images/") for name in inner]
+    )
 
 
 @reader(fill)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,6 @@ def parsed(tmp_path: Path, content: Any) -> tuple[Any, list[str]]:
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     findings = Findings()
     found = read_instances(file, findings)
-    if found is not None:  # boxes are looked at when they are wanted
-        for image in found.images:
-            list(found.boxes(image, findings))
     return found, told(findings, tmp_path)
 
 
@@ -184,7 +183,8 @@ def test_crowds_are_left_out_and_counted(tmp_path: Path) -> None:
     found, said = looked(write_coco(tmp_path, crowd))
     assert said == []
     assert found.notes == ["1 annotations of crowds are left out"]
-    assert [labels.tolist() for labels in found.box_labels] == [[1], [0], [0], []]  # test.json is the first
+    labels = [found.boxes.labels_of(row).tolist() for row in range(4)]
+    assert labels == [[1], [0], [0], []]  # test.json is the first
 
 
 def test_a_client_may_be_a_field_of_the_images(tmp_path: Path) -> None:
@@ -418,3 +418,53 @@ def test_the_split_of_a_file_goes_before_a_field_of_its_images(tmp_path: Path) -
     found, said = looked(write_coco(tmp_path, claim))
     assert (found.splits, said) == (["test", "test", "train", "train"], [])
     assert "split" not in found.columns
+
+
+def folder_of(boxes: int, folder: Path) -> Path:
+    """Four images that share the boxes equally."""
+    content = instances("abcd")
+    first = content["annotations"][0]
+    content["annotations"] = [
+        {**first, "id": at, "image_id": 10 + at % 4, "bbox": [at % 7, at % 3, 1 + at / boxes, 2]}
+        for at in range(boxes)
+    ]
+    for name in "abcd":
+        picture(folder / f"{name}.png", name)
+    (folder / "all.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_work_and_memory_of_the_check_grow_with_the_boxes_and_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = (folder_of(boxes, tmp_path / str(boxes)) for boxes in (500, 4_500))
+    calls = 0
+
+    def called(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    def work(folder: Path) -> int:
+        nonlocal calls
+        calls = 0
+        sys.setprofile(called)
+        try:
+            found, said = looked(folder)
+        finally:
+            sys.setprofile(None)
+        assert (said, found.facts()["boxes"]) == ([], int(folder.name))
+        return calls
+
+    def peak(folder: Path) -> int:
+        tracemalloc.start()
+        try:
+            looked(folder)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    work(few)  # imports and compiles what is needed
+    # A Python function for each box, or an object, is several times as much.
+    assert work(many) - work(few) < 4 * 4_000
+    monkeypatch.setattr("fedlens.data.formats.json_lists._WINDOW", 1 << 14)
+    assert peak(many) - peak(few) < 300 * 4_000

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.objects import RawBox, check_boxes, unknown
+from fedlens.data.formats.objects import RawBox, RawBoxes, check_boxes, unknown
 
 LABELS = {"cat": 0, "dog": 1}
 
@@ -17,10 +17,11 @@ def checked(
     *boxes: RawBox, width: int = 20, height: int = 10
 ) -> tuple[list[list[float]], list[int], list[str]]:
     findings = Findings()
-    found, labels = check_boxes(boxes, width, height, LABELS, findings)
+    found, labels, rows = check_boxes(RawBoxes.of([boxes]), np.array([[width, height]]), LABELS, findings)
     assert found.dtype == np.float32
     assert found.shape == (len(labels), 4)
     assert labels.dtype == np.int64
+    assert rows.tolist() == [0] * len(labels)
     assert all(finding.example for finding in findings)
     return found.tolist(), labels.tolist(), [str(finding) for finding in findings]
 

@@ -19,15 +19,14 @@ def with_boxes(root: Path, settings: dict[str, Any] | None = None, **more: Any) 
     names = [f"{at}.png" for at in range(3)]
     for at, (width, height) in enumerate(sizes):
         write(root / names[at], pixels(at, height, width))
-    boxes = [[[4, 8, 20, 40], [0, 0, 40, 40]], [], [[0, 0, 8, 4]]]
+    boxes = np.array([[4, 8, 20, 40], [0, 0, 40, 40], [0, 0, 8, 4]], np.float32)
     return Scan(
         root,
         SETTINGS | (settings or {}),
         format="coco-json",
         names=names,
         classes=("a", "b"),
-        boxes=[np.array(some, np.float32).reshape(-1, 4) for some in boxes],
-        box_labels=[np.array([1, 0]), np.array([], np.int64), np.array([1])],
+        boxes=Boxes(boxes, np.array([1, 0, 1]), np.array([0, 2, 2, 3])),
         sizes=list(sizes),
         columns={"client": np.array(["x", "y", "z"])},
         splits=["train", "train", "test"],
@@ -54,7 +53,7 @@ def test_boxes_are_cut_at_the_edge_and_dropped_beyond_it(tmp_path: Path) -> None
     assert found.train.targets.boxes.tolist() == [[4, 0, 20, 10], [0, 0, 40, 10]]
     scan = with_boxes(tmp_path)
     assert scan.boxes is not None
-    scan.boxes[0][0] = 4, 0, 20, 15
+    scan.boxes.boxes[0] = 4, 0, 20, 15
     scan.settings = SETTINGS | {"fit": "crop", "size": (10, 40)}
     found = assemble(scan, 0)
     assert found.train.targets.boxes.tolist() == [[0, 0, 40, 10]]
@@ -64,11 +63,11 @@ def test_boxes_are_cut_at_the_edge_and_dropped_beyond_it(tmp_path: Path) -> None
 
 def test_a_sliver_at_the_edge_of_the_crop_is_no_object_as_in_published_sets(tmp_path: Path) -> None:
     scan = with_boxes(tmp_path)
-    assert scan.boxes is not None
     # Of 40 x 40 the rows 15 to 25 are kept; 6 of this box's 22 rows, and not its centre.
-    scan.boxes[0][0] = 4, 0, 20, 21
-    scan.boxes[2] = np.array([[0, 0, 8, 1], [0, 1, 8, 3]], np.float32)  # 8 x 4 becomes 40 x 20, rows 5 to 15
-    scan.box_labels = [np.array([1, 0]), np.array([], np.int64), np.array([1, 0])]
+    sliver, whole = [4, 0, 20, 21], [0, 0, 40, 40]
+    above, within = [0, 0, 8, 1], [0, 1, 8, 3]  # 8 x 4 becomes 40 x 20, rows 5 to 15
+    boxes = np.array([sliver, whole, above, within], np.float32)
+    scan.boxes = Boxes(boxes, np.array([1, 0, 1, 0]), np.array([0, 2, 2, 4]))
     scan.settings = SETTINGS | {"fit": "crop", "size": (10, 40)}
     found = assemble(scan, 0)
     assert found.train.targets.boxes.tolist() == [[0, 0, 40, 10]]
@@ -79,9 +78,7 @@ def test_a_sliver_at_the_edge_of_the_crop_is_no_object_as_in_published_sets(tmp_
         "train, objects left out because the crop cuts their centre off: 1",
         "test, objects left out because the crop cuts their centre off: 1",
     )
-    published = placed(
-        Boxes(scan.boxes[0], scan.box_labels[0], np.array([0, 2])), np.array([[40, 40]]), 10, 40, "crop"
-    )
+    published = placed(scan.boxes.take(np.array([0])), np.array([[40, 40]]), 10, 40, "crop")
     np.testing.assert_array_equal(published.boxes.boxes, found.train.targets.boxes)
 
 

@@ -162,7 +162,7 @@ def test_an_object_of_one_pixel_has_no_area(tmp_path: Path) -> None:
     assert said == [
         "DATA/Annotations/a.xml, line 7: its box 3, 4, 3, 9 has no area; draw it again, or remove the object."
     ]
-    assert found.boxes[0].tolist() == [[2, 3, 4, 9]]
+    assert found.boxes.boxes_of(0).tolist() == [[2, 3, 4, 9]]
 
 
 def test_a_tool_that_counts_from_0_is_told_of(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_tool_that_counts_from_0_is_told_of(tmp_path: Path) -> None:
         "correct it, or skip errors to cut it off at the edge."
     ]
     found, said = looked(tmp_path, first_pixel=0)
-    assert (found.boxes[0].tolist(), said) == ([[0, 4, 7, 9]], [])
+    assert (found.boxes.boxes_of(0).tolist(), said) == ([[0, 4, 7, 9]], [])
 
 
 def test_difficult_objects_are_kept_and_noted(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_difficult_objects_are_kept_and_noted(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("<difficult>0", "<difficult>1", 1))
     found, said = looked(tmp_path)
     assert (found.notes, said) == (["1 objects are marked difficult, and kept"], [])
-    assert len(found.boxes[0]) == 2
+    assert len(found.boxes.boxes_of(0)) == 2
 
 
 def test_classes_may_be_given_and_then_are_all_there_may_be(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_classes_may_be_given_and_then_are_all_there_may_be(tmp_path: Path) -> N
     assert said == [
         f"DATA/Annotations/{name}.xml, line 7: its class 'cat' is unknown; known: bird, dog." for name in "ad"
     ]
-    assert [labels.tolist() for labels in found.box_labels] == [[1], [], [1], []]
+    assert [labels.tolist() for labels in map(found.boxes.labels_of, range(4))] == [[1], [], [1], []]
     with pytest.raises(ConfigError, match="is in 'classes' twice"):
         looked(tmp_path, classes=["dog", "dog"])
 

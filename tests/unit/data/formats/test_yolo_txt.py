@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
@@ -71,7 +72,7 @@ def test_folders_of_splits_may_be_inside_or_outside(tmp_path: Path, split_first:
     found, said = looked(tmp_path)
     assert said == []
     assert (found.classes, found.splits) == (("cat", "dog"), ["train", "train", "validation", "validation"])
-    assert [len(boxes) for boxes in found.boxes] == [2, 0, 1, 1]
+    assert np.diff(found.boxes.offsets).tolist() == [2, 0, 1, 1]
     _, said = looked(tmp_path, client_level=1)
     assert said == [
         "DATA: all 4 examples belong to one client, 'mercy'; take another column, level or pattern; "
@@ -88,7 +89,7 @@ def test_labels_may_lie_beside_their_images(tmp_path: Path) -> None:
     (tmp_path / "obj.names").write_text("cat\ndog\n")
     found, said = looked(tmp_path)
     assert (said, found.classes, found.splits) == ([], ("cat", "dog"), None)
-    assert [len(boxes) for boxes in found.boxes] == [2, 0, 1, 1]
+    assert np.diff(found.boxes.offsets).tolist() == [2, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -166,8 +167,8 @@ def test_boxes_are_checked_against_the_image(tmp_path: Path) -> None:
         "DATA/labels/train/a.txt, line 5: its class 2 is unknown; known: 0, 1.",
     ]
     row = found.names.index("images/train/a.png")
-    assert found.boxes[row].ravel() == pytest.approx([12.8, 3, 16, 9])
-    assert found.box_labels[row].tolist() == [1]
+    assert found.boxes.boxes_of(row).ravel() == pytest.approx([12.8, 3, 16, 9])
+    assert found.boxes.labels_of(row).tolist() == [1]
 
 
 def test_numbers_serve_as_names_where_none_is_skipped(tmp_path: Path) -> None:
@@ -322,4 +323,9 @@ def test_photographs_with_a_tag_that_turns_them_are_noted(tmp_path: Path) -> Non
         "1 images have a tag that turns them; boxes are read as pixels of the stored image: "
         "images/train/a.jpg"
     )
-    assert found.boxes[found.names.index("images/train/a.jpg")].round(3).tolist()[0] == [0, 0, 16, 12]
+    assert found.boxes.boxes_of(found.names.index("images/train/a.jpg")).round(3).tolist()[0] == [
+        0,
+        0,
+        16,
+        12,
+    ]
