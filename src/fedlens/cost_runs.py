@@ -185,6 +185,7 @@ def cost(
         watcher = listener.run_started(run.name, position, len(runs))
         try:
             _carry_out(run, directory / run.name, root, download, watcher, report, session)
+            row["untested"] = test_of_own_models(run, directory / run.name, root, session, work)
         except Exception as error:  # the other runs are independent of it
             row["error"] = (
                 str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
@@ -436,6 +437,33 @@ def _carry_out(
         experiment.run(
             directory, data_dir=root, download=download, progress=watcher, report=report, session=session
         )
+
+
+def test_of_own_models(
+    run: CostRun, directory: Path, root: Path, session: Session, work: Mapping[str, Any]
+) -> str | None:
+    """Tests the clients' own models of a finished run on the test images; why not, or None if it is done.
+
+    A run with one model for all has tested it, and is left alone.
+    """
+    from fedlens.experiment.client_tests import too_costly, write_client_tests
+    from fedlens.report.read import read_run
+
+    made = read_run(directory)
+    if made.status != "finished" or made.split() != "validation":
+        return None
+    if not work["test_images"]:
+        return "the dataset has no test images"
+    tests = RunDir(directory).read_client_tests()
+    if tests is not None and tests.get("round") == made.rounds_done:
+        return None
+    if why := too_costly(work["clients"], work["test_images"], work["passes"] * work["images"]):
+        return why
+    try:
+        write_client_tests(RunDir(directory), Source(dict(run.settings)), root, session)
+    except FedlensError as error:  # the run is whole without this measure
+        return error.what
+    return None
 
 
 def _write(directory: Path, content: Mapping[str, Any]) -> None:

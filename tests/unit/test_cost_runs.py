@@ -18,6 +18,10 @@ from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_run
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.progress import Progress, Silent
+from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.session import Session
+from fedlens.report.cost_answer import cost_answer
+from fedlens.report.cost_measures import measure_notes
 from fedlens.report.read import Run, read_run
 
 SETTINGS: dict[str, Any] = {
@@ -161,6 +165,60 @@ def test_a_line_of_the_log_has_the_measure_of_the_page(result: CostResult) -> No
         title.finished(read_run(result.directory / run["name"]).summary)
         value = f"{100 * run['clients']:.1f} %"
         assert title.outcome.startswith(f"the clients' mean accuracy on held-out images {value}, ")
+
+
+def test_each_own_model_is_tested_on_the_images_that_belong_to_no_client(result: CostResult) -> None:
+    """It knows the three classes of its client, so it can be right for no more images than these have."""
+    for seed in (0, 1):
+        run = runs(result, seed)["local-only"]
+        tests = RunDir(run.directory).read_client_tests()
+        assert tests is not None
+        assert (tests["round"], tests["examples"]) == (2, result.answer["work"]["test_images"])
+        assert sorted(tests["clients"]) == ["0", "1", "2", "3"]
+        values = [each["accuracy"] for each in tests["clients"].values()]
+        assert len(set(values)) >= 3, "a client that took part in no round has the initial model"
+        assert max(values) < 0.35
+        row = next(row for row in result.answer["runs"] if row["name"] == f"local-only-seed{seed}")
+        assert row["test"] == pytest.approx(sum(values) / 4)
+
+
+def test_with_one_client_its_own_model_has_the_test_accuracy_of_the_federated_one(tmp_path: Path) -> None:
+    data = {**SETTINGS["data"], "partition": {"name": "iid", "clients": 1}, "reassign": True}
+    made = cost(experiment(data=data, select="all"), seeds=1, out=tmp_path / "c", report=False)
+    overall = made.answer["overall"]
+    assert overall["local-only"]["models"] == "own"
+    assert overall["local-only"]["test"] == pytest.approx(overall["federated"]["test"])
+    assert made.answer["measured_on"] == "test"
+    # A test that another round left is of other models.
+    run = RunDir(tmp_path / "c" / "local-only-seed0")
+    run.write_client_tests({**(run.read_client_tests() or {}), "round": 1})
+    stale = cost_answer(
+        tmp_path / "c", {**made.answer, "runs": [{**made.answer["runs"][2], "untested": "no time"}]}
+    )
+    assert stale["overall"]["local-only"]["test"] is None
+    assert "Not measured: test accuracy of local-only: no time." in measure_notes(stale)
+
+
+def test_models_that_would_take_longer_to_test_than_to_train_are_not_tested(
+    result: CostResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = next(
+        run
+        for run in planned_runs(Source({**SETTINGS, "evaluation": {}}), 1, {"steps": 1})
+        if run.role == "local-only"
+    )
+    directory = result.directory / run.name
+    monkeypatch.setattr(RunDir, "read_client_tests", lambda self: None)
+    work = {**result.answer["work"], "clients": 10**6}
+    why = cost_runs.test_of_own_models(run, directory, Path(), Session(), work)
+    assert why == "testing 1,000,000 models on 360 images would take longer than the run's training"
+    work["test_images"] = 0
+    assert (
+        cost_runs.test_of_own_models(run, directory, Path(), Session(), work)
+        == "the dataset has no test images"
+    )
+    federated = result.directory / "federated-seed0"
+    assert cost_runs.test_of_own_models(run, federated, Path(), Session(), work) is None
 
 
 def test_it_continues_where_it_was_interrupted_and_adds_seeds(tmp_path: Path, result: CostResult) -> None:

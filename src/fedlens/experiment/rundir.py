@@ -78,6 +78,7 @@ class RunDir:
     initial_path = _Inside("initial.safetensors")
     summary_path = _Inside("summary.json")
     pretraining_path = _Inside("pretraining.json")
+    client_tests_path = _Inside("client_tests.json")
     report_path = _Inside("report.html")
 
     @staticmethod
@@ -166,6 +167,10 @@ class RunDir:
         """Write `pretraining.json`, the settings that `fedlens pretrain` was called with."""
         _write_json(self.pretraining_path, settings)
 
+    def write_client_tests(self, tests: Mapping[str, Any]) -> None:
+        """Write `client_tests.json`; see `fedlens.experiment.client_tests`."""
+        _write_json(self.client_tests_path, tests)
+
     def append_metrics(self, line: Mapping[str, Any]) -> bytes:
         """Add one line to `metrics.jsonl`, visible to readers at once, and return it; non-finite numbers become null.
 
@@ -223,6 +228,10 @@ class RunDir:
     def read_pretraining(self) -> dict[str, Any] | None:
         """The contents of `pretraining.json`, or None if `fedlens pretrain` did not start the run."""
         return _read_json(self.pretraining_path)
+
+    def read_client_tests(self) -> dict[str, Any] | None:
+        """The contents of `client_tests.json`, or None if the clients' own models were not tested."""
+        return _read_json(self.client_tests_path)
 
     def read_summary(self) -> dict[str, Any] | None:
         """The contents of `summary.json`, or None if the run has not ended or was killed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
+from fedlens.experiment.rundir import RunDir
 from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps
@@ -25,8 +26,8 @@ from fedlens.report.differences import (
     share_interval,
     verdict,
 )
-from fedlens.report.format import is_share, is_share_of_images
-from fedlens.report.read import Run, read_run
+from fedlens.report.format import finite, is_share, is_share_of_images
+from fedlens.report.read import Run, read_run, subtable
 
 
 def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +82,12 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             "test": _spread(tested.get(role, {})),
             "clients": _spread(means.get(role, {})),
             "models": models[role],
-            "missing": _missing(role in tested, role in means, models[role], about["work"]),
+            "missing": _missing(
+                role in tested,
+                role in means,
+                next((row["untested"] for row in rows if row["role"] == role and row.get("untested")), None),
+                about["work"],
+            ),
         }
         for role in WORDS
         if role in tested or role in means
@@ -167,25 +173,36 @@ def _models(run: Run, metric: str) -> str:
     return "tuned" if "mean_before" in run.spread().get(metric, {}) else "one"
 
 
-def _missing(tested: bool, at_clients: bool, models: str, work: Mapping[str, Any]) -> dict[str, str]:
-    """Why a measure has no value, by its name."""
+def _missing(tested: bool, at_clients: bool, untested: str | None, work: Mapping[str, Any]) -> dict[str, str]:
+    """Why a measure has no value, by its name; `untested` says why the clients' own models were not tested."""
     why = {}
     if not tested:
-        own = "each client has a model of its own" if models == "own" else "the run has no such value"
-        why["test"] = "the dataset has no test images" if work.get("test_images") == 0 else own
+        no_images = work.get("test_images") == 0
+        why["test"] = "the dataset has no test images" if no_images else untested or "no run recorded it"
     if not at_clients:
         why["clients"] = "no client was measured"
     return why
 
 
 def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, Values]:
-    """The final test value of each role and seed."""
+    """The final test value of each role and seed; of clients' own models the mean over these models."""
     values: dict[str, Values] = {}
     for (role, seed), run in finished.items():
-        value = run.final(metric)[1]
-        if run.split() == "test" and value is not None:
+        value = run.final(metric)[1] if run.split() == "test" else _test_of_own_models(run, metric)
+        if value is not None:
             values.setdefault(role, {})[seed] = value
     return values
+
+
+def _test_of_own_models(run: Run, metric: str) -> float | None:
+    """The mean over the clients of each one's own model on the test data; None if they were not tested."""
+    with suppress(FedlensError):
+        tests = RunDir(run.directory).read_client_tests() or {}
+        if tests.get("round") == run.rounds_done:
+            rows = [row for row in subtable(tests, "clients").values() if isinstance(row, Mapping)]
+            values = [value for row in rows if (value := finite(row.get(metric))) is not None]
+            return statistics.fmean(values) if values else None
+    return None
 
 
 def _at_clients(finished: Mapping[tuple[str, int], Run]) -> dict[str, dict[int, dict[str, ClientResult]]]:

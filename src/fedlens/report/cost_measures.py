@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlens.report.format import MISSING, is_share, label, many, metric_value, number, size
@@ -85,10 +85,10 @@ def _what(answer: Mapping[str, Any], role: str, on: str) -> str:
     if on == "test":
         several = "mean of the clients' own models"
         return {"own": several, "tuned": "global model, not tuned"}.get(each["models"], "one model")
-    if each["models"] == "tuned":
-        return "each after tuning"
-    model = "its own model" if each["models"] == "own" else "the one model"
-    return "other images, reassigned" if role == "iid" else f"each client: {model}"
+    models = {"own": "each client's own model", "tuned": "the model, tuned at each client"}.get(
+        each["models"], "one model"
+    )
+    return f"{models}; other images" if role == "iid" else models
 
 
 def side_by_side(answer: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -147,18 +147,19 @@ def measure_notes(answer: Mapping[str, Any]) -> list[str]:
     shown = shown_measures(answer)
     if "test" in shown:
         name = measure_heading(metric, "test")
-        own = [WORDS[role] for role, each in overall.items() if each["models"] == "own" and each["test"]]
+        own, tuned = (_of_kind(overall, kind, "test") for kind in ("own", "tuned"))
         of = f"on {many(tested, 'image')} that belong to no client" if tested else "on images of no client"
-        several = f" Of {' and '.join(own)} it is the mean over the clients' own models." if own else ""
-        notes.append(f"{name}: {of}.{several}")
+        several = f" Of {own} it is the mean over the clients' own models." if own else ""
+        before = f" Of {tuned} it is that of the global model, before tuning." if tuned else ""
+        notes.append(f"{name}: {of}.{several}{before}")
     if "clients" in shown:
         twin = (
             " IID clients hold out other images, because all images are reassigned."
             if "iid" in overall
             else ""
         )
-        tuned = any(each["models"] == "tuned" for each in overall.values())
-        after = " Clients of the federated run tune the model first." if tuned else ""
+        tuned = _of_kind(overall, "tuned", "clients")
+        after = f" Of {tuned} each client tunes the global model first." if tuned else ""
         notes.append(
             f"{measure_heading(metric, 'clients')}: each client's model on the images that this client holds out; "
             f"every client counts the same, whatever its number of images.{twin}{after}"
@@ -169,5 +170,19 @@ def measure_notes(answer: Mapping[str, Any]) -> list[str]:
             if each[on] is None and each["missing"].get(on):
                 missing.setdefault(each["missing"][on], []).append(WORDS[role])
         of = measure(metric, on)
-        notes += [f"Not measured: {of} of {' and '.join(roles)}: {why}." for why, roles in missing.items()]
+        notes += [f"Not measured: {of} of {listed(roles)}: {why}." for why, roles in missing.items()]
     return notes
+
+
+def _of_kind(overall: Mapping[str, Any], kind: str, on: str) -> str:
+    """The names of the runs with models of this kind and a value of this measure; empty without any."""
+    return listed([WORDS[role] for role, each in overall.items() if each["models"] == kind and each[on]])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as part of a sentence; empty for none.
+
+    >>> listed(["a", "b", "c"]), listed(["a"]), listed([])
+    ('a, b and c', 'a', '')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

@@ -265,6 +265,8 @@ def method(answer: Mapping[str, Any]) -> list[str]:
         "round train on together.",
         "Local-only: each client trains a model of its own from the same first weights, in the same rounds and with "
         "the same [local] settings as in the federated run.",
+        "Where each client has a model of its own, each of these models is tested on the test images when the run "
+        "ends: one forward pass a model and image, left out if that takes longer than the run's training.",
         "No setting is tuned for a baseline: the learning rate is that of the federated run everywhere.",
         *answer["notes"],
         "Federated, centralized and local-only runs share training images and held-out images. A model of a client's "

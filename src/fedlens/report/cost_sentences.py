@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.report.cost_measures import measure
+from fedlens.report.cost_measures import listed, measure
 from fedlens.report.differences import LEAST_SEEDS, UNSURE
 from fedlens.report.format import is_share, many, metric_value, points, signed
 
@@ -139,10 +139,9 @@ def wide_note(answer: Mapping[str, Any]) -> str:
         return ""
     named = [*overall, *clients[:_NAMES]]
     named += [many(len(clients) - _NAMES, "other client")] if len(clients) > _NAMES else []
-    of = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     return (
-        f"Intervals wider than {100 * WIDE:.0f} points ({of}) do not say how large a difference is, and hardly its "
-        "sign: a client's held-out images or the seeds are too few. Hold out more images, or run more seeds."
+        f"Intervals wider than {100 * WIDE:.0f} points ({listed(named)}) do not say how large a difference is, and "
+        "hardly its sign: a client's held-out images or the seeds are too few. Hold out more images, or run more seeds."
     )
 
 
