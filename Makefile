@@ -33,7 +33,7 @@ check: install-dev  ## format, lint, types, import contract, docs
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/mkdocs build --strict --quiet
+	@$(BIN)/mkdocs build --strict
 	@echo "All checks passed."
 
 format: install-dev  ## rewrite the code in the house format
@@ -48,6 +48,7 @@ bench: install-dev  ## measure fedlens against the bare-PyTorch limit of this ma
 	@$(BIN)/fedlens bench $(ARGS)
 
 nightly: install-dev  ## run the nightly tier: up to an hour, needs FEDLENS_DATA
+	@[ -n "$${FEDLENS_DATA:-}" ] || { echo "$$NO_DATA" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m nightly --timeout=0 $(ARGS)
 	@$(BIN)/python -m tests.mutations
 
@@ -79,6 +80,12 @@ set -o pipefail; "$(BIN)/python" -m pip install --progress-bar off --editable "$
 	esac; done || { echo; cat "$(VENV)/pip.log" >&2; exit 1; }; echo
 endef
 
+define NO_DATA
+The nightly tests need real data, and FEDLENS_DATA is not set.
+Say where the data is: make nightly FEDLENS_DATA=/path/to/data
+endef
+export NO_DATA
+
 define NO_PYTHON
 fedlens needs Python 3.11 or newer, and none was found (looked for: $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 ...)).
 Install one and say where it is: make demo PYTHON=/path/to/python3.12
@@ -98,4 +105,4 @@ $(VENV)/.created:
 	if [ -z "$$found" ]; then echo "$$NO_PYTHON" >&2; exit 1; fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then echo "$$NO_VENV" >&2; exit 1; fi; \
 	echo "Making $(VENV) with $$("$$found" --version)"; \
-	"$$found" -m venv --clear "$(VENV)"; touch "$@"
+	"$$found" -m venv --clear "$(VENV)" && touch "$@"

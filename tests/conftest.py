@@ -31,6 +31,13 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedlens-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses a FEDLENS_DATA that names no folder, with which all tests of real data would be skipped."""
+    folder = os.environ.get("FEDLENS_DATA")
+    if folder and not Path(folder).is_dir():
+        raise pytest.UsageError(f"FEDLENS_DATA is not a folder: {folder}. Correct it, or unset it.")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keeps a file's tests in one worker, so that they share fixtures, and all timing tests, which are in one file.
@@ -57,7 +64,7 @@ def no_report_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def real_folder() -> Path | None:
     """The folder of real data, or None where there is none."""
     folder = os.environ.get("FEDLENS_DATA")
-    return Path(folder) if folder and Path(folder).is_dir() else None
+    return Path(folder) if folder else None
 
 
 @pytest.fixture(scope="session")

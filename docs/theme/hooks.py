@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', flags=re.DOTALL)
 _PLAIN = re.compile(r"(<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<[^>]*>)", flags=re.DOTALL)
@@ -59,16 +60,22 @@ def on_post_build(config: Any) -> None:
 def mathml(latex: str, block: bool) -> str:
     """The equation in MathML; it may wrap to the next line at `\\qquad` and `\\allowbreak`.
 
+    Raises `PluginError`, which fails the build, if a command of LaTeX has no MathML.
+
     >>> mathml("w", block=False)
     '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><mi>w</mi></mrow></math>'
     """
-    if not block:
-        return convert(latex.strip())
-    parts = [
-        "".join(convert(piece.strip(), display="block") for piece in part.split(r"\allowbreak"))
-        for part in latex.split(r"\qquad")
-    ]
-    return f'<div class="equation">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+    if block:
+        parts = [
+            "".join(convert(piece.strip(), display="block") for piece in part.split(r"\allowbreak"))
+            for part in latex.split(r"\qquad")
+        ]
+        drawn = f'<div class="equation">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+    else:
+        drawn = convert(latex.strip())
+    if "\\" in drawn or "merror" in drawn:  # latex2mathml keeps an unknown command as text
+        raise PluginError(f"The equation has a command that latex2mathml does not know: {latex.strip()}")
+    return drawn
 
 
 def spelled(content: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,18 @@ def test_every_make_target_that_a_page_shows_is_there() -> None:
     targets = {command.split()[1] for _, command in _commands() if command.startswith("make ")}
     assert {"demo", "test", "check"} <= targets
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+def test_every_docstring_example_is_collected() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]
+    collected = {ROOT / path for path in settings["ini_options"]["testpaths"]}
+    ignored = {
+        ROOT / option.removeprefix("--ignore=")
+        for option in settings["ini_options"]["addopts"]
+        if option.startswith("--ignore=")
+    }
+    for folder in ("benchmarks", "docs", "src"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if re.search(r"^ *>>> ", file.read_text(encoding="utf-8"), flags=re.MULTILINE):
+                assert collected & set(file.parents), file
+                assert not ignored & set(file.parents), file

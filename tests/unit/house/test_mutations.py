@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests import mutations
 from tests.mutations import MUTATIONS, ROOT, Mutation
 
 # Identities between two ways of computing the same, which break where the algorithm's own does.
@@ -30,3 +32,27 @@ def test_the_list_covers_every_identity() -> None:
     identities = {path.name for path in (ROOT / "tests/identity").glob("test_*.py")}
     named = {Path(path).name for m in MUTATIONS for path in m.tests.split()}
     assert identities - named == BESIDE
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_fault_that_survives_is_an_error(survives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(tests: str, mutation: Mutation | None = None) -> str | None:
+        return None if mutation is None or (survives and mutation is MUTATIONS[-1]) else "FAILED"
+
+    monkeypatch.setattr(mutations, "failing", failing)
+    assert mutations.main([]) == int(survives)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 5])  # of pytest: passed, failed, not imported, none collected
+def test_tests_that_cannot_be_run_are_no_failure(
+    code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "src").mkdir()
+    monkeypatch.setattr(mutations, "ROOT", tmp_path)
+    stub = f"print('FAILED one' if {code} else 'passed'); raise SystemExit({code})"
+    monkeypatch.setattr(mutations, "PYTEST", [sys.executable, "-c", stub])
+    if code in (0, 1):
+        assert mutations.failing("unit") == ("FAILED one" if code else None)
+    else:
+        with pytest.raises(RuntimeError, match="could not be run"):
+            mutations.failing("unit")

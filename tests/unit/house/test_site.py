@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 
 pytest.importorskip("latex2mathml", reason="the docs' tools: pip install 'fedlens[dev]'")
+slugify = pytest.importorskip("markdown.extensions.toc").slugify
 hooks = load_file(DOCS / "theme" / "hooks.py")
 fenced = load_file(DOCS / "theme" / "docstrings.py").fenced
 
@@ -31,8 +32,12 @@ def test_the_equations_of_a_page_become_mathml(name: str) -> None:
             *(hooks.mathml(k, False) for k in re.findall(r"\$(.+?)\$", who)),
         ]:
             assert "<math" in drawn
-            assert "merror" not in drawn
-            assert "\\" not in drawn, "a command that is not known"
+
+
+def test_an_equation_with_an_unknown_command_fails_the_build() -> None:
+    for block in (True, False):
+        with pytest.raises(hooks.PluginError, match="nonsense"):
+            hooks.mathml(r"w + \nonsense{x}", block)
 
 
 def test_every_algorithm_has_equations() -> None:
@@ -90,6 +95,32 @@ def test_the_api_pages_show_each_thing_once_and_all_that_fedlens_exports() -> No
     assert len(API) == len(set(API))
     exported = {getattr(fedlens, name) for name in fedlens.__all__ if name != "__version__"}
     assert {f"{thing.__module__}.{thing.__name__}" for thing in exported} <= set(API)
+
+
+def _outside_code(page: Path) -> str:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"`[^`]*`", "", text)
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/theme/partials"])
+def test_a_link_that_mkdocs_does_not_see_has_a_target(name: str) -> None:
+    if name.endswith(".md"):
+        folder, text = ROOT, _outside_code(ROOT / name)
+        links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)", text)
+    else:  # templates, with the addresses of built pages
+        folder, text = DOCS, "".join(part.read_text(encoding="utf-8") for part in (ROOT / name).iterdir())
+        links = re.findall(r"{{ '([^']*)' \| url }}#?([^\"]*)", text.replace(".html'", ".md'"))
+    assert links
+    for path, anchor in links:
+        target = folder / path if path else ROOT / name
+        assert target.is_file(), path
+        headings = re.findall(r"^#+ (.+)$", _outside_code(target) if anchor else "", flags=re.MULTILINE)
+        assert not anchor or anchor in {slugify(heading, "-") for heading in headings}, (path, anchor)
+
+
+def test_pages_link_in_markdown_which_mkdocs_checks() -> None:
+    for page in DOCS.rglob("*.md"):
+        assert not re.search(r"<(?:a|img)\s[^>]*(?:href|src)=", _outside_code(page)), page
 
 
 def test_nothing_is_fetched_from_elsewhere() -> None:
