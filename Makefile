@@ -14,6 +14,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The theme of the docs ends in May 2027, and says so at every build. CONTRIBUTING.md has what its successor still lacks.
 export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: help demo test check format docs bench nightly install install-dev clean

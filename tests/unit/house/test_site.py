@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import fedlens
 from fedlens.core.registry import load_file
@@ -132,3 +134,10 @@ def test_nothing_is_fetched_from_elsewhere() -> None:
     assert any("iframe-worker" in path for path in packed), "the plugin `offline` would fetch it"
     assert all((DOCS / "theme" / path).is_file() for path in packed)
     assert "://" not in re.sub(r"#.*", "", text)
+
+
+def test_a_new_release_of_the_tools_does_not_stop_the_hooks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {found.name: found for found in map(Requirement, project["optional-dependencies"]["dev"])}
+    assert not needed["mkdocs"].specifier.contains("2.0", prereleases=True)
+    assert not needed["mkdocs-material"].specifier.contains("10.0", prereleases=True)
