@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.interrupts import watched
 from fedlens.core.summary_text import as_call, as_html, as_text
+from fedlens.experiment.atomic_files import read_regular
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
@@ -223,7 +224,7 @@ def settings_of(run: RunDir, model: nn.Module | None) -> Source:
     values = run.read_config()
     if model is not None:
         values = {**values, "model": {**values["model"], "name": like(model, run)}}
-    return Source(values, run.config_path, key_lines(run.config_path.read_text(encoding="utf-8")))
+    return Source(values, run.config_path, key_lines(read_regular(run.config_path).decode()))
 
 
 def _rewind(run: RunDir, run_state: RunState | None) -> None:

@@ -25,7 +25,7 @@ from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
 from fedlens.data.client_datasets import ClientDatasets
-from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.atomic_files import refuse_link, write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
 from fedlens.experiment.progress import Progress, Silent
@@ -376,6 +376,7 @@ def refuse_other_settings(directory: Path, runs: Sequence[CostRun]) -> None:
     """Raises `RunDirectoryError` if `directory` has a run of one of the names with other settings."""
     for run in runs:
         path = directory / run.name
+        refuse_link(path)
         if not (path / "config.toml").is_file():
             continue
         different = different_settings(run.settings, path)

@@ -23,12 +23,13 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.core.random import Rng
 from fedlens.experiment import checkpoint
-from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.experiment.changes import defining
 from fedlens.experiment.export import export, json_beside
 from fedlens.experiment.kept_images import AUTO, is_published
 from fedlens.experiment.progress import BareProgress, Progress, Silent
 from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.text_files import parsed_fact
 from fedlens.experiment.trained_model import TrainedModel, read_trained
 from fedlens.models.prepare import Preparation
 from fedlens.report.contact_sheet import sheet_of_views
@@ -134,6 +135,7 @@ def pretrain(
             hint="pass a function that makes it: Experiment(model=make_net, ...)",
         )
     settings = _asked(experiment)
+    refuse_link(files.run)
     started = (files.run / "config.toml").is_file()
     if started:
         _check_same_settings(files.run, settings)
@@ -227,9 +229,7 @@ def _complete(files: PretrainedFiles) -> bool:
     """Whether the weights are those of the run, with what is written beside them at the end."""
     if not (files.facts.is_file() and files.card.is_file()):
         return False
-    pictured = f"({files.sheet.name})" in files.card.read_text(
-        encoding="utf-8"
-    )  # there is no picture of texts
+    pictured = f"({files.sheet.name})" in read_regular(files.card).decode()  # there is no picture of texts
     return (files.sheet.is_file() or not pictured) and _holds_weights_of(files)
 
 
@@ -298,7 +298,7 @@ def _card(files: PretrainedFiles, trained: TrainedModel, run: RunDir) -> str:
     seen, examples, clients = totals["examples"], partition["examples"], many(partition["clients"], "client")
     rows = [
         ("Model", f"`{trained.name}`, {summary['model']['parameters']:,} parameters with the task's layers"),
-        ("Task", f"`{json.loads(trained.about['task'])['name']}`"),
+        ("Task", f"`{parsed_fact(trained.about, 'task', trained.path)['name']}`"),
         ("Data", f"`{trained.dataset}`, {examples:,} training examples of {clients}"),
         ("Licence of the data", trained.licence),
         ("Algorithm", f"`{summary['algorithm']}`, {summary['rounds_done']:,} rounds"),

@@ -53,23 +53,15 @@ def plant(run: Path, name: str, target: Path) -> Path:
 
 @pytest.mark.report_page
 def test_links_of_every_name_that_a_run_could_take_are_not_followed(here: Path, mine: Path) -> None:  # noqa: F811
-    written = ["report.html", "summary.json", "environment.json", "model.safetensors", "best.safetensors"]
-    about = (here / "run/environment.json").read_bytes()
+    written = ["report.html", "model.safetensors", "best.safetensors"]
     for name in GUESSED + written:
-        target = mine
-        if name == "environment.json":  # read before it is written
-            target = here / "environment of mine"
-            target.write_bytes(about)
-        elif name == "summary.json":
-            continue
-        plant(here / "run", name, target)
+        plant(here / "run", name, mine)
     write_report(here / "run")
     resume("run")
     assert mine.read_bytes() == MINE
-    assert (here / "environment of mine").read_bytes() == about
     assert outcome(here / "run") == outcome(here / "ref")
     for name in written:
-        assert (here / "run" / name).is_symlink() == (name == "environment.json")  # which resume only reads
+        assert not (here / "run" / name).is_symlink()
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "clients.jsonl", "checkpoint", "states"])
@@ -117,6 +109,28 @@ def test_a_page_waits_for_no_pipe_and_no_device(here: Path, planted: str) -> Non
     answer = CliRunner().invoke(app, ["report", "ref"])
     assert answer.exit_code == 2
     assert re.match(r"error: clients\.jsonl is (not a regular file|a symbolic link) \(ref/", answer.stderr)
+
+
+def test_analyses_are_not_written_through_a_link(here: Path, mine: Path) -> None:  # noqa: F811
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere/dynamics.jsonl").write_bytes(MINE)
+    plant(here / "ref", "analysis", here / "elsewhere")
+    answer = CliRunner().invoke(app, ["analyze", "ref", "dynamics", "--record", "1"])
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("error: analysis is a symbolic link (ref/analysis); ")
+    assert [path.name for path in (here / "elsewhere").iterdir()] == ["dynamics.jsonl"]
+    assert (here / "elsewhere/dynamics.jsonl").read_bytes() == MINE
+
+
+def test_a_picture_replaces_a_link(tmp_path: Path) -> None:
+    from fedlens.report.pictures import new_picture, save, style
+
+    (tmp_path / "mine.txt").write_bytes(MINE)
+    (tmp_path / "curves.svg").symlink_to("mine.txt")
+    with style():
+        save(new_picture(), tmp_path / "curves.svg")
+    assert (tmp_path / "mine.txt").read_bytes() == MINE
+    assert (tmp_path / "curves.svg").read_bytes().startswith(b"<?xml")
 
 
 @pytest.mark.timeout(60)

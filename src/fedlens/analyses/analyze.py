@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,10 +15,11 @@ from fedlens.analyses.opened_run import On, OpenedRun, open_run
 from fedlens.analyses.registry import ANALYSES, Rows, needs_of
 from fedlens.core.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
 from fedlens.core.signatures import place_of
-from fedlens.experiment.atomic_files import refused, write_atomically
+from fedlens.experiment.atomic_files import make_folder, refused, write_atomically
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.resolve import Resolved, resolve
 from fedlens.experiment.rundir import plain
+from fedlens.experiment.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures
 from fedlens.report.analysis_page import INDEX, write_analysis_page
 
@@ -75,7 +75,7 @@ def analyze(
     """
     chosen = check_request(names, settings)
     run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model, say=say)
-    folder = run.directory.path / FOLDER if out is None else Path(out).expanduser()
+    folder = make_folder(run.directory.path / FOLDER) if out is None else _named_folder(out)
     made: dict[str, Rows] = {}
     left_out: dict[str, str] = {}
     for name, analysis in chosen.items():
@@ -99,6 +99,15 @@ def analyze(
     if not made:
         raise run.missing("local models or updates", "record.local_models")
     return Analyses(folder, made, write_analysis_page(folder, run.directory), left_out)
+
+
+def _named_folder(out: Path | str) -> Path:
+    folder = Path(out).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refused(error, folder.name, folder) from error
+    return folder
 
 
 def check_request(
@@ -175,10 +184,6 @@ def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds
             hint="rename the function, or choose another folder with --out",
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise refused(error, folder.name, folder) from error
-    try:
         lines = [json.dumps(plain(row), allow_nan=False) + "\n" for row in rows]
     except (TypeError, ValueError, RuntimeError) as error:  # only of a user's own; the last: of a tensor
         raise HookError(
@@ -205,11 +210,8 @@ def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What the folder has of each analysis, by name; empty if there is no readable index."""
-    with suppress(OSError, ValueError):
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        return index if isinstance(index, dict) else {}
-    return {}
+    """What the folder has of each analysis, by name; empty without an index. Raises `RunDirectoryError`."""
+    return read_json(folder / INDEX) or {}
 
 
 def file_name(analysis: str) -> str:

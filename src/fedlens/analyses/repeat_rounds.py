@@ -13,7 +13,7 @@ import tomli_w
 
 from fedlens.api import resume
 from fedlens.core.errors import ConfigError, RunDirectoryError
-from fedlens.experiment.atomic_files import refused
+from fedlens.experiment.atomic_files import make_folder, refuse_link, refused
 from fedlens.experiment.changes import check_lines
 from fedlens.experiment.checkpoint import peek, rounds_saved
 from fedlens.experiment.recordings import folder_of, intact_round
@@ -98,9 +98,10 @@ def repeat_rounds(
                 _write_settings(run, again, missing, ["updates"])
                 resume(again.path, **how)
             _check_equal(run, {int(line["round"]): line for line in again.read_metrics()}, lines, start)
-            run.recordings_path.mkdir(exist_ok=True)
+            make_folder(run.recordings_path)
             for round in missing:
                 target = folder_of(run.recordings_path, round)
+                refuse_link(target)
                 if target.exists():
                     shutil.rmtree(target)
                 folder_of(again.recordings_path, round).rename(target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from fedlens.core.parse_text import parse_json
 from fedlens.core.protocol import Ask, Failure, Id, Payload
 from fedlens.core.random import random_state_kept
 from fedlens.engines.devices import Computing
@@ -54,7 +54,7 @@ def _largest(recorded: torch.profiler.profile) -> int:
     with tempfile.TemporaryDirectory(prefix="fedlens-profile-") as folder:
         file = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(file))
-        events = json.loads(file.read_bytes())["traceEvents"]
+        events = parse_json(file.read_bytes())["traceEvents"]
     changes = [(event["ts"], int(event["args"]["Bytes"])) for event in events if event["name"] == "[memory]"]
     changes.sort(key=lambda change: change[0])
     return max(accumulate((size for _, size in changes), initial=0))

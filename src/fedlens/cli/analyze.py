@@ -11,6 +11,7 @@ import typer
 from fedlens.cli.options import AcceptEdits, Debug, Json, Quiet, RunDataDir, RunDirectory
 from fedlens.cli.output import print_json, reported, say
 from fedlens.core.errors import ConfigError
+from fedlens.core.parse_text import parse_toml
 
 
 class EvaluatedOn(StrEnum):
@@ -138,8 +139,10 @@ def analysis_settings(changes: list[str]) -> dict[str, dict[str, Any]]:
                 hint="write --set loss-surface.count=200",
             )
         try:
-            parsed: Any = tomllib.loads(f"value = {value}")["value"]
+            parsed: Any = parse_toml(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             parsed = value
+        except ValueError as error:
+            raise ConfigError(f"invalid value: {error}", where=f"--set {key}") from None
         settings.setdefault(analysis, {})[name] = parsed
     return settings

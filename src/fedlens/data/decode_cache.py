@@ -14,6 +14,7 @@ import PIL
 
 from fedlens import __version__
 from fedlens.core.errors import DataError
+from fedlens.core.parse_text import parse_json
 from fedlens.core.threads import map_threads
 from fedlens.core.user_cache import user_cache
 from fedlens.data.images import ImageFiles
@@ -65,7 +66,7 @@ def _stored(images: ImageFiles, path: Path) -> DecodeResult | None:
     is not a fault of the file, and none of them shows in its name, size or time.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_bytes())
         contents, faulty = str(record["contents"]), [int(at) for at in record["faulty"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.parse_text import parse_json
 from fedlens.experiment.atomic_files import read_regular, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -83,7 +84,7 @@ def _unpacked(content: bytes, format: str) -> tuple[dict[str, Any], dict[str, ND
     file.seek(0)
     with np.load(file, allow_pickle=False) as opened:
         arrays = {name: opened[name] for name in opened.files}
-    about = json.loads(arrays.pop("about").tobytes())
+    about = parse_json(arrays.pop("about").tobytes())
     if about["format"] != format:
         raise ValueError(f"its format is {about['format']!r}, not {format!r}")
     return about, arrays

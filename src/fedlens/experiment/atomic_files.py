@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fedlens.core.errors import RunDirectoryError, RunFailed
-from fedlens.core.regular_file import NotRegularError, open_descriptor, open_regular
+from fedlens.core.regular_file import NotRegularError, open_descriptor
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
@@ -52,20 +52,44 @@ def not_regular(path: Path) -> RunDirectoryError:
     return RunDirectoryError(what, where=str(path), hint="fedlens never creates these; remove it")
 
 
-def open_readable(path: Path) -> BinaryIO:
-    """A file of a run directory, open for reading; a link to a regular file is followed.
+def make_folder(path: Path) -> Path:
+    """Makes a folder inside the directory of a run or a study unless it exists, and returns its path.
 
-    Raises `RunDirectoryError` for a FIFO, a device or a directory, without waiting, and `OSError` if the file cannot be
-    opened.
+    Raises `RunDirectoryError` for a link, which would lead the files to be written elsewhere, and for a file; and
+    `RunFailed` if the disk refuses.
+
+    >>> import tempfile
+    >>> make_folder(Path(tempfile.mkdtemp()) / "tables").name
+    'tables'
     """
+    refuse_link(path)
     try:
-        return open_regular(path)
-    except NotRegularError:
-        raise not_regular(path) from None
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        what, hint = f"{path.name} is not a folder", "move it away"
+        raise RunDirectoryError(what, where=str(path), hint=hint) from None
+    except OSError as error:
+        raise refused(error, path.name, path) from error
+    return path
+
+
+def refuse_link(path: Path) -> None:
+    """Raises `RunDirectoryError` if the folder `path` is a link: what is written to it would lie elsewhere."""
+    if path.is_symlink():
+        raise not_regular(path)
+
+
+def open_readable(path: Path) -> BinaryIO:
+    """A file of the directory of a run or a study, open for reading.
+
+    Raises `RunDirectoryError` for a link, a FIFO, a device or a directory, without waiting, and `OSError` if the file
+    cannot be opened. A link is refused because pages show what is read: it could lead to any file of the reader.
+    """
+    return os.fdopen(open_unlinked(path, os.O_RDONLY), "rb")
 
 
 def read_regular(path: Path) -> bytes:
-    """The contents of a file of a run directory. Raises what `open_readable` raises."""
+    """The contents of a file of the directory of a run or a study. Raises what `open_readable` raises."""
     with open_readable(path) as file:
         return file.read()
 
@@ -96,10 +120,10 @@ def replacing(path: Path, named: bool = True) -> Iterator[Path]:
         raise
 
 
-def write_atomically(path: Path, content: bytes, named: bool = True) -> None:
+def write_atomically(path: Path, content: bytes, named: bool = True, hint: str | None = None) -> None:
     """Write `content` to `path` so that a crash leaves the old file or the new one; raises `RunFailed`.
 
-    `named` is that of `replacing`.
+    `named` is that of `replacing`, `hint` that of `refused`.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "summary.json"
@@ -115,7 +139,7 @@ def write_atomically(path: Path, content: bytes, named: bool = True) -> None:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(file.fileno(), content)
     except OSError as error:
-        raise refused(error, path.name, path) from error
+        raise refused(error, path.name, path, hint) from error
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.core.model_digest import DIGEST, model_digest
+from fedlens.core.parse_text import parse_json
 from fedlens.experiment import state_files, tensorfile
 from fedlens.experiment.atomic_files import (
     fsync_directory,
@@ -354,9 +355,9 @@ def _content(path: Path) -> dict[str, Any]:
     if match is None or hashlib.sha256(match[2]).hexdigest().encode() != match[1]:
         raise _Damaged(f"{_MANIFEST} has a wrong checksum")
     try:
-        content = json.loads(match[2])
-    except (ValueError, RecursionError):
-        raise _Damaged(f"{_MANIFEST} is not JSON") from None
+        content = parse_json(match[2])
+    except ValueError as error:
+        raise _Damaged(f"{_MANIFEST} is not JSON: {error}") from None
     # A checksum only shows accidents: whoever wrote the file may have written anything.
     if not isinstance(content, dict) or "payload" not in content:
         raise _Damaged(f"{_MANIFEST} is not a manifest")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.parse_text import TooDeepError, parse_toml, read_text
 from fedlens.core.random import derive
 from fedlens.core.regular_file import open_regular
 
@@ -128,7 +129,7 @@ def read_toml(path: Path, hint: str) -> tuple[str, dict[str, Any]]:
     """
     try:
         with open_regular(path) as file:
-            text = file.read().decode()
+            text = read_text(file).decode()
         return text, _parsed(text, str(path))
     except FileNotFoundError:
         raise ConfigError(f"the file {path} does not exist", hint=hint) from None
@@ -176,15 +177,13 @@ def _existing(given: str, folder: Path, absolute: bool) -> str:
 def _parsed(text: str, where: str) -> dict[str, Any]:
     """The values in a TOML text. Raises `ConfigError` for what is nested too deeply or has too many digits."""
     try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        values = parse_toml(text)
+    except tomllib.TOMLDecodeError:
         raise
-    except RecursionError:
+    except TooDeepError:
         raise _too_deep(where) from None
-    except ValueError:  # of Python's `int`, whose message speaks of the interpreter
-        raise ConfigError(
-            "a number has more than 4300 digits", where=where, hint="use a smaller one"
-        ) from None
+    except ValueError as error:
+        raise ConfigError(str(error), where=where, hint="use a smaller one") from None
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
         tables = [item for item in level if isinstance(item, dict | list)]

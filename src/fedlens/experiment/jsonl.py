@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.parse_text import LARGEST, parse_json
 from fedlens.experiment.atomic_files import (
     open_readable,
     open_unlinked,
@@ -72,9 +73,10 @@ def sync(path: Path) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """The objects in order, without a truncated last line; none if there is no file.
 
-    Raises `RunDirectoryError` with the line number if an earlier line cannot be read.
+    Raises `RunDirectoryError` with the line number if an earlier line cannot be read, or if any line is what no kill
+    leaves: not UTF-8, nested too deeply, too long.
     """
-    return [row for _, row in _parse(path)]
+    return list(stream(path))
 
 
 def stream(path: Path) -> Iterator[dict[str, Any]]:
@@ -84,17 +86,18 @@ def stream(path: Path) -> Iterator[dict[str, Any]]:
 
 def stream_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines, each with its line break, and their objects. Raises what `read` raises."""
+    cut = 0  # the line that a kill may have cut, if it is the last one
     try:
         with open_readable(path) as file:
-            cut = 0
-            for number, text in enumerate(file, start=1):
-                row = _object(text)
-                if row is not None and not cut:
-                    yield text if text.endswith(b"\n") else text + b"\n", row
-                elif text.strip():
-                    if cut:  # only the last line may have been cut by a kill
-                        raise RunDirectoryError("a line cannot be read", where=f"{path}, line {cut}")
-                    cut = number
+            for number, line in enumerate(iter(lambda: file.readline(LARGEST + 1), b""), start=1):
+                text = line.removesuffix(b"\n")
+                row = _object(text, f"{path}, line {number}")
+                if cut and text:
+                    raise RunDirectoryError("a line cannot be read", where=f"{path}, line {cut}")
+                if row is None:
+                    cut = cut or number
+                else:
+                    yield text + b"\n", row
     except FileNotFoundError:
         return
     except OSError as error:
@@ -114,8 +117,8 @@ def truncate(path: Path, after_round: int) -> int:
     """
     if not path.exists():
         return 0
-    kept = [line for line, row in _parse(path) if not is_after(row.get("round"), after_round)]
-    content = b"".join(line + b"\n" for line in kept)
+    kept = [line for line, row in stream_lines(path) if not is_after(row.get("round"), after_round)]
+    content = b"".join(kept)
     before = read_regular(path)
     if content != before:
         write_atomically(path, content)
@@ -127,27 +130,13 @@ def is_after(number: Any, round: int) -> bool:
     return isinstance(number, int) and number > round
 
 
-def _parse(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def _object(text: bytes, where: str) -> dict[str, Any] | None:
     try:
-        texts = read_regular(path).split(b"\n")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        message = f"{path.name} cannot be read: {error.strerror}"
-        raise RunDirectoryError(message, where=str(path)) from error
-    parsed: list[tuple[bytes, dict[str, Any]]] = []
-    for number, text in enumerate(texts, start=1):
-        row = _object(text)
-        if row is not None:
-            parsed.append((text, row))
-        elif any(texts[number:]):  # the last line may have been cut by a kill, one before it may not
-            raise RunDirectoryError("a line cannot be read", where=f"{path}, line {number}")
-    return parsed
-
-
-def _object(text: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
+        if len(text) > LARGEST:
+            raise ValueError(f"it is longer than {LARGEST / 2**30:g} GiB")
+        row = parse_json(text)
+    except json.JSONDecodeError:
         return None
+    except ValueError as error:
+        raise RunDirectoryError(f"a line cannot be read: {error}", where=where) from None
     return row if isinstance(row, dict) else None

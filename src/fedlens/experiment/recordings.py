@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,8 +21,8 @@ from torch import Tensor
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import tensorfile
-from fedlens.experiment.atomic_files import read_regular
 from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.text_files import read_json
 
 FORMAT = 1
 BEFORE, AFTER, MANIFEST = "before.safetensors", "after.safetensors", "recording.json"
@@ -182,13 +181,11 @@ def folder_of(recordings: Path, round: int) -> Path:
 def _read_round(folder: Path, started: Any) -> RecordedRound | None:
     path = folder / MANIFEST
     try:
-        content: Any = json.loads(read_regular(path))
-    except FileNotFoundError:
+        content: Any = read_json(path)
+    except RunDirectoryError as error:
+        raise RunDirectoryError(error.what, where=error.where, hint=_again(path)) from None
+    if content is None:
         return None
-    except (OSError, ValueError) as error:
-        raise _corrupt(path, str(error)) from error
-    if not isinstance(content, dict):
-        raise _corrupt(path, "it is not a table")
     if content.get("format") != FORMAT:
         raise RunDirectoryError(
             f"the recording has format {content.get('format')}, and this version of fedlens reads {FORMAT}",
@@ -237,9 +234,12 @@ def _read_round(folder: Path, started: Any) -> RecordedRound | None:
 
 
 def _corrupt(path: Path, reason: str) -> RunDirectoryError:
+    what = f"{path.name} of the recording is corrupt: {reason}"
+    return RunDirectoryError(what, where=str(path), hint=_again(path))
+
+
+def _again(path: Path) -> str:
     folder, run = path.parent, path.parents[2]
-    return RunDirectoryError(
-        f"{path.name} of the recording is corrupt: {reason}",
-        where=str(path),
-        hint=f"'fedlens analyze {run} --record {int(folder.name.removeprefix('round-'))}' records this round again",
+    return (
+        f"'fedlens analyze {run} --record {int(folder.name.removeprefix('round-'))}' records this round again"
     )

@@ -24,6 +24,7 @@ from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
+from fedlens.experiment.text_files import parsed_fact
 from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
@@ -231,7 +232,7 @@ def read_model_file(path: Path, model: ModelSpec | None = None) -> tuple[nn.Modu
             hint=f"'fedlens resume {path.parent}' finishes it",
         )
     tree, about = checkpoint.read_model(path)
-    spec = json.loads(about["model"])
+    spec = parsed_fact(about, "model", path)
     shape, prepare = tuple(spec["input_shape"]), Preparation(**spec.get("prepare", {}))
     if model is None:
         factory = MODELS.find(spec["name"], where=str(path))

@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,11 +21,11 @@ from fedlens.experiment import jsonl as lines
 from fedlens.experiment.atomic_files import (
     fsync_directory,
     not_regular,
-    read_regular,
     sweep,
     write_atomically,
 )
 from fedlens.experiment.lock import locked
+from fedlens.experiment.text_files import read_json, read_toml_table
 
 FORMAT = 1
 _FOLDERS = ("checkpoint", "states", "recordings")
@@ -213,29 +212,23 @@ class RunDir:
 
     def read_config(self) -> dict[str, Any]:
         """The settings in `config.toml`. Raises `RunDirectoryError` if it is missing or cannot be read."""
-        where = str(self.config_path)
-        try:
-            return tomllib.loads(read_regular(self.config_path).decode())
-        except OSError as error:
-            raise RunDirectoryError(f"config.toml cannot be read: {error.strerror}", where=where) from error
-        except ValueError as error:
-            raise RunDirectoryError(f"config.toml is corrupt: {error}", where=where) from error
+        return read_toml_table(self.config_path)
 
     def read_environment(self) -> dict[str, Any] | None:
         """The contents of `environment.json`, or None if the file is missing."""
-        return _read_json(self.environment_path)
+        return read_json(self.environment_path)
 
     def read_pretraining(self) -> dict[str, Any] | None:
         """The contents of `pretraining.json`, or None if `fedlens pretrain` did not start the run."""
-        return _read_json(self.pretraining_path)
+        return read_json(self.pretraining_path)
 
     def read_client_tests(self) -> dict[str, Any] | None:
         """The contents of `client_tests.json`, or None if the clients' own models were not tested."""
-        return _read_json(self.client_tests_path)
+        return read_json(self.client_tests_path)
 
     def read_summary(self) -> dict[str, Any] | None:
         """The contents of `summary.json`, or None if the run has not ended or was killed."""
-        return _read_json(self.summary_path)
+        return read_json(self.summary_path)
 
 
 def new_run_id() -> str:
@@ -327,18 +320,3 @@ def _runs_below(path: Path, depth: int) -> list[Path]:
 
 def _write_json(path: Path, content: Mapping[str, Any], named: bool = True) -> None:
     write_atomically(path, (json.dumps(plain(content), indent=2, allow_nan=False) + "\n").encode(), named)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(read_regular(path))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        message = f"{path.name} cannot be read: {error.strerror}"
-        raise RunDirectoryError(message, where=str(path)) from error
-    except ValueError as error:
-        raise RunDirectoryError(f"{path.name} is corrupt: {error}", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise RunDirectoryError(f"{path.name} is corrupt: it does not contain a JSON object", where=str(path))
-    return content

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.core.parse_text import parse_json
 from fedlens.experiment import tensorfile
 from fedlens.experiment.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
 from fedlens.experiment.payload import Payload, decode, encode
@@ -77,6 +78,7 @@ class StateFiles:
         try:
             contents = tensorfile.read(path)
             fault = "its checksum is another" if contents.written.sha256 != key else None
+            structure = parse_json(contents.metadata["state"]) if fault is None else None
         except RunDirectoryError as error:
             fault = error.what
         except OSError as error:
@@ -87,7 +89,7 @@ class StateFiles:
             self._lost[key] = fault
             raise self._unreadable(key)
         self._known.add(key)
-        state: dict[str, Any] = decode(json.loads(contents.metadata["state"]), contents.tensors)
+        state: dict[str, Any] = decode(structure, contents.tensors)
         return state
 
     def drop(self, key: str) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fedlens.core.model_digest import contiguous
+from fedlens.core.parse_text import parse_json
 from fedlens.experiment.atomic_files import create, open_readable, read_regular
 
 DTYPES = frozenset(
@@ -109,7 +110,7 @@ def _sort_metadata(path: Path) -> None:
     """Puts the metadata in the order of its keys: the library writes them in a random one, so no two files agree."""
     with open(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if (
@@ -128,7 +129,7 @@ def read(path: Path) -> Contents:
     data = read_regular(path)
     try:
         tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
     except (SafetensorError, RuntimeError, KeyError, OverflowError) as error:
         raise ValueError(f"not a whole safetensors file ({error})") from error
     metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
@@ -151,6 +152,6 @@ def read_metadata(path: Path) -> dict[str, str]:
         length = int.from_bytes(file.read(8), "little")
         if length > _LONGEST_HEADER:
             raise ValueError("not a safetensors file")
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
     metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
     return {str(key): str(value) for key, value in metadata.items()}

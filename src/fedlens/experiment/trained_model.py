@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fedlens.data.licences import UNKNOWN
 from fedlens.experiment.results import read_model_file
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.tensorfile import read_metadata
+from fedlens.experiment.text_files import parsed_fact
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize, evaluation_size
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
@@ -89,7 +89,7 @@ class TrainedModel:
     @property
     def name(self) -> str:
         """The name of the model; of a user's own function, without the folder of its file."""
-        return str(json.loads(self.about["model"])["name"]).rpartition(os.sep)[2]
+        return str(parsed_fact(self.about, "model", self.path)["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
         """The outputs for normalized images, float32 [n, C, H, W], at `evaluation.size`, or tokens, int64 [n, T]."""
@@ -148,8 +148,8 @@ def _trained(
     _refuse_personal(path, about, algorithm)
     if algorithm == _TUNED:
         notes.append("this is the global model; the models that clients fine-tune are not kept")
-    preprocessing = json.loads(about["preprocessing"])
-    shape = json.loads(about["model"])["input_shape"]
+    preprocessing = parsed_fact(about, "preprocessing", path)
+    shape = parsed_fact(about, "model", path)["input_shape"]
     text = about.get("kind") == "language"
     if len(shape) != 3 and not text:
         what = f"the model takes inputs of shape {shape}, which are neither images nor text"
@@ -160,7 +160,7 @@ def _trained(
         preprocessing |= ImageForm(channels, height, width, fit).table()
     facts = CATALOGUE.get(about["dataset"])
     kind = about.get("kind") or (facts.task if facts else next(iter(TASKS)))
-    settings = {"name": kind, **json.loads(about.get("task", "{}"))}
+    settings = {"name": kind, **parsed_fact({"task": "{}", **about}, "task", path)}
     task: Task = TASKS.find(settings.pop("name"), where=str(path))(**settings)
     return TrainedModel(
         path,
@@ -169,7 +169,7 @@ def _trained(
         module,
         about,
         task,
-        tuple(json.loads(about["classes"])),
+        tuple(parsed_fact(about, "classes", path)),
         tuple(shape),
         None if text else ImageForm.of(preprocessing),
         tuple(preprocessing.get("mean", ())),
@@ -183,7 +183,7 @@ def _trained(
 
 def _refuse_personal(path: Path, about: Mapping[str, str], algorithm: str) -> None:
     """Raises `RunDirectoryError` if parts of the model stay at the clients, and the file has their initial values."""
-    personal = json.loads(about.get("personal", "[]"))
+    personal = parsed_fact({"personal": "[]", **about}, "personal", path)
     if personal or ("personal" not in about and algorithm in _PERSONAL):
         raise RunDirectoryError(
             f"'{algorithm}' trains a model for each client, and the run's file has "

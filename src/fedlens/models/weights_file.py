@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import pickle
 import re
 import warnings
@@ -22,6 +21,7 @@ from torch import Tensor
 from fedlens.core.errors import ConfigError, DataError, FedlensError, one_line, text_of
 from fedlens.core.free_memory import free_memory
 from fedlens.core.model_digest import DIGEST, model_digest
+from fedlens.core.parse_text import parse_json
 from fedlens.core.regular_file import NotRegularError, open_regular
 
 WHERE = "model.weights"
@@ -140,7 +140,7 @@ def _safetensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, 
     """The tensors and the metadata; the digest of a file that fedlens wrote is checked."""
     try:
         tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
     except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise _unreadable(data, path) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl
 from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures, shown
 from fedlens.report.format import setting
 from fedlens.report.read import read_run
@@ -40,14 +40,10 @@ def write_analysis_page(folder: Path, run: RunDir) -> Path:
 
     Raises `RunDirectoryError` if the folder has no analysis.
     """
-    try:
-        index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(
-            f"the folder has no analyses: {error}",
-            where=str(folder),
-            hint=f"run 'fedlens analyze {run.path}'",
-        ) from error
+    index = read_json(folder / INDEX)
+    if index is None:
+        hint = f"run 'fedlens analyze {run.path}'"
+        raise RunDirectoryError("the folder has no analyses", where=str(folder), hint=hint)
     about = read_run(run.path)
     context = {
         "title": f"{about.name} · analyses · fedlens",

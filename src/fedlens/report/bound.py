@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import FedlensError
-from fedlens.core.regular_file import open_regular
+from fedlens.core.errors import FedlensError, RunDirectoryError
+from fedlens.core.parse_text import read_text
+from fedlens.experiment.atomic_files import open_readable
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.format import is_share, metric_value, setting
@@ -196,8 +197,8 @@ def _centralized_beside(directory: Path) -> list[Path]:
     """Run directories whose settings name the centralized algorithm, the last ones by path first."""
     named = []
     for folder in islice(_folders_beside(directory), _CANDIDATES):
-        with suppress(OSError), open_regular(folder / "config.toml") as file:
-            if CENTRALIZED.encode() in file.read():  # much faster than reading TOML
+        with suppress(OSError, ValueError, RunDirectoryError), open_readable(folder / "config.toml") as file:
+            if CENTRALIZED.encode() in read_text(file):  # much faster than reading TOML
                 named.append(folder)
     return sorted(named, reverse=True)
 

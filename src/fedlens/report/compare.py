@@ -117,7 +117,7 @@ def write_plot(comparison: Comparison, path: Path, metric: str | None = None) ->
     """Draws the figure of `curve_figure` into a PNG, PDF or SVG file, and returns its path.
 
     Raises `ConfigError` if matplotlib is not installed, the file has another ending, or no run has values of `metric`,
-    and `RunDirectoryError` if the file cannot be written.
+    and `RunFailed` if the file cannot be written.
     """
     return draw_curves(curve_figure(comparison, metric), path)
 

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
+from fedlens.experiment.atomic_files import refused, write_atomically
 from fedlens.report import classification_figures as classification
 from fedlens.report import figures
 from fedlens.report import partition_figures as data
@@ -49,6 +51,8 @@ _DASHES = dict(zip(figures.DASHES, ("-", "--", ":", "-."), strict=True))
 _SYMBOLS = {"circle": "o", "up": "^", "down": "v"}
 _MEAN = "#d66a00"
 
+_ANOTHER = "or choose another directory with --out"
+
 
 def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Draws every picture of a partition into the directory `out`, and returns the files.
@@ -58,7 +62,7 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
     row); and `features` if clients have feature shifts. The same partition gives the same bytes.
 
     Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
-    `RunDirectoryError` if a file cannot be written.
+    `RunFailed` if a file cannot be written.
     """
     with style():
         if not len(partition):
@@ -66,7 +70,7 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
         written = []
         for name, make_picture in pictures(partition).items():
             picture = make_picture()
-            written += [save(picture, out / f"{name}.{suffix}") for suffix in formats]
+            written += [save(picture, out / f"{name}.{suffix}", _ANOTHER) for suffix in formats]
     return written
 
 
@@ -96,7 +100,9 @@ def draw_evaluation(run_dir: Path, out: Path, formats: Sequence[str] = ("png", "
             for name, f in shown.items()
         }
         return [
-            save(picture, out / f"{name}.{suffix}") for name, picture in drawn.items() for suffix in formats
+            save(picture, out / f"{name}.{suffix}", _ANOTHER)
+            for name, picture in drawn.items()
+            for suffix in formats
         ]
 
 
@@ -130,12 +136,12 @@ def draw_curves(figure: figures.Figure, path: Path) -> Path:
 
     The same figure gives the same bytes.
 
-    Raises `ConfigError` if matplotlib is not installed or the name has another ending, and `RunDirectoryError` if the
+    Raises `ConfigError` if matplotlib is not installed or the name has another ending, and `RunFailed` if the
     file cannot be written.
     """
     with style():
         check_suffix(path)
-        return save(curve_picture(figure), path, hint="choose another file")
+        return save(curve_picture(figure), path, hint="or choose another file")
 
 
 def check_suffix(path: Path) -> None:
@@ -191,17 +197,18 @@ def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
     return dict(sorted(functions.items()))
 
 
-def save(picture: Picture, path: Path, hint: str = "choose another directory with --out") -> Path:
-    """Writes a picture in the format that the ending of `path` names; raises `RunDirectoryError`."""
+def save(picture: Picture, path: Path, hint: str | None = None) -> Path:
+    """Writes a picture in the format that the ending of `path` names; raises `RunFailed` if the disk refuses.
+
+    A link or another special file at `path` is replaced, not written to.
+    """
+    content = BytesIO()
+    picture.savefig(content, format=path.suffix[1:], dpi=200, metadata=SUFFIXES[path.suffix])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture.savefig(path, dpi=200, metadata=SUFFIXES[path.suffix])
     except OSError as error:
-        raise RunDirectoryError(
-            f"cannot write the picture: {error.strerror}",
-            where=str(path),
-            hint=hint,
-        ) from error
+        raise refused(error, "the picture", path, hint) from error
+    write_atomically(path, content.getvalue(), hint=hint)
     return path
 
 

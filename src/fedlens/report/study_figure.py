@@ -61,11 +61,11 @@ class StudyFigure:
         """Draws the figure into a .png, .pdf or .svg file, and returns its path.
 
         The same results give the same bytes. Raises `ConfigError` if matplotlib is not installed or the name has
-        another ending, and `RunDirectoryError` if the file cannot be written.
+        another ending, and `RunFailed` if the file cannot be written.
         """
         with pictures.style():
             pictures.check_suffix(path)
-            return pictures.save(self.picture(), path, hint="choose another file")
+            return pictures.save(self.picture(), path)
 
 
 def _plots(panels: Sequence[Panel]) -> list[Plot]:

@@ -111,7 +111,7 @@ def draw(results: StudyResults, spec: Mapping[str, Any], path: Path) -> Path:
     """Draws the figure of a [[figures]] table into a .svg, .pdf or .png file, and returns its path.
 
     Raises `ConfigError` if the table is wrong, matplotlib is not installed or the name has another ending, `DataError`
-    if no run has values for it yet, and `RunDirectoryError` if the file cannot be written.
+    if no run has values for it yet, and `RunFailed` if the file cannot be written.
     """
     return study_figure(results, spec).draw(path)
 
@@ -150,7 +150,7 @@ def write_study_figures(
 ) -> list[Path]:
     """Draws the figures of `study_figures` into a folder, and returns the files.
 
-    Raises `ConfigError` if a table is wrong or matplotlib is not installed, and `RunDirectoryError` if a file cannot be
+    Raises `ConfigError` if a table is wrong or matplotlib is not installed, and `RunFailed` if a file cannot be
     written.
     """
     return [

@@ -16,8 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedlens.core.errors import DataError
+from fedlens.core.errors import DataError, RunDirectoryError
+from fedlens.experiment import jsonl
 from fedlens.experiment.atomic_files import write_atomically
+from fedlens.experiment.text_files import read_json
 
 Role = Literal["tune", "final", "pretrain"]
 Status = Literal["finished", "failed", "stopped"]
@@ -197,20 +199,21 @@ class StudyResults:
 
     @classmethod
     def read(cls, folder: Path) -> StudyResults:
-        """The results in `folder`. Raises `DataError` if it has no study, or a file in it is damaged."""
+        """The results in `folder`.
+
+        Raises `DataError` if it has no study, and that or `RunDirectoryError` if a file in it is damaged.
+        """
         path = folder / INFO
+        values = read_json(path)
+        if values is None:
+            raise DataError(f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first")
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
             entries = {
                 name: [StudyEntry(**entry) for entry in values.get(name, ())]
                 for name in ("entries", "pretrained")
             }
             info = StudyInfo(**{**values, **entries})
-        except FileNotFoundError:
-            raise DataError(
-                f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first"
-            ) from None
-        except (ValueError, TypeError, KeyError) as error:
+        except (TypeError, AttributeError) as error:
             raise DataError(f"{INFO} is corrupt: {error}", where=str(path)) from None
         lines = {line.digest: line for line in read_lines(folder / LINES)}
         return cls(info, lines, read_data(folder))
@@ -258,17 +261,8 @@ def write_info(folder: Path, info: StudyInfo) -> None:
 
 
 def read_data(folder: Path) -> dict[str, Any]:
-    """The content of data.json; empty without one. Raises `DataError` if it is damaged."""
-    path = folder / DATA
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise DataError(f"{DATA} is corrupt: {error}", where=str(path)) from None
-    if not isinstance(values, dict):
-        raise DataError(f"{DATA} is corrupt: it is not a table", where=str(path))
-    return values
+    """The content of data.json; empty without one. Raises `RunDirectoryError` if it is damaged."""
+    return read_json(folder / DATA) or {}
 
 
 def write_data(folder: Path, data: Mapping[str, Any]) -> None:
@@ -277,16 +271,20 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> list[RunLine]:
-    """The lines of results.jsonl, the last of each digest; a line that was cut off by a kill counts as missing."""
+    """The lines of results.jsonl, the last of each digest; a line that was cut off by a kill counts as missing.
+
+    Raises `RunDirectoryError` if another line cannot be read, or is no line of a run.
+    """
     lines: dict[str, RunLine] = {}
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = RunLine(**json.loads(text))
-            except (ValueError, TypeError):
-                continue
-            lines.pop(line.digest, None)
-            lines[line.digest] = line
+    for row in jsonl.stream(path):
+        try:
+            line = RunLine(**row)
+        except TypeError as error:
+            what = f"{path.name} is corrupt: a line is not of a run: {error}"
+            hint = "remove the line: 'fedlens sweep' writes it again from the directory of the run"
+            raise RunDirectoryError(what, where=str(path), hint=hint) from None
+        lines.pop(line.digest, None)
+        lines[line.digest] = line
     return list(lines.values())
 
 

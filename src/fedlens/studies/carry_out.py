@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
+from fedlens.experiment.atomic_files import make_folder
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
 from fedlens.studies.line import failed_line, line_of
@@ -73,7 +74,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
     run, directory = due.run, options.runs / due.run.directory
     try:
         refuse_edited(run.files)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         _start_or_resume(due, directory, options, session, listener)
         if options.stop_diverged:
             refuse_diverged(directory)

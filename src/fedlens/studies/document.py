@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.core.errors import ConfigError
+from fedlens.core.parse_text import parse_toml, read_text
+from fedlens.core.regular_file import open_regular
 from fedlens.studies.study_file import StudySource
 
 
@@ -62,21 +63,23 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
     0.75
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        document = _Document.model_validate(table)
+        with open_regular(path) as file:
+            document = _Document.model_validate(parse_toml(read_text(file)))
     except FileNotFoundError:
         raise ConfigError(
             f"the file {path} with the document's numbers does not exist",
             where=named,
             hint="copy or write it beside the study file, or remove 'document'",
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
         what = problem["msg"].removeprefix("Value error, ")
         raise ConfigError(f"invalid value: {what}", where=f"{path}: {key}", hint=_hint(problem)) from None
+    except ValueError as error:
+        raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
     return {
         **document.model_dump(exclude={"values"}),
         "values": [entry.model_dump(exclude_defaults=True) for entry in document.values],

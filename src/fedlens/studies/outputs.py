@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedlens.experiment.atomic_files import read_regular, refused, write_atomically
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.atomic_files import make_folder, read_regular, write_atomically
+from fedlens.experiment.text_files import read_json
 from fedlens.report.study_figures import write_study_figures
 from fedlens.report.study_frames import write_frames
 from fedlens.report.study_page import write_study_page
@@ -28,30 +30,35 @@ def write_outputs(folder: Path) -> list[Path]:
     page study.html, the last. A table or a figure of an earlier call that the study does not ask for any more is
     removed, unless somebody edited it.
 
-    Raises `DataError` if the folder has no study, `RunFailed` if the disk refuses, and `ConfigError` if a table or
-    figure that the study asks for is wrong.
+    Raises `DataError` if the folder has no study, `RunDirectoryError` if a file in it is damaged or a link,
+    `RunFailed` if the disk refuses, and `ConfigError` if a table or figure that the study asks for is wrong.
     """
+    # What would be refused is refused before anything is written.
+    earlier = read_json(folder / WRITTEN) or {}
     results = StudyResults.read(folder)
+    drawn = find_spec("matplotlib") is not None
+    tables, *figures = [make_folder(folder / name) for name in ((TABLES, FIGURES) if drawn else (TABLES,))]
     written = write_frames(results, folder)
     for table in study_tables(results):
         for suffix, text in (("tex", table.to_latex()), ("csv", table.to_csv())):
-            path = _folder(folder / TABLES) / f"{table.name}.{suffix}"
+            path = tables / f"{table.name}.{suffix}"
             write_atomically(path, text.encode())
             written.append(path)
-    drawn = find_spec("matplotlib") is not None
-    if drawn:
-        written += write_study_figures(results, _folder(folder / FIGURES))
-    _remove_stale(folder, written, (TABLES, FIGURES) if drawn else (TABLES,))
+    for place in figures:
+        written += write_study_figures(results, place)
+    _remove_stale(folder, earlier, written, [path.name for path in (tables, *figures)])
     return [*written, write_study_page(folder)]
 
 
-def _remove_stale(folder: Path, written: Sequence[Path], made: Sequence[str]) -> None:
+def _remove_stale(
+    folder: Path, earlier: Mapping[str, str], written: Sequence[Path], made: Sequence[str]
+) -> None:
     """Removes what an earlier call wrote into the folders `made` and this one did not; notes what was written.
 
     A file that is not as it was written, or that no call wrote, is a user's, and stays.
     """
     now = {path.relative_to(folder).as_posix(): _sha256(path) for path in written if path.parent != folder}
-    for name, sha256 in _earlier(folder).items():
+    for name, sha256 in earlier.items():
         path = folder / name
         if name in now or path.parent.parent != folder:
             continue
@@ -63,25 +70,8 @@ def _remove_stale(folder: Path, written: Sequence[Path], made: Sequence[str]) ->
     write_atomically(folder / WRITTEN, (json.dumps(dict(sorted(now.items())), indent=1) + "\n").encode())
 
 
-def _earlier(folder: Path) -> dict[str, str]:
-    """What the last call wrote; empty if that is not known."""
-    try:
-        values = json.loads(read_regular(folder / WRITTEN))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
 def _sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(read_regular(path)).hexdigest()
-    except OSError:
+    except (OSError, RunDirectoryError):
         return None
-
-
-def _folder(path: Path) -> Path:
-    try:
-        path.mkdir(exist_ok=True)
-    except OSError as error:
-        raise refused(error, path.name, path) from error
-    return path

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.atomic_files import read_regular, write_atomically
+from fedlens.experiment.text_files import read_json
 from fedlens.studies.planned import PlannedRun
 
 FILE = "planned.json"
@@ -87,11 +88,8 @@ def _shown(value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        noted = json.loads(read_regular(path))
-        return noted if isinstance(noted["sha256"], dict) and "digest" in noted else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+    noted = read_json(path) or {}
+    return noted if isinstance(noted.get("sha256"), dict) and "digest" in noted else None
 
 
 def _sha256(path: Path) -> str:

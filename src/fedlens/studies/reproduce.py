@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, presence
 from fedlens.experiment.datadir import data_directory
 from fedlens.report.study_results import StudyResults
@@ -94,7 +94,7 @@ def refuse_absent(datasets: Sequence[str], data_dir: Path | None, download: bool
 @cache
 def costs() -> Mapping[str, Mapping[str, ScaleCost]]:
     """The costs of each study by scale, from costs.json."""
-    tables = json.loads((FOLDER / COSTS).read_text(encoding="utf-8"))
+    tables = parse_json((FOLDER / COSTS).read_bytes())
     return {
         name: {scale: ScaleCost(**cost) for scale, cost in scales.items()} for name, scales in tables.items()
     }

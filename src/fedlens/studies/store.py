@@ -13,7 +13,14 @@ from pathlib import Path
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment import jsonl
-from fedlens.experiment.atomic_files import open_unlinked, read_regular, refused, sweep
+from fedlens.experiment.atomic_files import (
+    make_folder,
+    open_unlinked,
+    read_regular,
+    refuse_link,
+    refused,
+    sweep,
+)
 from fedlens.experiment.lock import locked
 from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
@@ -55,13 +62,14 @@ class StudyStore:
         Raises `RunDirectoryError` if another process does, or if the folder cannot be made.
         """
         try:
-            self.runs.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(
                 f"the folder of the study cannot be created: {error.strerror}",
                 where=str(self.folder),
                 hint="name another folder with --out",
             ) from error
+        make_folder(self.runs)
         with locked(self.folder / ".lock", f"the study {self.folder}"):
             sweep(self.folder)
             self._wait_for_workers()
@@ -83,11 +91,12 @@ class StudyStore:
             time.sleep(0.05)
 
     def check(self, runs: Iterable[PlannedRun], entries: Iterable[StudyEntry] = ()) -> None:
-        """Raises `RunDirectoryError` if the directory of a run holds another run, or was edited by hand."""
+        """Raises `RunDirectoryError` if the directory of a run holds another run, was edited by hand, or is a link."""
         planned = {run.directory: (run.digest, settings_in(run, self.runs)) for run in runs}
         others = {entry.run: (entry.digest, None) for entry in entries if entry.run not in planned}
         for name, (digest, settings) in {**planned, **others}.items():
-            if (directory := self.runs / name).exists():
+            refuse_link(directory := self.runs / name)
+            if directory.exists():
                 check_directory(directory, digest, settings)
 
     def drop_failed(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
+from fedlens.core.errors import ConfigError, DataError, RunFailed
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 from fedlens.report import pictures
@@ -193,7 +193,7 @@ def test_matplotlib_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(RunDirectoryError, match="cannot write the picture"):
+    with pytest.raises(RunFailed, match=r"^the picture could not be written: .*another directory with --out"):
         draw(make_partition(class_counts(2, 2)), tmp_path / "file")
 
 

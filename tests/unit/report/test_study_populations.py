@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedlens
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.run_partition import run_partition
 from fedlens.report import pictures
@@ -83,10 +83,10 @@ def test_an_infinite_alpha_is_written_as_text(tmp_path: Path) -> None:
 def test_damaged_data_are_refused(tmp_path: Path) -> None:
     assert read_data(tmp_path) == {}
     (tmp_path / "data.json").write_text("{")
-    with pytest.raises(DataError, match=r"data\.json is corrupt"):
+    with pytest.raises(RunDirectoryError, match=r"data\.json is corrupt"):
         read_data(tmp_path)
     (tmp_path / "data.json").write_text("[]")
-    with pytest.raises(DataError, match=r"data\.json is corrupt"):
+    with pytest.raises(RunDirectoryError, match=r"data\.json is corrupt"):
         read_data(tmp_path)
     with pytest.raises(DataError, match="populations are corrupt"):
         read_populations([{"case": {}}])

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.core.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, Archive, Patterns, search
 from fedlens.data.dataset import Dataset, Examples, channel_moments
 from fedlens.data.datasets.zips import unzip
@@ -196,4 +197,4 @@ def read_json(
 ) -> Any:
     """The content of a JSON file; `hook` builds each object from its pairs. Raises `DataError`."""
     with reading(path, hint):
-        return json.loads(path.read_text("utf-8-sig"), object_pairs_hook=hook)
+        return parse_json(path.read_text("utf-8-sig"), hook)

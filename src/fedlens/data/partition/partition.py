@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedlens.core.errors import DataError
+from fedlens.core.parse_text import parse_json
 from fedlens.core.regular_file import open_regular
 from fedlens.core.summary_text import as_call, as_html, as_text, listed
 from fedlens.data.partition.census import Census
@@ -255,8 +256,8 @@ class Partition:
                     raise DataError(
                         f"the format is '{version}', but fedlens reads '{FORMAT}'", where=str(path)
                     )
-                ids = tuple(json.loads(_string(file["ids"])))
-                spec = json.loads(_string(file["spec"]))
+                ids = tuple(parse_json(_string(file["ids"])))
+                spec = parse_json(_string(file["spec"]))
                 digest, dataset = _string(file["digest"]), _string(file["dataset"])
                 features = {
                     name.removeprefix("feature_"): file[name]
@@ -329,7 +330,7 @@ def _census_arrays(census: Census | None) -> dict[str, NDArray[Any]]:
 
 
 def _read_census(file: Mapping[str, NDArray[Any]], partition: Partition) -> Census:
-    classes = tuple(json.loads(_string(file["census_classes"])))
+    classes = tuple(parse_json(_string(file["census_classes"])))
     columns, counts, offsets = (file[f"census_{name}"] for name in ("columns", "counts", "offsets"))
     return Census(classes, columns, counts, offsets, partition.sizes())
 
