@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from fedlens.algorithms.client_evaluation import OP
 from fedlens.report.format import finite
-from fedlens.report.read import Row, Run
+from fedlens.report.read import Run, subtable
 
 
 def client_bytes(runs: Sequence[Run]) -> dict[str, float] | None:
-    """Bytes of one client, as means over runs; None if no run trained at clients and counted bytes.
+    """Bytes of one client, as means over runs; None if no run trained at clients and counted its messages.
 
     Keys: `down_round` and `up_round`, of a client that takes part in a round; `down` and `up`, in all rounds, the mean
     of all clients; `measuring_down` and `measuring_up`, of one evaluation at the clients, which the others leave out.
@@ -22,26 +23,18 @@ def client_bytes(runs: Sequence[Run]) -> dict[str, float] | None:
 
 
 def _of_run(run: Run) -> dict[str, float] | None:
-    clients = run.clients()
-    trained = [line for line in run.metrics if line["round"] and line.get("clients")]
-    replies = sum(finite(line["clients"]) or 0 for line in trained)
-    if not clients or not replies:
+    traffic = {op: subtable(subtable(run.summary, "traffic"), op) for op in subtable(run.summary, "traffic")}
+    clients, replies = run.clients(), sum(value for value in run.finite("clients"))
+    if not clients or not replies or not traffic:
         return None
+    measuring = traffic.pop(OP, {})
     counted: dict[str, float] = {}
-    for way in ("down", "up"):
-        # Nothing is trained before the first round, so its bytes are those of an evaluation.
-        measuring = sum(finite(line.get(f"bytes_{way}")) or 0 for line in run.metrics if line["round"] == 0)
-        total = sum(
-            max(0.0, (finite(line.get(f"bytes_{way}")) or 0) - (measuring if _measured(line) else 0.0))
-            for line in trained
-        )
+    for way, messages in (("down", "asks"), ("up", "replies")):
+        total = sum(finite(row.get(f"bytes_{way}")) or 0.0 for row in traffic.values())
+        measured, times = (finite(measuring.get(key)) for key in (f"bytes_{way}", messages))
         counted |= {
             f"{way}_round": total / replies,
             way: total / clients,
-            f"measuring_{way}": measuring / clients,
+            f"measuring_{way}": (measured or 0.0) / (times or 1.0),
         }
     return counted
-
-
-def _measured(line: Row) -> bool:
-    return any(key.startswith(("clients_", "validation_")) for key in line)

@@ -201,17 +201,18 @@ def test_each_row_of_cards_has_one_measure_of_all_four_models(tmp_path: Path) ->
 
 
 def test_the_table_has_the_bytes_of_one_client(tmp_path: Path) -> None:
-    """Two clients of three take part in a round; the evaluation at the clients, in round 0 alone, is left out."""
+    """Two clients of three take part in each of two rounds; evaluations at the clients are left out."""
     about = study(tmp_path)
     for path in tmp_path.glob("federated-*/metrics.jsonl"):
-        lines = [line(0, clients_accuracy_mean=0.1, bytes_down=300, bytes_up=30)]
-        lines += [
-            line(k, clients_accuracy_mean=0.1, clients=2, bytes_down=300 + 2_000, bytes_up=30 + 4_000)
-            for k in (1, 2)
-        ]
+        lines = [line(0, clients=0), line(1, clients=2), line(2, clients=2)]
         path.write_text("".join(json.dumps(each) + "\n" for each in lines))
         summary = json.loads((path.parent / "summary.json").read_text())
         summary["partition"]["clients"] = 3
+        summary["traffic"] = {
+            "train": {"asks": 4, "replies": 4, "bytes_down": 3_000, "bytes_up": 6_000},
+            "gradient": {"asks": 4, "replies": 4, "bytes_down": 1_000, "bytes_up": 2_000},
+            "evaluate-own": {"asks": 9, "replies": 9, "bytes_down": 900, "bytes_up": 90},
+        }
         (path.parent / "summary.json").write_text(json.dumps(summary))
     answer = cost_answer(tmp_path, about)
     sent = answer["bytes_per_client"]
