@@ -12,6 +12,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
+from fedlens.core.reduction import Update
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
 
@@ -109,6 +110,55 @@ def short_op(parts: Parts) -> Any:
     bent = Bent(averaging(parts), "")
     bent.train = lambda payload: None  # type: ignore[assignment,method-assign,misc]
     return bent
+
+
+def parameters_by_data(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
+    parameters[0].data.mul_(0.5)
+    return gradients
+
+
+def halving() -> ClientRule:
+    return ClientRule(name="halving", grad=parameters_by_data, traits=Traits(stackable=True))
+
+
+class ByData(ServerSGD):
+    def step(self, weights: Any, update: Any, state: Any) -> Any:
+        weights["1.weight"].data.mul_(0.5)
+        return super().step(weights, update, state)
+
+
+def by_data() -> ByData:
+    return ByData()
+
+
+class InitByData(ServerSGD):
+    def init(self, weights: Any) -> Any:
+        weights["1.weight"].data.mul_(0.5)
+        return {}
+
+
+def init_by_data() -> InitByData:
+    return InitByData()
+
+
+class Halving(Aggregate):
+    """Halves the replies themselves, streamed or all at once."""
+
+    def fold(self, answers: Any, fields: Any) -> Any:
+        replies = list(answers)
+        for reply in replies:
+            reply.payload["update"]["1.weight"].numpy()[:] *= 0.5
+        return replies and Update(replies[0].payload["update"], {}, {}, {}, len(replies), 1.0)
+
+
+class StateByData(Averaging):
+    def round(self, state: Any, ctx: Any) -> Any:
+        state["model"]["1.weight"].data.mul_(0.5)
+        return (yield from super().round(state, ctx))
+
+
+def state_by_data(parts: Parts) -> StateByData:
+    return StateByData(**{key: value for key, value in vars(averaging(parts)).items() if key != "rule_"})
 
 
 class InPlace(ServerSGD):

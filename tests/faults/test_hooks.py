@@ -68,6 +68,46 @@ def test_a_hook_that_breaks_a_rule_ends_the_run_by_name(tmp_path: Path, engine: 
 
 
 @pytest.mark.parametrize(
+    ("engine", "more", "message"),
+    [
+        (
+            "inline",
+            {"client": "halving"},
+            "`grad` of the client rule 'halving' changes its input parameters[0] in",
+        ),
+        (
+            "vectorized",
+            {"client": "halving"},
+            "`grad` of the client rule 'halving' changes its input parameters[0]",
+        ),
+        (
+            "inline",
+            {"server": "by_data"},
+            "`step` of ByData changes its input weights['1.weight'] in place (hooked.py",
+        ),
+        (
+            "inline",
+            {"server": "init_by_data"},
+            "`init` of InitByData changes its input weights['1.weight'] in place",
+        ),
+        ("inline", {"aggregate": "Halving"}, "`fold` of Halving changes its input answers["),
+        (
+            "inline",
+            {"algorithm": "state_by_data"},
+            "`round` of StateByData changes its input state['model']['1.weigh",
+        ),
+    ],
+)
+def test_a_change_that_no_version_shows_ends_the_run_by_name(
+    tmp_path: Path, engine: str, more: dict[str, str], message: str
+) -> None:
+    named = {key: f"{FILE}:{name}" for key, name in more.items()}
+    text = said(tmp_path / "run", HookError, engine, **named)
+    assert message in text
+    assert "(hooked.py, line " in text
+
+
+@pytest.mark.parametrize(
     ("how", "message"),
     [
         ("one", "returned a list with 1 item (hooked.py, line "),

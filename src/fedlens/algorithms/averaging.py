@@ -20,6 +20,7 @@ from torch import Tensor
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
 from fedlens.algorithms.aggregate_fit import refuse_server_data, refuse_server_evaluation
+from fedlens.algorithms.aggregate_inputs import exchanged
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
     EvaluateOwn,
@@ -31,11 +32,11 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
 from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
-from fedlens.algorithms.server_rules import shared_by, updated_by
+from fedlens.algorithms.server_rules import begun_by, prepared_by, shared_by, updated_by
 from fedlens.algorithms.task_fit import refuse_task
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError, HookError
-from fedlens.core.input_checks import Inputs
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import (
     Ask,
     Evaluation,
@@ -159,12 +160,14 @@ class Averaging(AlgorithmBase):
         self.select.size(federation)
         tree = {**tree_of(model.build()), **model.fixed}
         weights = self._weights(tree)
+        inputs = Inputs({"weights": weights}, contents=True)
         begun: Any = self.server.init(weights)
+        inputs.refuse(f"`init` of {type(self.server).__name__}", place_of(self.server.init))
         if not isinstance(begun, Mapping):
             expected = "the state before the first step, a mapping: {} if there is none"
             raise _wrong(self.server.init, begun, expected)
         state = {"model": tree, "server": begun}
-        rules = {name: half.init(weights, federation) for name, half in self.rule.servers.items()}
+        rules = {name: begun_by(name, half, weights, federation) for name, half in self.rule.servers.items()}
         return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
@@ -175,13 +178,13 @@ class Averaging(AlgorithmBase):
         shared: dict[str, Any] = {"model": self._sent(state), **rate}
         for name, half in self.rule.servers.items():
             if half.prepare is not None:
-                prepared = yield from half.prepare(rules[name], shared, cohort, ctx)
+                prepared = yield from prepared_by(name, half, rules[name], shared, cohort, ctx)
                 if prepared is None:
                     # Keep what an earlier rule has prepared, such as a target that every client was asked for.
                     return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
-            shared = {**shared, **shared_by(name, half, rules[name], shared)}
+            shared = {**shared, **shared_by(name, half, rules[name], shared, ctx)}
         work = straggling(self.parts.local, cohort, ctx)
         requests = [
             Request(client, {"work": work[slot]} if slot in work else {})
@@ -196,7 +199,7 @@ class Averaging(AlgorithmBase):
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
         )
-        update: Any = yield from self.aggregate.exchange(ask, self._fields)
+        update: Any = yield from exchanged(self.aggregate, ask, self._fields, ctx.round)
         if update is not None and not isinstance(update, Update):
             raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was accepted")
         if update is not None:
@@ -207,20 +210,22 @@ class Averaging(AlgorithmBase):
                         name, half, rules[name], replace(update, given=None), ctx
                     )
                     update = replace(update, given=None)
-        new = state if update is None else self._step(state, update)
+        new = state if update is None else self._step(state, update, ctx.round)
         return {**new, "rules": rules} if rules else new
 
     @property
     def _fields(self) -> Mapping[str, How]:
         return {**self.rule.fields, **({"tau": "mean"} if self.aggregate.normalized else {})}
 
-    def _step(self, state: State, update: Update) -> State:
+    def _step(self, state: State, update: Update, round: int) -> State:
         server = self.server
         given = update.given is update.update  # and not what an aggregate or a rule has put in its place
         step = server.step_given if given and steps_in_place(server) else server.step
         # Kept states share these tensors with later ones.
         before = {"weights": self._weights(state["model"]), "state": state["server"]}
-        inputs = Inputs(before if given else {**before, "update": update.update})
+        inputs = Inputs(
+            before if given else {**before, "update": update.update}, contents=round <= FIRST_VISITS
+        )
         stepped: Any = step(before["weights"], update.update, before["state"])
         inputs.refuse(f"`{step.__name__}` of {type(server).__name__}", place_of(step))
         if (

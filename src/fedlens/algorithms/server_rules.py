@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from fedlens.core.errors import HookError
-from fedlens.core.input_checks import Inputs
-from fedlens.core.protocol import RoundContext
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
+from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.signatures import place_of
+from fedlens.core.tree import Tree
 from fedlens.local.rules import ServerRule
 
 _RESERVED = ("model", "lr", "schedule", "work")  # of the payload, for local training
 
 
-def shared_by(name: str, half: ServerRule, state: Any, shared: Mapping[str, Any]) -> Mapping[str, Any]:
+def begun_by(name: str, half: ServerRule, weights: Tree, federation: FederationInfo) -> Payload:
+    """The first state of a server rule. Raises `HookError` if its `init` changes the weights."""
+    inputs = Inputs({"weights": weights}, contents=True)
+    state = half.init(weights, federation)
+    inputs.refuse(f"`init` of the server rule '{name}'", place_of(half.init))
+    return state
+
+
+def prepared_by(
+    name: str,
+    half: ServerRule,
+    state: Any,
+    shared: Mapping[str, Any],
+    cohort: Sequence[ClientId],
+    ctx: RoundContext,
+) -> Generator[Ask, Answers, Payload | None]:
+    """The asks of a server rule before local training, and its new state. Raises `HookError` if it changes an input."""
+    assert half.prepare is not None
+    inputs = Inputs({"state": state, "shared": shared}, contents=ctx.round <= FIRST_VISITS)
+    prepared: Payload | None = yield from half.prepare(state, shared, cohort, ctx)
+    inputs.refuse(f"`prepare` of the server rule '{name}'", place_of(half.prepare))
+    return prepared
+
+
+def shared_by(
+    name: str, half: ServerRule, state: Any, shared: Mapping[str, Any], ctx: RoundContext
+) -> Mapping[str, Any]:
     """What a server rule adds to the payload, under names that nothing else in it has.
 
-    Raises `HookError` for a name that is taken, and if `shared` does not return a mapping.
+    Raises `HookError` for a name that is taken, if `shared` changes the state, and if it does not return a mapping.
     """
     if half.shared is None:
         return {}
+    inputs = Inputs({"state": state}, contents=ctx.round <= FIRST_VISITS)
     sent: Any = half.shared(state)
     who, where = f"`shared` of the server rule '{name}'", place_of(half.shared)
+    inputs.refuse(who, where)
     if not isinstance(sent, Mapping):
         kind = "None" if sent is None else f"a {type(sent).__name__}"
         hint = "return a mapping of names to values, {} if there are none"
@@ -43,7 +72,7 @@ def updated_by(
     Raises `HookError` if they do, and if `after` does not return a state and an `Update`.
     """
     assert half.after is not None
-    inputs = Inputs({"state": state, "update": update.update})
+    inputs = Inputs({"state": state, "update": update.update}, contents=ctx.round <= FIRST_VISITS)
     returned: Any = half.after(state, update, ctx)
     who, where = f"`after` of the server rule '{name}'", place_of(half.after)
     inputs.refuse(who, where)

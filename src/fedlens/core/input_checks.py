@@ -1,7 +1,9 @@
-"""Detects operations, hooks and server steps that change their inputs."""
+"""Detects operations, hooks, server steps and aggregates that change their inputs."""
 
 from __future__ import annotations
 
+import weakref
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +13,9 @@ from torch import Tensor
 from fedlens.core.errors import HookError
 from fedlens.core.stacked import Row
 
-FIRST_VISITS = 3  # of each worker, for each operation: in these, inputs are compared before and after
+FIRST_VISITS = (
+    3  # of each worker, for each operation, and rounds at the server: in these, contents are compared
+)
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MISSING = object()
 _Mark = tuple[int | None, int | None]
@@ -73,18 +77,49 @@ class Inputs:
             raise HookError(f"{who} changes its input {changed} in place", where=where, hint=INSTEAD)
 
 
-def checksum(tensor: Tensor) -> int:
-    """The sum of a tensor's bits, taken as integers; 0 for a sparse tensor.
+class PassedInputs:
+    """Tensors that are passed to a function one after the other, to be compared at its end; none is kept in memory.
 
-    >>> one = torch.ones(3)
-    >>> checksum(one) == checksum(one.clone()), checksum(one) == checksum(-one)
+    >>> passed, update = PassedInputs(), torch.zeros(2)
+    >>> passed.add("update", {"w": update})
+    >>> _ = update.data.add_(1)
+    >>> passed.changed()
+    "update['w']"
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[weakref.ref[Tensor], str, int]] = []
+
+    def add(self, name: str, value: Any) -> None:
+        """Takes the checksums of the tensors in `value`."""
+        for path, leaf in leaves(value, name):
+            if isinstance(leaf, Tensor):
+                self._before.append((weakref.ref(leaf), path, checksum(leaf)))
+
+    def changed(self) -> str | None:
+        """The name of the first tensor that is still in memory and has other contents now; None if there is none."""
+        for reference, name, before in self._before:
+            tensor = reference()
+            if tensor is not None and checksum(tensor) != before:
+                return name
+        return None
+
+
+def checksum(tensor: Tensor) -> int:
+    """A checksum of a tensor's bits: CRC-32 on the CPU, and the sum elsewhere; 0 for a sparse tensor.
+
+    >>> one = torch.tensor([1.0, 2.0])
+    >>> checksum(one) == checksum(one.clone()), checksum(one) == checksum(one.flip(0))
     (True, False)
     """
     if tensor.layout is not torch.strided:
         return 0
     with torch.no_grad():
         plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-        return int(plain.view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+        bits = plain.view(_INTEGERS[plain.element_size()])
+        if bits.device.type == "cpu":
+            return zlib.crc32(bits.contiguous().numpy().data)
+        return int(bits.sum(dtype=torch.int64))
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

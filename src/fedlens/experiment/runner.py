@@ -12,10 +12,12 @@ from typing import Any
 
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.errors import FedlensError, HookError, RunFailed
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import ClientId, ModelSpec, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.schema import nbytes
+from fedlens.core.signatures import place_of
 from fedlens.core.states import ClientStates, Mark
 from fedlens.core.traffic import Traffic
 from fedlens.core.tree import HEAVY, Tree, all_finite
@@ -169,7 +171,7 @@ class Runner:
         try:
             steps = self.built.algorithm.round(self._state, self._context(round))
             steps = self._recorder.recorded(steps, self._state, round)
-            state = self._placed(driver.drive(steps, round))
+            state = self._placed(self._driven(steps, driver, round))
             _refuse_no_mapping(state, "round", "the new state: a mapping of names to trees and values")
         except RunFailed:
             with suppress(FedlensError):  # report the error that ended the round
@@ -188,6 +190,15 @@ class Runner:
         self._measured(round, state, driver, tally, seconds)
         if time.monotonic() - self._saved_at >= self.built.config.checkpoint.seconds:
             self._save()
+
+    def _driven(self, steps: Any, driver: Driver, round: int) -> State:
+        """The new state. In the first rounds, raises `HookError` if the algorithm changes the state in place."""
+        inputs = Inputs({"state": self._state}, contents=True) if round <= FIRST_VISITS else None
+        state: State = driver.drive(steps, round)
+        if inputs is not None:
+            algorithm = self.built.algorithm
+            inputs.refuse(f"`round` of {type(algorithm).__name__}", place_of(algorithm.round))
+        return state
 
     def _measured(self, round: int, state: State, driver: Driver, tally: Tally, seconds: float) -> None:
         """Evaluates if it is time to, records the round, and makes it the last complete round.

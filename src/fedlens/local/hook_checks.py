@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fedlens.local.chain import chain
 from fedlens.local.rules import HOOKS, ClientRule, Solved
 
 _WATCHED = ("start", "risk", "looks", "loss", "grad", "solve", "finish")
-_EACH_STEP = "context.at_anchor"  # new tensors in every step, whose contents no later step reads
+_EACH_STEP = ("context.at_anchor", "context.batch")  # new tensors in every step
 T = TypeVar("T")
 
 
@@ -26,7 +27,9 @@ T = TypeVar("T")
 def watching(train: T, scratch: dict[Any, Any]) -> Iterator[T]:
     """In the first visits of a worker, the same training with hooks that are watched; then `train` itself.
 
-    Versions of tensors are compared at each call of a hook. Contents are compared once a visit, at its end.
+    Versions of tensors are compared at each call of a hook. Contents of what lasts a visit, such as the anchor, are
+    compared once a visit, at its end; those of what a step makes, such as its gradients, in the calls 1, 2, 4, 8 and so
+    on of a hook.
 
     Args:
         train: the operation, a `fedlens.local.training.Train`.
@@ -58,10 +61,17 @@ class _Contents:
     def __init__(self) -> None:
         self._before: dict[int, tuple[Tensor, str, int]] = {}  # by id: the tensor, its name, its checksum
         self._hooks: dict[str, str | None] = {}  # those that ran, and where they are written
+        self._calls = Counter[str]()  # of each hook
 
     def clear(self) -> None:
         """Forgets everything."""
         self._before, self._hooks = {}, {}
+        self._calls.clear()
+
+    def due(self, hook: str) -> bool:
+        """Counts a call of a hook; whether the contents of its arguments are compared in this one."""
+        self._calls[hook] += 1
+        return self._calls[hook].bit_count() == 1
 
     def note(self, hook: str, place: str | None, inputs: Mapping[str, Any]) -> None:
         """Takes the checksums of tensors that no hook has been given before."""
@@ -109,23 +119,27 @@ def watched_rule(rule: ClientRule, contents: _Contents | None = None) -> ClientR
 
 def _call(hook: Any, name: str, who: str, contents: _Contents, *given: Any) -> Any:
     context = given[-1]
+    caller = f"`{name}` of {who}"
     named = {f"context.{part}": value for part, value in context.inputs().items()}
-    inputs = Inputs({**dict(zip(HOOKS[name], given[:-1], strict=False)), **named})
-    lasting = {name: value for name, value in named.items() if name != _EACH_STEP}
-    contents.note(f"`{name}` of {who}", place_of(hook), lasting)
+    lasting = {part: value for part, value in named.items() if part not in _EACH_STEP}
+    step = {part: value for part, value in named.items() if part in _EACH_STEP}
+    inputs = Inputs(lasting)
+    passing = Inputs({**dict(zip(HOOKS[name], given[:-1], strict=False)), **step}, contents.due(caller))
+    contents.note(caller, place_of(hook), lasting)
     returned = hook(*given)
     after = {f"context.{part}": value for part, value in context.inputs().items()}
     replaced = next((part for part, value in named.items() if after[part] is not value), None)
     if replaced is not None:
         raise HookError(
-            f"`{name}` of {who} replaces its input {replaced}",
+            f"{caller} replaces its input {replaced}",
             where=place_of(hook),
             hint="keep values for other hooks in context.saved",
         )
-    inputs.refuse(f"`{name}` of {who}", place_of(hook))
+    for checked in (inputs, passing):
+        checked.refuse(caller, place_of(hook))
     fault = _FAULTS[name](returned, given)
     if fault is not None:
-        what = f"`{name}` of {who} returned {_described(returned)}"
+        what = f"{caller} returned {_described(returned)}"
         raise HookError(what, where=place_of(hook), hint=f"return {fault}")
     return returned
 

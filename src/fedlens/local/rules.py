@@ -84,6 +84,7 @@ class LocalContext:
             "payload": self.payload,
             "state": self.state,
             "at_anchor": self.at_anchor,
+            "batch": self.batch,
         }
 
     @property

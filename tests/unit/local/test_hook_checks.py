@@ -48,15 +48,16 @@ def visit(rule: ClientRule, steps: int = 4, scratch: dict[Any, Any] | None = Non
             watched.rule.grad(one, one, given)
 
 
-def test_contents_are_read_twice_a_visit_however_many_steps_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contents_are_read_in_few_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     real = hook_checks.checksum
     monkeypatch.setattr(hook_checks, "checksum", lambda t: (read.append(1), real(t))[1])
     monkeypatch.setattr("fedlens.core.input_checks.checksum", hook_checks.checksum)
-    for steps in (1, 9):
+    for steps, calls in ((1, 1), (9, 4), (1000, 10)):
         read.clear()
         visit(ClientRule(name="mine", grad=grad), steps)
-        assert len(read) == 2 * 3  # the anchor, the payload and the state
+        # The anchor, the payload and the state once, and the step's tensors in the calls 1, 2, 4, 8 and so on.
+        assert len(read) == 2 * (3 + calls * 2)
 
 
 def test_a_change_that_no_version_shows_names_the_only_hook() -> None:
