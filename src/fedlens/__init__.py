@@ -1,4 +1,4 @@
-"""fedlens: federated learning for computer vision.
+"""fedlens: federated learning experiments for computer vision.
 
 Describe how the data is distributed and how the clients learn; fedlens trains the model and shows what that costs.
 """

@@ -151,7 +151,7 @@ def fedlens(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning for computer vision: train on partitioned data, and measure what the partition costs."""
+    """Federated learning experiments for computer vision: train on partitioned data, and measure what that costs."""
 
 
 def main() -> None:
