@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.model_text import model_text
 from fedlens.cli.options import Debug, Json, ModelRound
 from fedlens.cli.output import complain, print_json, reported, say
 
@@ -46,6 +47,7 @@ def export(
                     "file": str(exported.file),
                     "json": str(exported.json_file),
                     "error": exported.error,
+                    "chosen": vars(trained.chosen),
                     "notes": list(trained.notes),
                     **{key: value for key, value in exported.facts.items() if key != "file"},
                 }
@@ -53,8 +55,7 @@ def export(
         else:
             for note in trained.notes:
                 say(f"note: {note}")
-            which = "" if trained.round is None else f" of round {trained.round}"
-            say(f"exported the model{which}: {exported.file}")
+            say(f"exported {model_text(trained)}: {exported.file}")
             if exported.error is not None:
                 say(
                     f"its outputs differ from the run's model by at most {exported.error:.1g} on random images"

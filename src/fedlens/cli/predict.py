@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.model_text import model_text
 from fedlens.cli.options import Debug, Json, ModelRound
 from fedlens.cli.output import complain, console, print_json, reported, say
 from fedlens.report.format import many
@@ -25,8 +26,12 @@ def predict(
         ),
     ],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder for predictions.csv and the labelled pictures.")
-    ],
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The folder for predictions.csv and the labelled pictures; default RUN/predictions. New or empty.",
+        ),
+    ] = None,
     round: ModelRound = None,
     top: Annotated[int, typer.Option(min=1, help="The number of classes in a row.")] = 5,
     score: Annotated[
@@ -44,14 +49,18 @@ def predict(
 ) -> None:
     """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
     with reported(debug, as_json):
+        from fedlens.experiment.atomic_files import not_regular
         from fedlens.experiment.predict import Output
         from fedlens.experiment.predict import predict as predictions
         from fedlens.experiment.rundir import RunDir
         from fedlens.experiment.trained_model import parsed_round, read_trained
 
-        output = Output(out, pictures, force)
+        directory = RunDir.open(run)
+        if out is None and directory.predictions_path.is_symlink():
+            raise not_regular(directory.predictions_path)
+        output = Output(directory.predictions_path if out is None else out, pictures, force)
         output.check()
-        trained = read_trained(RunDir.open(run), parsed_round(round))
+        trained = read_trained(directory, parsed_round(round))
         count, faults = 0, []
         with _progress() as progress:
             for row in predictions(trained, paths, top, output, progress, score):
@@ -64,6 +73,7 @@ def predict(
                 {
                     "run": str(run),
                     "round": trained.round,
+                    "chosen": vars(trained.chosen),
                     "images": count - len(faults),
                     "faults": faults,
                     "predictions": str(output.table),
@@ -76,8 +86,7 @@ def predict(
         else:
             for note in trained.notes:
                 say(f"note: {note}")
-            which = "" if trained.round is None else f" with the model of round {trained.round}"
-            say(f"predicted {many(count - len(faults), 'image')}{which}: {output.table}")
+            say(f"predicted {many(count - len(faults), 'image')} with {model_text(trained)}: {output.table}")
             if annotates == "masks":
                 say(f"masks, in the size of the files: {output.masks_folder}")
             if annotates == "boxes":

@@ -78,6 +78,7 @@ class RunDir:
     summary_path = _Inside("summary.json")
     pretraining_path = _Inside("pretraining.json")
     client_tests_path = _Inside("client_tests.json")
+    predictions_path = _Inside("predictions")
     report_path = _Inside("report.html")
 
     @staticmethod

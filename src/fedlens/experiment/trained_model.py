@@ -29,6 +29,21 @@ _TUNED = "finetune"
 
 
 @dataclass(frozen=True)
+class ChosenRound:
+    """Which of the run's models it is.
+
+    Attributes:
+        name: "best" or "last".
+        metric, on: of the best round: the metric and the data ("validation" or "test") that it was chosen by; None if
+            the run does not say.
+    """
+
+    name: str
+    metric: str | None = None
+    on: str | None = None
+
+
+@dataclass(frozen=True)
 class TrainedModel:
     """A model of a run.
 
@@ -48,6 +63,7 @@ class TrainedModel:
         vocabulary: the number of different tokens of texts; None for images.
         notes: what the user has to know about this model, in sentences.
         size: at which images are evaluated, as in the run.
+        chosen: whether it is the model of the best or of the last round.
     """
 
     path: Path
@@ -65,6 +81,7 @@ class TrainedModel:
     vocabulary: int | None = None
     notes: tuple[str, ...] = ()
     size: EvaluationSize = FULL
+    chosen: ChosenRound = ChosenRound("last")
 
     @property
     def form(self) -> ImageForm:
@@ -162,10 +179,11 @@ def _trained(
     kind = about.get("kind") or (facts.task if facts else next(iter(TASKS)))
     settings = {"name": kind, **parsed_fact({"task": "{}", **about}, "task", path)}
     task: Task = TASKS.find(settings.pop("name"), where=str(path))(**settings)
+    number = _round_of(run, path)
     return TrainedModel(
         path,
         kind,
-        _round_of(run, path),
+        number,
         module,
         about,
         task,
@@ -178,7 +196,19 @@ def _trained(
         preprocessing.get("vocabulary"),
         tuple(notes),
         evaluation_size(config.get("evaluation", {}).get("size", "full"), task, shape),
+        _chosen(run, path, number),
     )
+
+
+def _chosen(run: RunDir, path: Path, round: int | None) -> ChosenRound:
+    """Whether a model file is of the best or of the last round, and what the run says of the choice."""
+    if path != run.best_path:
+        return ChosenRound("last")
+    best = (run.read_summary() or {}).get("best")
+    if not isinstance(best, Mapping) or best.get("round") != round or not best.get("chosen_on"):
+        return ChosenRound("best")
+    on = str(best["chosen_on"])
+    return ChosenRound("best", str(best.get("metric")).removeprefix(f"{on}_"), on)
 
 
 def _refuse_personal(path: Path, about: Mapping[str, str], algorithm: str) -> None:

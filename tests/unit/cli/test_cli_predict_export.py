@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,66 @@ def test_predict_says_where_the_table_and_the_pictures_are(run: Result, photos: 
     )
     assert answer.exit_code == 0, answer.output
     assert answer.stdout.splitlines() == [
-        f"predicted 3 images with the model of round 2: {out / 'predictions.csv'}",
+        f"predicted 3 images with the model of round 2, the last round: {out / 'predictions.csv'}",
         f"labelled pictures: {out / 'pictures'}",
     ]
     rows = (out / "predictions.csv").read_text().splitlines()
     assert rows[0].startswith("path,class,score,class_2,score_2,class_3,")
     assert rows[1].startswith(f"{photos / '0.png'},")
     assert len(list((out / "pictures").iterdir())) == 3
+
+
+@pytest.fixture
+def copy(run: Result, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run.directory, tmp_path / "run"))
+
+
+def test_without_out_the_predictions_are_in_the_run_and_are_not_replaced(copy: Path, photos: Path) -> None:
+    command = ["predict", str(copy), str(photos), "--no-pictures"]
+    answer = runner.invoke(app, command)
+    assert answer.exit_code == 0, answer.output
+    table = copy / "predictions" / "predictions.csv"
+    assert answer.stdout.rstrip().endswith(f": {table}")
+    before = table.read_bytes()
+    again = runner.invoke(app, [*command, "--top", "1"])
+    assert again.exit_code == 2
+    assert "the output folder is not empty" in again.stderr
+    assert table.read_bytes() == before
+    assert runner.invoke(app, [*command, "--top", "1", "--force"]).exit_code == 0
+    assert table.read_bytes() != before
+
+
+def test_a_link_in_the_place_of_the_predictions_is_not_followed(
+    copy: Path, photos: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (copy / "predictions").symlink_to(tmp_path / "outside")
+    answer = runner.invoke(app, ["predict", str(copy), str(photos)])
+    assert answer.exit_code == 2
+    assert "predictions is a symbolic link" in answer.stderr
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_it_says_what_the_best_round_was_chosen_on(copy: Path, photos: Path, tmp_path: Path) -> None:
+    summary = json.loads((copy / "summary.json").read_text())
+    best = summary["best"]
+    assert best["chosen_on"] == "test"
+    held = {**best, "metric": "validation_accuracy", "chosen_on": "validation"}
+    for told, words, chosen in (
+        (best, "the best by accuracy on the test data", ["best", "accuracy", "test"]),
+        (held, "the best by accuracy on the validation data", ["best", "accuracy", "validation"]),
+        ({**best, "round": best["round"] + 5}, "the best round", ["best", None, None]),  # of another model
+        (None, "the best round", ["best", None, None]),
+    ):
+        (copy / "summary.json").write_text(json.dumps({**summary, "best": told}))
+        command = ["predict", str(copy), str(photos), "--no-pictures", "--force"]
+        answer = runner.invoke(app, command)
+        assert f"with the model of round {best['round']}, {words}: " in answer.stdout
+        assert list(json.loads(runner.invoke(app, [*command, "--json"]).stdout)["chosen"].values()) == chosen
+    (copy / "best.safetensors").unlink()
+    answer = runner.invoke(app, command)
+    assert "note: the run has no best round, so this is the last model" in answer.stdout
+    assert "with the model of round 2, the last round: " in answer.stdout
 
 
 def test_predict_ends_with_1_and_names_the_files_that_it_could_not_predict(
@@ -120,7 +174,7 @@ def test_export_says_what_it_wrote(run: Result, tmp_path: Path) -> None:
     answer = runner.invoke(app, ["export", str(run.directory), "--out", str(file), "--round", "last"])
     assert answer.exit_code == 0, answer.output
     first, second, third = answer.stdout.splitlines()
-    assert first == f"exported the model of round 2: {file}"
+    assert first == f"exported the model of round 2, the last round: {file}"
     assert second.startswith("its outputs differ from the run's model by at most ")
     assert third == f"classes, preprocessing and licence: {file}.json"
     images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
@@ -135,11 +189,7 @@ def test_export_says_what_it_wrote(run: Result, tmp_path: Path) -> None:
     assert json.loads(forced.stdout)["classes"] == [str(digit) for digit in range(10)]
 
 
-def test_export_prints_the_licence_that_forbids_passing_the_model_on(run: Result, tmp_path: Path) -> None:
-    import shutil
-
-    copy = tmp_path / "run"
-    shutil.copytree(run.directory, copy)
+def test_export_prints_the_licence_that_forbids_passing_the_model_on(copy: Path, tmp_path: Path) -> None:
     tree, about = checkpoint.read_model(copy / "best.safetensors")
     licence = str(CATALOGUE["camvid"].licence)
     checkpoint.write_model(
