@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -10,7 +11,7 @@ from fedlens.core.errors import DataError
 
 OnError = Literal["stop", "skip"]
 Result = TypeVar("Result")
-_SHOWN = 5  # of an error
+_SHOWN = 5  # lines of an error, and findings of one kind that get a line each
 _NOTED = 20  # of what was skipped
 
 
@@ -81,7 +82,8 @@ class Findings:
         With `on_error` "skip", findings of single examples become notes: the first 20, and a count of the others.
         Findings of the whole set always stop. So does every finding with "stop", or with None, which is for
         readers without this setting. The error lists the first findings, those of the whole set before those of
-        examples, and counts the others. `advice` tells the user how to see all of them.
+        examples, in one line where more than five are of one kind, and counts the others. `advice` tells the user
+        how to see all of them.
         """
         whole = [finding for finding in self.found if not finding.example]
         stopping = unique(whole + ([f for f in self.found if f.example] if on_error != "skip" else []))
@@ -94,9 +96,10 @@ class Findings:
         if not others:
             hint = "; ".join(filter(None, [first.hint, skip]))
             raise DataError(first.what, where=first.where, hint=hint or None)
-        lines = [f"{len(stopping)} problems in the data", *(f"  {finding}" for finding in stopping[:_SHOWN])]
-        if len(stopping) > _SHOWN:
-            lines.append(f"  And {len(stopping) - _SHOWN} more")
+        summary = summarized(stopping)
+        lines = [f"{len(stopping):,} problems in the data", *(f"  {line}" for line, _ in summary[:_SHOWN])]
+        if len(summary) > _SHOWN:
+            lines.append(f"  And {sum(count for _, count in summary[_SHOWN:]):,} more")
         raise DataError("\n".join(lines), hint="; ".join(filter(None, [advice, skip])) or None)
 
 
@@ -106,6 +109,37 @@ def unique(findings: Iterable[Finding]) -> list[Finding]:
     for finding in findings:
         first.setdefault((finding.where, finding.what), finding)
     return list(first.values())
+
+
+def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """The findings in groups of one kind, in the order of their first ones.
+
+    Two are of one kind if their sentences differ in numbers and quoted names alone.
+
+    >>> found = [Finding(f"t.csv, line {at}", f"the file '{at}.png' does not exist") for at in range(3)]
+    >>> [len(group) for group in by_kind([*found, Finding("a.png", "the file is empty")])]
+    [3, 1]
+    """
+    groups: dict[tuple[str, str, bool], list[Finding]] = {}
+    for finding in findings:
+        what, hint = (_VARIABLE.sub("*", text or "") for text in (finding.what, finding.hint))
+        groups.setdefault((what, hint.partition("*")[0], finding.example), []).append(finding)
+    return list(groups.values())
+
+
+def summarized(findings: Iterable[Finding]) -> list[tuple[str, int]]:
+    """(line, number of findings in it): a line for each finding, but one for all of a kind if these are more than five.
+
+    >>> summarized([Finding(f"{at}.png", "the file is empty", "copy it again") for at in range(7)])
+    [('0.png: the file is empty; copy it again. 6 more of this kind.', 7)]
+    """
+    lines: list[tuple[str, int]] = []
+    for group in by_kind(findings):
+        if len(group) > _SHOWN:
+            lines.append((f"{group[0]} {len(group) - 1:,} more of this kind.", len(group)))
+        else:
+            lines += [(str(finding), 1) for finding in group]
+    return lines
 
 
 def shortened(text: str, most: int = 1000) -> str:
@@ -120,4 +154,6 @@ def shortened(text: str, most: int = 1000) -> str:
     return f"{text[:half]}[...{len(text) - 2 * half:,} characters...]{text[-half:]}"
 
 
+# Quoted names, which may contain apostrophes, and numbers.
+_VARIABLE = re.compile(r"'.*?'(?![^\W_])|-?\d[\d,.]*")
 _SKIP = 'or leave them out with data.dataset.on_error = "skip"'

@@ -72,7 +72,9 @@ def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
     `client_names` of the context are looked for in a page, and `images_command` repeats a run with test images.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _environment().get_template(template).render({**_COMMON, **context}).encode())
+    page = _environment().get_template(template).render({**_COMMON, **context})
+    # A file name that is not UTF-8 has lone surrogates in Python; the page shows them as escapes.
+    write_atomically(path, page.encode(errors="backslashreplace"))
     return path
 
 

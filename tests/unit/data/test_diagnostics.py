@@ -1,19 +1,22 @@
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.diagnostics import Finding, Findings
+from fedlens.data.diagnostics import Finding, Findings, summarized
+
+KINDS = "abcdefghijklmnopqrstuvwxyzABCD"
 
 
 def found(*examples: bool) -> Findings:
+    """A finding of its own kind for each."""
     findings = Findings()
     for at, example in enumerate(examples):
-        findings.add(f"{at}.png", f"fault {at}", f"mend {at}", example=example)
+        findings.add(f"{at}.png", f"fault {at} {KINDS[at]}", f"mend {at}", example=example)
     return findings
 
 
 def test_a_finding_is_a_sentence() -> None:
     assert str(Finding("a.png", "the file is empty")) == "a.png: the file is empty."
-    assert str(found(True).found[0]) == "0.png: fault 0; mend 0."
+    assert str(found(True).found[0]) == "0.png: fault 0 a; mend 0."
 
 
 def test_nothing_found_is_nothing_to_say() -> None:
@@ -25,11 +28,12 @@ def test_one_finding_is_told_with_its_place_and_both_ways_out() -> None:
     with pytest.raises(DataError) as caught:
         found(True).settle("stop")
     assert (
-        str(caught.value) == 'fault 0 (0.png); mend 0; or leave them out with data.dataset.on_error = "skip".'
+        str(caught.value)
+        == 'fault 0 a (0.png); mend 0; or leave them out with data.dataset.on_error = "skip".'
     )
     with pytest.raises(DataError) as caught:
         found(False).settle("skip")
-    assert str(caught.value) == "fault 0 (0.png); mend 0."
+    assert str(caught.value) == "fault 0 a (0.png); mend 0."
 
 
 def test_many_findings_are_one_error_that_counts_them() -> None:
@@ -37,7 +41,10 @@ def test_many_findings_are_one_error_that_counts_them() -> None:
         found(*[True] * 7).settle("stop", advice="'fedlens data check' lists all")
     lines = str(caught.value).splitlines()
     assert lines[0] == "7 problems in the data"
-    assert lines[1:7] == [*(f"  {at}.png: fault {at}; mend {at}." for at in range(5)), "  And 2 more."]
+    assert lines[1:7] == [
+        *(f"  {at}.png: fault {at} {KINDS[at]}; mend {at}." for at in range(5)),
+        "  And 2 more.",
+    ]
     assert lines[7:] == [
         "'fedlens data check' lists all; or leave them out with data.dataset.on_error = \"skip\"."
     ]
@@ -48,21 +55,21 @@ def test_faults_of_the_whole_set_come_first_and_hide_nothing() -> None:
         found(True, False).settle("stop")
     assert str(caught.value).splitlines() == [
         "2 problems in the data",
-        "  1.png: fault 1; mend 1.",
-        "  0.png: fault 0; mend 0.",
+        "  1.png: fault 1 b; mend 1.",
+        "  0.png: fault 0 a; mend 0.",
     ]
 
 
 def test_a_reader_without_the_setting_does_not_name_it() -> None:
     with pytest.raises(DataError) as caught:
         found(True).settle(None)
-    assert str(caught.value) == "fault 0 (0.png); mend 0."
+    assert str(caught.value) == "fault 0 a (0.png); mend 0."
 
 
 def test_skipping_says_what_was_skipped() -> None:
     assert found(True, True).settle("skip") == (
-        "skipped 0.png: fault 0; mend 0.",
-        "skipped 1.png: fault 1; mend 1.",
+        "skipped 0.png: fault 0 a; mend 0.",
+        "skipped 1.png: fault 1 b; mend 1.",
     )
 
 
@@ -80,5 +87,22 @@ def test_a_fault_of_the_whole_set_stops_even_where_examples_are_skipped() -> Non
 def test_very_many_skipped_are_counted_not_listed() -> None:
     notes = found(*[True] * 30).settle("skip")
     assert len(notes) == 21
-    assert notes[19] == "skipped 19.png: fault 19; mend 19."
+    assert notes[19] == "skipped 19.png: fault 19 t; mend 19."
     assert notes[20] == "skipped 10 more; 30 in all"
+
+
+def test_more_than_five_of_a_kind_are_one_line_and_bury_nothing() -> None:
+    findings = Findings()
+    for at in range(120):
+        findings.add(f"t.csv, line {at}", f"the file 'scan {at}.png' does not exist", f"did you mean '{at}'?")
+    for at in range(5):
+        findings.add(f"{at}.png", "the file is empty", "copy it again")
+    lines = [line for line, _ in summarized(findings)]
+    first = "t.csv, line 0: the file 'scan 0.png' does not exist; did you mean '0'?."
+    assert lines[0] == f"{first} 119 more of this kind."
+    assert lines[1:] == [f"{at}.png: the file is empty; copy it again." for at in range(5)]
+    with pytest.raises(DataError) as caught:
+        findings.settle("stop")
+    assert "125 problems in the data" in str(caught.value)
+    assert "3.png: the file is empty" in str(caught.value)
+    assert "And 1 more" in str(caught.value)

@@ -200,3 +200,8 @@ def test_the_page_says_how_it_was_made(tmp_path: Path) -> None:
     for said in ("digits", "partitioned over 3 clients by dirichlet", "alpha 0.1", "size not set", p.digest):
         assert said in words
     assert "Sizes: Gini coefficient 0" in words
+
+
+def test_half_a_character_of_a_file_name_is_an_escape_on_the_page(tmp_path: Path) -> None:
+    partition = make_partition(class_counts(3), ids=("Bonn", "Celle\udcff", "Ulm"))
+    assert "Celle\\udcff" in write_page(partition, tmp_path / "p.html").read_text(encoding="utf-8")

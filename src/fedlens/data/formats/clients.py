@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -207,14 +208,24 @@ def _rows_of(scan: Scan, table: CsvTable, path_column: str) -> list[int | None]:
     # macOS writes an "ü" in a file name as two characters, spreadsheets as one.
     positions = {unicodedata.normalize("NFC", name): at for at, name in enumerate(scan.names)}
     rows: list[int | None] = [None] * len(scan.names)
-    cells = table.column(path_column)
+    cells, elsewhere = table.column(path_column), Counter[str]()
     for row, cell in enumerate(cells):
         path = inner_path(cell)
         if path is None:
             what = f"the path '{cell}' is not below the data folder" if cell else "the path is empty"
             scan.findings.add(table.where(row), what, f"write it as seen from {scan.folder}")
             continue
-        at = positions.get(unicodedata.normalize("NFC", path))
+        path = unicodedata.normalize("NFC", path)
+        at = positions.get(path)
+        if at is None:  # the path may start at the folder of the images, as in the annotations
+            within = [f for f in scan.image_folders if f"{f}/{path}" in positions]
+            if len(within) > 1:
+                what = f"'{path}' is in several folders: {listed(within)}"
+                scan.findings.add(table.where(row), what, f"write it as seen from {scan.folder}")
+                continue
+            if within:
+                at = positions[f"{within[0]}/{path}"]
+                elsewhere[within[0]] += 1
         if at is None:
             scan.findings.add(table.where(row), *_absent(path, scan))
         elif (first := rows[at]) is None:
@@ -228,6 +239,9 @@ def _rows_of(scan: Scan, table: CsvTable, path_column: str) -> list[int | None]:
                 scan.bad.add(at)
     if slashes := sum("\\" in cell for cell in cells):
         scan.notes.append(f"{slashes:,} paths of {table.path.name} had backslashes, read as slashes")
+    scan.notes += [
+        f"{count:,} paths of {table.path.name} start at {folder}/" for folder, count in elsewhere.items()
+    ]
     if absent := [at for at, row in enumerate(rows) if row is None]:
         count = f"{len(absent):,} of {len(scan.names):,} images are" if len(absent) > 1 else "an image is"
         what = f"{count} not in the table: {listed([scan.names[at] for at in absent])}"

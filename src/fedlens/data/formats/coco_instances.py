@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,7 +276,10 @@ def _images(entries: list[Entry], path: Path, findings: Findings) -> list[CocoIm
     ):
         if not isinstance(entry.get("file_name"), str) or not file:
             findings.add(where, "it has no 'file_name'", "name its file, or remove it")
-        elif "\0" in file or (inner := inner_path(file)) is None:
+        elif not _is_path(file):
+            what = f"its file '{ascii(file)[1:-1]}' has a character that no file name can have"
+            findings.add(where, what, "write the name of the file in UTF-8")
+        elif (inner := inner_path(file)) is None:
             what = f"its file '{file}' is not below the folder of images"
             findings.add(where, what, "name the file as seen from that folder")
         elif inner in images:
@@ -290,6 +294,14 @@ def _images(entries: list[Entry], path: Path, findings: Findings) -> list[CocoIm
             further = {name: value for name, value in entry.items() if name not in _NEEDED}
             files[key], images[inner] = file, CocoImage(key, inner, stated, further)
     return list(images.values())
+
+
+def _is_path(name: str) -> bool:
+    """Whether a file may have this name: it has no null character, and no lone surrogate."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def _kind(value: object) -> str:

@@ -52,6 +52,7 @@ def fill(scan: Scan) -> None:
     scan.classes = tuple(categories.values())
     rows = [(part, image) for part in parts for image in part.content.images]
     scan.names = [below(part.images, image.file) for part, image in rows]
+    scan.image_folders = tuple(dict.fromkeys(part.images for part in parts))
     images = [image for _, image in rows]
     records = _records(images)
     if parts[0].split is not None:

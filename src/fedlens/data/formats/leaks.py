@@ -1,4 +1,4 @@
-"""Finds images that are in more than one split."""
+"""Finds images that are in more than one split, and images that occur with several labels."""
 
 from __future__ import annotations
 
@@ -32,6 +32,37 @@ def check_leaks(root: Path, names: Sequence[str], splits: Sequence[str], finding
     count = f"{len(groups):,} images are" if len(groups) > 1 else "1 image is"
     what = f"{count} in more than one split, a leak: {', '.join(pairs)}{more}"
     findings.add_whole(root, what, "keep each in one split only")
+
+
+def check_contradictions(
+    root: Path,
+    names: Sequence[str],
+    labels: Sequence[str],
+    clients: Sequence[str] | None,
+    findings: Findings,
+) -> None:
+    """Adds a warning for each group of files with the same content and different labels: one label must be wrong.
+
+    Args:
+        root: the folder of the images.
+        names: [n], the files below `root`.
+        labels: [n], the class of each, or all of its classes, as text.
+        clients: [n], the client of each; None if there are none.
+        findings: gets the warnings.
+    """
+    for group in same_content(root, names, labels):
+        first, *others = group
+        second = next(row for row in others if labels[row] != labels[first])
+        if clients is not None:  # of another client, if one of these has another label
+            apart = (row for row in others if labels[row] != labels[first] and clients[row] != clients[first])
+            second = next(apart, second)
+        files = (
+            f"'{names[row]}' ({'' if clients is None else f'{clients[row]}, '}{labels[row]})"
+            for row in (first, second)
+        )
+        more = f"; {len(group):,} files have this content" if len(group) > 2 else ""
+        what = f"the same image has different labels: {' and '.join(files)}{more}"
+        findings.warn(root / names[second], what, "correct the label of one, or remove one of them")
 
 
 def same_content(root: Path, names: Sequence[str], splits: Sequence[str]) -> list[list[int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 
@@ -36,6 +37,7 @@ def fill(scan: Scan) -> None:
             hint = f"make it, or name another with data.dataset.{kind}"
             scan.findings.add_whole(scan.folder / folder, f"the folder of {kind} does not exist", hint)
             return
+    scan.image_folders = (folder_of["images"],)
     images = _match(scan, folder_of["images"], folder_of["masks"], str(scan.settings.get("suffix", "")))
     first_folders = folders(scan.folder / folder_of["images"], scan.folder)
     in_splits = bool(first_folders) and all(map(split_named, first_folders))
@@ -159,11 +161,14 @@ def _check_pairs(scan: Scan, ids: Sequence[int], void: int) -> None:
     mask_sizes = dict(zip(with_mask, stored_sizes(mask_headers), strict=True))
     scan.bad.update(row for row in range(len(masks)) if sizes[row] is None or mask_sizes.get(row) is None)
     readable = [row for row, size in mask_sizes.items() if size is not None]
-    problems = map_threads(lambda row: _id_problem(scan.folder / masks[row], ids, void), readable)
-    for row, problem in zip(readable, problems, strict=True):
-        if problem is not None:
+    found_pixels = map_threads(lambda row: _pixels(scan.folder / masks[row], ids, void), readable)
+    pixels: dict[int, NDArray[np.int64]] = {}
+    for row, found in zip(readable, found_pixels, strict=True):
+        if isinstance(found, tuple):
             scan.bad.add(row)
-            scan.findings.add(scan.folder / masks[row], *problem)
+            scan.findings.add(scan.folder / masks[row], *found)
+        else:
+            pixels[row] = found
     for row in readable:
         size, mask_size = sizes[row], mask_sizes[row]
         if size is None or mask_size is None or size == mask_size:
@@ -173,10 +178,32 @@ def _check_pairs(scan: Scan, ids: Sequence[int], void: int) -> None:
         hint = "the image has a tag that turns it: save it turned" if turned else "export one of them again"
         scan.bad.add(row)
         scan.findings.add(scan.folder / masks[row], what, hint)
+    _check_pixels(scan, {row: counts for row, counts in pixels.items() if row not in scan.bad})
 
 
-def _id_problem(path: Path, ids: Sequence[int], void: int) -> tuple[str, str] | None:
-    """(problem, hint) of a mask with ids of no class, with the number of their pixels; None if all are right."""
+def _check_pixels(scan: Scan, pixels: Mapping[int, NDArray[np.int64]]) -> None:
+    """Sets the pixels of each class; warns of masks of the background alone, and of classes without a pixel."""
+    assert scan.masks is not None
+    if not pixels:
+        return
+    total = np.sum(list(pixels.values()), axis=0)
+    scan.pixels = {name: int(count) for name, count in zip((*scan.classes, "void"), total, strict=True)}
+    first, masks = scan.classes[0], [(scan.masks[row], counts) for row, counts in pixels.items()]
+    alone = [name for name, counts in masks if counts[0] and not counts[1:-1].any()]
+    void = [name for name, counts in masks if not counts[:-1].any()]
+    for names, what in ((alone, f"no class but '{first}'"), (void, "no class, only void")):
+        if names:
+            number = "1 mask shows" if len(names) == 1 else f"{len(names):,} of {len(masks):,} masks show"
+            hint = "check that their objects were drawn; a mask may be empty on purpose"
+            scan.findings.warn(scan.folder, f"{number} {what}: {listed(names)}", hint)
+    if absent := [name for name, count in zip(scan.classes, total[:-1], strict=True) if not count]:
+        what = "no mask has a pixel of " + ", ".join(f"'{name}'" for name in absent[:_NAMED])
+        more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+        scan.findings.warn(scan.folder, f"{what}{more}", "check data.dataset.classes and ids")
+
+
+def _pixels(path: Path, ids: Sequence[int], void: int) -> NDArray[np.int64] | tuple[str, str]:
+    """int64 [classes + 1], the pixels of each class and of void; (problem, hint) if the mask has other ids."""
     try:
         with Image.open(path) as image:
             counts = np.bincount(stored_ids(image).ravel(), minlength=256)
@@ -184,10 +211,11 @@ def _id_problem(path: Path, ids: Sequence[int], void: int) -> tuple[str, str] | 
         return error.what, error.hint or ""
     except Exception as error:  # a damaged file can make a decoder raise any exception
         return f"the mask cannot be decoded: {error or type(error).__name__}", "copy or export it again"
+    pixels: NDArray[np.int64] = counts[[*ids, void]]
     counts[[*ids, void]] = 0
     wrong: list[int] = np.flatnonzero(counts).tolist()
     if not wrong:
-        return None
+        return pixels
     shown = [f"{value} in {counts[value]:,} pixels" for value in wrong[:_NAMED]]
     more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     span = f"{ids[0]} .. {ids[-1]}"

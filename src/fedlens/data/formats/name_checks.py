@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from fedlens.data.diagnostics import Findings, shortened
@@ -16,6 +16,9 @@ _LISTED = 10  # names that a warning lists
 _SHOWN = 60  # characters of a name in a warning
 _COMPARED = 1000  # with more names, only the same spelling in another form is looked for
 _LONGEST = 40  # characters of a name that is compared letter by letter
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_APOSTROPHES = re.compile("['\u2018\u2019`\u00b4]")
+_SEPARATORS = re.compile(r"[\s_\-.,;:/|&()\[\]\"\u2010-\u2015]+")
 _RARE = 0.1  # of the images of the other name: below it, a name may be a misspelling
 
 
@@ -62,12 +65,31 @@ def check_names(
         findings.warn(where, what, "check the spelling, or add images")
 
 
+def check_unicode(kind: str, names: Iterable[str], where: object, findings: Findings) -> None:
+    """Adds a problem of the whole set for each name with a lone surrogate, half of a character.
+
+    JSON can contain one, and a file name that is not UTF-8 is read with one. No file in UTF-8 can, so no page and no
+    table with such a name could be written.
+
+    >>> findings = Findings()
+    >>> check_unicode("class", ["cat", "d\\udc00g"], "a.json", findings)
+    >>> findings.found[0].what
+    "the name of the class 'd\\\\udc00g' has half of a character, \\\\udc00"
+    """
+    for name in names:
+        half = _SURROGATE.search(name)
+        if half is not None:
+            shown = shortened(name, _SHOWN).encode("ascii", "backslashreplace").decode()
+            what = f"the name of the {kind} '{shown}' has half of a character, {ascii(half[0])[1:-1]}"
+            findings.add_whole(where, what, "write it in UTF-8, or rename it")
+
+
 def near_names(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """(rarer, more frequent) of each pair of names that may be meant to be one.
 
     | names | near |
     |---|---|
-    | the same but for case, accents, white space, hyphens, underscores or Unicode form | always |
+    | the same but for case, accents, white space, hyphens, punctuation or Unicode form | always |
     | one letter added, left out, changed or exchanged (two from 8 letters on) | if one of them is rare: fewer than
     five images, or fewer than a tenth of the other |
     | different digits, a different part of one or two letters, a Roman number, another last letter | never |
@@ -92,11 +114,16 @@ def near_names(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 
 
 def _form(name: str) -> str:
-    """A name without case, accents and the kind of its separators."""
+    """A name without case, accents, apostrophes, and the kind of its separators and punctuation.
+
+    >>> _form("St. Mary's"), _form("st mary\u2019s"), _form("...")
+    ('st marys', 'st marys', '...')
+    """
     words = re.sub(r"(?<=[a-zß-ÿ])(?=[A-Z][a-z])", " ", name)  # siteA and siteB stay words of their own
     decomposed = unicodedata.normalize("NFKD", words).casefold()
     letters = "".join(c for c in decomposed if not unicodedata.combining(c))
-    return " ".join(re.split(r"[\s_\-]+", letters.strip())).strip()
+    form = " ".join(_SEPARATORS.split(_APOSTROPHES.sub("", letters))).strip()
+    return form or name
 
 
 def _candidates(forms: list[str]) -> set[tuple[str, str]]:

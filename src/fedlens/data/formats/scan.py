@@ -22,8 +22,8 @@ from fedlens.data.formats.common_settings import height_width
 from fedlens.data.formats.csv_table import CsvTable, table_path
 from fedlens.data.formats.image_sizes import ImageSizes
 from fedlens.data.formats.image_statistics import ImageStatistics, check_looks, medians
-from fedlens.data.formats.leaks import check_leaks, same_content
-from fedlens.data.formats.name_checks import check_names
+from fedlens.data.formats.leaks import check_contradictions, check_leaks, same_content
+from fedlens.data.formats.name_checks import check_names, check_unicode
 from fedlens.data.formats.probe import ImageHeader
 from fedlens.data.formats.splits import check_splits, draw_test, draw_test_of_sets
 from fedlens.data.images import MOMENTS_OF, ImageFiles, Paths, sample_moments
@@ -40,11 +40,14 @@ class Scan:
         full: whether every image is decoded, not only opened.
         format: the format's name.
         names: [n], the file of each image below `folder`, with forward slashes.
+        image_folders: the folders below `folder` that the annotations' paths start at, where those of a table may
+            start too.
         classes: the name of each class.
         labels: [n], the class of each image, if images are classified.
         label_sets: [n], the classes of each image, ascending, if images have any number of classes (multi-label).
         masks: [n], the mask of each image below `folder`, if they have masks.
         ids: uint8 [256], the class of each id stored in a mask.
+        pixels: the number of pixels of each class in the masks, and of void.
         boxes: the objects of the n images, in pixels of the stored image.
         sizes: [n], (width, height) of each stored image; needed with boxes.
         headers: [n], what the header of each image states; None if the image is faulty.
@@ -66,11 +69,13 @@ class Scan:
     full: bool = False
     format: str = ""
     names: list[str] = field(default_factory=list)
+    image_folders: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
     labels: list[int] | None = None
     label_sets: list[tuple[int, ...]] | None = None
     masks: list[str] | None = None
     ids: NDArray[np.uint8] | None = None
+    pixels: dict[str, int] | None = None
     boxes: Boxes | None = None
     sizes: list[tuple[int, int] | None] | None = None
     headers: list[ImageHeader | None] = field(default_factory=list)
@@ -147,6 +152,8 @@ class Scan:
                 facts["labels"] = counts.total()
                 facts["without_label"] = sum(not self.label_sets[row] for row in rows)
             facts["classes"] = {name: counts[label] for label, name in enumerate(self.classes)}
+        if self.pixels is not None:
+            facts["pixels"] = dict(self.pixels)
         if self.splits is not None:
             facts["splits"] = dict(Counter(self.splits[row] for row in rows))
         if "client" in self.columns:
@@ -179,9 +186,12 @@ def examine(fill: Fill, settings: Mapping[str, Any], *, full: bool) -> Scan:
         return scan
     fill(scan)
     _note_unlabelled(scan)
+    _check_unicode(scan)
     if all(finding.example for finding in scan.findings):
         _check_whole(scan)
     _check_names(scan)
+    if full:
+        _check_labels(scan)
     return scan
 
 
@@ -269,6 +279,27 @@ def _note_unlabelled(scan: Scan) -> None:
     if count:
         images = "1 image has" if count == 1 else f"{count:,} images have"
         scan.notes.append(f"{images} no label, which counts as none of the classes")
+
+
+def _check_unicode(scan: Scan) -> None:
+    """Adds a problem for each class and client, and each value of a column, that no page could name."""
+    check_unicode("class", scan.classes, scan.folder, scan.findings)
+    for name, column in scan.columns.items():
+        if column.dtype.kind == "U":
+            kind = "client" if name == "client" else f"value of '{name}'"
+            check_unicode(kind, dict.fromkeys(column.tolist()), scan.folder, scan.findings)
+
+
+def _check_labels(scan: Scan) -> None:
+    """Warns of images that occur with several labels; reads the files that have the size of another one."""
+    labels, rows = scan.labels_of_rows(), scan.rows()
+    if labels is None or not scan.classes:
+        return
+    texts = [
+        ", ".join(scan.classes[label] for label in sorted(set(labels[row]))) or "no label" for row in rows
+    ]
+    clients = scan.columns["client"][rows].tolist() if "client" in scan.columns else None
+    check_contradictions(scan.folder, [scan.names[row] for row in rows], texts, clients, scan.findings)
 
 
 def _training_size(scan: Scan) -> tuple[int, int, list[str], dict[str, Any]]:

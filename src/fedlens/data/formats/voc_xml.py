@@ -60,6 +60,7 @@ def fill(scan: Scan) -> None:
         listings = [_Listing(stem, None, str(scan.folder)) for stem in stems]
     pairs = [(each, image) for each in listings if (image := _image(each, layout, findings)) is not None]
     inner = [image for _, image in pairs]
+    scan.image_folders = (settings["images"],)
     scan.names = [below(settings["images"], image) for image in inner]
     scan.splits = [listing.split for listing, _ in pairs if listing.split is not None] or None
     annotations = [_annotation(*pair, layout, settings["first_pixel"], findings) for pair in pairs]

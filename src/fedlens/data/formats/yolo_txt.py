@@ -34,6 +34,7 @@ def fill(scan: Scan) -> None:
             add_same_stem(folder, names, findings)
         else:
             scan.names += names
+    scan.image_folders = tuple(dict.fromkeys(name.rpartition("/")[0] for name in scan.names))
     label_files = [label_file(name) for name in scan.names]
     texts = {name for name in others if name.lower().endswith(".txt")}
     unlabelled = [name for name, file in zip(scan.names, label_files, strict=True) if file not in texts]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,3 +159,74 @@ def test_lines_are_sorted_by_number() -> None:
     lines = ["b.txt, line 2", "a.txt, line 10", "a.txt, line 9", "a10.txt", "a9.txt", "a.txt"]
     expected = ["a9.txt", "a10.txt", "a.txt", "a.txt, line 9", "a.txt, line 10", "b.txt, line 2"]
     assert sorted(lines, key=natural) == expected
+
+
+def test_a_duplicate_at_another_client_with_another_label_is_warned_about(tmp_path: Path) -> None:
+    for at, name in enumerate(
+        f"{client}/{label}/{k}.png" for client in "ab" for label in ("cat", "dog") for k in "12345"
+    ):
+        write(tmp_path / name, pixels(at))
+    write(tmp_path / "b" / "dog" / "6.png", pixels(2))
+    warnings = check_folder(tmp_path, "image-folder", {"label_level": 2, "client_level": 1}).warnings
+    assert told(warnings, tmp_path) == [
+        "DATA/b/dog/6.png: the same image has different labels: 'a/cat/3.png' (a, cat) and 'b/dog/6.png' (b, dog); "
+        "correct the label of one, or remove one of them."
+    ]
+
+
+@pytest.mark.parametrize("half", ["\ud800", "x\udcff"])
+def test_half_a_character_in_a_name_is_a_problem(tmp_path: Path, half: str) -> None:
+    def rename(content: dict[str, Any]) -> None:
+        content["categories"][0]["name"] = half
+        for image in content["images"]:
+            image["hospital"] = image["file_name"] + half
+
+    write_coco(tmp_path, rename)
+    for name in ("test.json", "train.json"):
+        content = json.loads((tmp_path / name).read_text())
+        content["categories"][0]["name"] = half
+        (tmp_path / name).write_text(json.dumps(content))
+    shown = half.encode("ascii", "backslashreplace").decode()
+    said = told(check_folder(tmp_path, "coco-json").findings, tmp_path)
+    assert (
+        f"DATA: the name of the class '{shown}' has half of a character, {shown[-6:]}; write it in UTF-8, or "
+        in said[0]
+    )
+    assert [
+        f"the name of the value of 'hospital' '{name}.png{shown}' has half" in line
+        for name, line in zip("ab", said[1:], strict=True)
+    ]
+
+
+def test_a_file_name_that_no_file_can_have_is_a_problem(tmp_path: Path) -> None:
+    def rename(content: dict[str, Any]) -> None:
+        content["images"][0]["file_name"] = "\ud800.png"
+
+    said = told(check_folder(write_coco(tmp_path, rename), "coco-json").findings, tmp_path)
+    assert "image 10: its file '\\ud800.png' has a character that no file name can have" in "".join(said)
+
+
+@pytest.mark.parametrize("format", ["coco-json", "voc-xml", "mask-folder", "yolo-txt"])
+def test_paths_of_a_table_may_start_at_the_folder_of_the_images(tmp_path: Path, format: str) -> None:
+    settings: dict[str, Any] = {"table": "t.csv", "client_column": "hospital"}
+    if format == "mask-folder":
+        settings["classes"] = ["road", "tree"]
+        for at, name in enumerate("abcd"):
+            write(tmp_path / "images" / f"{name}.png", pixels(at))
+            write(tmp_path / "masks" / f"{name}.png", pixels(at, channels=1) % 2)
+    else:
+        {"coco-json": write_coco, "voc-xml": write_voc, "yolo-txt": write_yolo}[format](tmp_path)
+    lines = [f"{name}.png,{'Bonn' if name in 'ac' else 'Celle'}" for name in "abcd"]
+    (tmp_path / "t.csv").write_text("\n".join(["path,hospital", *lines, "e.png,Bonn"]) + "\n")
+    check = check_folder(tmp_path, format, settings)
+    assert check.facts["clients"] == {"Bonn": 2, "Celle": 2}
+    assert [finding.what for finding in check.findings] == ["the file 'e.png' does not exist"]
+    assert any("paths of t.csv start at " in note for note in check.facts["notes"])
+
+
+def test_a_path_that_is_in_two_image_folders_is_a_problem(tmp_path: Path) -> None:
+    write_yolo(tmp_path)
+    write(tmp_path / "images" / "test" / "a.png", pixels(50))
+    (tmp_path / "t.csv").write_text("path,site\na.png,x\nb.png,y\nc.png,x\nd.png,y\nimages/test/a.png,x\n")
+    first = check_folder(tmp_path, "yolo-txt", {"table": "t.csv"}).findings[-1]
+    assert first.what == "'a.png' is in several folders: images/test, images/train"

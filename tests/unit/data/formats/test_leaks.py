@@ -4,7 +4,7 @@ import pytest
 
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import leaks
-from fedlens.data.formats.leaks import check_leaks, same_content
+from fedlens.data.formats.leaks import check_contradictions, check_leaks, same_content
 
 
 def write(root: Path, **contents: str) -> None:
@@ -61,3 +61,21 @@ def test_files_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     findings = Findings()
     check_leaks(tmp_path, ["a", "gone", "b", "empty"], ["train", "test", "train", "test"], findings)
     assert not len(findings)
+
+
+def test_the_same_image_with_another_label_is_named_with_both_files_clients_and_labels(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, a="xxx", b="xxx", c="xxx", d="yyy", e="yyy", f="zzz")
+    names, labels = list("abcdef"), ["cat", "dog", "dog", "cat", "cat", "dog"]
+    findings = Findings()
+    check_contradictions(tmp_path, names, labels, ["Ulm", "Ulm", "Bonn", "Ulm", "Bonn", "Bonn"], findings)
+    (warning,) = findings.warnings
+    assert str(warning) == (
+        f"{tmp_path / 'c'}: the same image has different labels: 'a' (Ulm, cat) and 'c' (Bonn, dog); "
+        "3 files have this content; correct the label of one, or remove one of them."
+    )
+    assert len(findings) == 0
+    findings = Findings()
+    check_contradictions(tmp_path, names, labels, None, findings)
+    assert "'a' (cat) and 'b' (dog)" in findings.warnings[0].what

@@ -239,3 +239,21 @@ def test_every_problem_of_an_image_is_listed(tmp_path: Path) -> None:
         "t.csv, line 2: the cell 'client' is empty",
     ]
     assert found.bad == {0}
+
+
+def test_pixels_of_each_class_are_counted_and_masks_without_objects_are_named(tmp_path: Path) -> None:
+    pairs(tmp_path, *"abcd")
+    write(tmp_path / "masks/b.png", np.zeros((8, 8), np.uint8))
+    write(tmp_path / "masks/c.png", np.full((8, 8), 255, np.uint8))
+    write(tmp_path / "masks/d.png", np.full((8, 8), 9, np.uint8))  # left out: 9 is no class
+    found, said = check(tmp_path, classes=[*CLASSES, "bus"])
+    assert len(said) == 1
+    a = np.bincount(ids(0).ravel(), minlength=3)
+    assert found.facts()["pixels"] == {
+        "road": a[0] + 64, "sky": a[1], "car": a[2], "bus": 0, "void": 64
+    }  # fmt: skip
+    assert [warning.what for warning in found.findings.warnings] == [
+        "1 mask shows no class but 'road': masks/b.png",
+        "1 mask shows no class, only void: masks/c.png",
+        "no mask has a pixel of 'bus'",
+    ]

@@ -21,6 +21,9 @@ from tests.unit.data.pictures import pixels, write
         ("Koln", "Köln"),
         (unicodedata.normalize("NFD", "Köln"), "Köln"),
         ("north ward", "north_ward"),
+        ("St Anna", "St. Anna"),
+        ("St.Mary's", "St. Marys"),
+        ("Klinikum (Ulm)", "Klinikum, Ulm"),
         ("melannomma", "melanoma"),
         ("site 1 nrth", "site 1 north"),
     ],
@@ -43,6 +46,8 @@ def test_a_name_that_looks_like_a_misspelling_is_near(rare: str, usual: str) -> 
         ("left eye", "right eye"),
         ("7", "07"),
         ("a", "b"),
+        ("v1.0", "v10"),
+        ("...", "---"),
     ],
 )
 def test_names_that_are_told_apart_on_purpose_are_not_near(first: str, second: str) -> None:
