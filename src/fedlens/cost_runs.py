@@ -393,7 +393,7 @@ def refuse_other_settings(directory: Path, runs: Sequence[CostRun]) -> None:
 def different_settings(settings: Mapping[str, Any], directory: Path) -> list[tuple[str, Any, Any]]:
     """The settings in the config.toml of a run directory that differ from these: key, value there, value here.
 
-    Settings of the engine, which change no result, are left out.
+    Settings that change no result, such as those of the engine, are left out.
     """
     given, found = _comparable(_resolved(settings)), _comparable(RunDir.open(directory).read_config())
     # A run writes down what follows from data and files: the size of its images, its task, a digest.
@@ -413,10 +413,10 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every setting by its full key, without those of the engine, which change no result."""
+    """Every setting by its full key, without those that change no result."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if prefix or key not in ("engine", "checkpoint"):
+        if prefix or key not in ("engine", "checkpoint", "divergence"):
             inner = isinstance(value, Mapping)
             flat |= _comparable(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return flat

@@ -273,3 +273,41 @@ def test_a_resumed_run_with_another_learning_rate_has_a_bound_of_its_own(tmp_pat
     run = resume(tmp_path / "run", accept_changes=True)
     assert (refused(run), run.warnings) == ({}, [])
     assert run.metrics[4]["test_loss"] < short.metrics[3]["test_loss"] - 0.1
+
+
+def dying(**more: Any) -> Experiment:
+    """The linear model at four clients, of which three send NaN."""
+    faults = {"name": f"{FILE}:algorithm", "first": 0, "faults": ["nan"] * 3}
+    return experiment(0, clients=4, **{"algorithm": faults, **more})
+
+
+@pytest.mark.report_page
+def test_clients_whose_values_are_not_finite_are_named_and_end_the_run(tmp_path: Path) -> None:
+    """Not the good client, whose update is the largest because it is the only one."""
+    listener = Listener()
+    with pytest.raises(RunFailed) as refused:
+        dying().run(tmp_path / "run", progress=listener)
+    assert str(refused.value) == (
+        "3 of 4 clients sent values that are not finite: '0', '1', '2'; round 3 is number 3 in a row in which at "
+        "least half did; try local.lr = 0.01 (a tenth), or set local.clip_norm; with divergence.patience = 0 such a "
+        "run goes on."
+    )
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["rounds_done"]) == ("failed", 3)
+    (warning,) = summary["warnings"]
+    assert (warning["kind"], warning["since"], warning["until"]) == ("replies-not-finite", 1, 3)
+    assert [each["client"] for each in warning["clients"]] == ["0", "1", "2"]
+    assert not any("Largest update" in note for note in listener.notes)
+    with pytest.raises(KeyboardInterrupt):  # the count goes on where it was
+        dying().run(tmp_path / "cut", progress=Listener(stop=2))
+    config = tmp_path / "cut/config.toml"
+    written = config.read_text()
+    config.write_text(written.replace("[divergence]\npatience = 3\n", ""))  # as earlier versions wrote it
+    assert config.read_text() != written
+    with pytest.raises(RunFailed, match="round 3 is number 3 in a row"):
+        resume(tmp_path / "cut")
+    assert outcome(tmp_path / "cut") == outcome(tmp_path / "run")
+    config.write_text(written.replace("patience = 3", "patience = 0"))
+    assert resume(tmp_path / "cut").summary["status"] == "finished"  # nothing else is asked
+    page = (tmp_path / "cut/report.html").read_text()
+    assert '<span class="badge interrupted">finished, 1 warning</span>' in page

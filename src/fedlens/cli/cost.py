@@ -171,14 +171,15 @@ class RunTitle(Silent):
     def finished(self, summary: dict[str, Any]) -> None:
         """Keeps the outcome."""
         from fedlens.report.cost_measures import measure
-        from fedlens.report.format import duration, finite, metric_value
+        from fedlens.report.format import duration, finite, many, metric_value
 
         # The one measure that every run has when it ends, whatever its models and its data.
         at_clients = summary.get("clients") or {}
         seconds = duration(finite((summary.get("totals") or {}).get("seconds")))
         metric, value = str(at_clients.get("metric")), finite(at_clients.get("mean"))
         result = "" if value is None else f"{measure(metric, 'clients')} {metric_value(metric, value)}, "
-        self.outcome = f"{result}{seconds}"
+        warnings = len(summary.get("warnings") or ())
+        self.outcome = f"{result}{seconds}" + (f", {many(warnings, 'warning')}" if warnings else "")
 
 
 def show(result: CostResult, quiet: bool) -> None:

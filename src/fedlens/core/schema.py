@@ -18,6 +18,7 @@ from fedlens.core.stacked import Column, Row, StackedTrees
 from fedlens.core.tree import TreeSpec, all_finite, finite_norm, part
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
+_NOT_FINITE = "holds NaN or Inf"
 _BEYOND = f"times the median of accepted replies (limit: {NORM_LIMIT:,.0f} times)"
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
 
@@ -50,7 +51,7 @@ class TreeField:
             return fault, 0.0
         else:
             norm = finite_norm(list(value.values()))
-        return (None if math.isfinite(norm) else f"{name} holds NaN or Inf"), norm
+        return (None if math.isfinite(norm) else f"{name} {_NOT_FINITE}"), norm
 
     def _misfit(self, name: str, value: Any) -> str | None:
         if not isinstance(value, _MAPPINGS):
@@ -81,7 +82,7 @@ class TensorField:
         """What is wrong with `value`, or None."""
         fault = _tensor_fault(name, value, self.shape, self.dtype)
         if fault is not None or not all_finite([value]):
-            return fault or f"{name} holds NaN or Inf"
+            return fault or f"{name} {_NOT_FINITE}"
         if (self.least, self.most) == (-math.inf, math.inf):
             return None
         outside = value[(value < self.least) | (value > self.most)]
@@ -210,7 +211,7 @@ def finite_fault(payload: Mapping[str, Any], norms: dict[str, float] | None = No
                 return fault
         norm = finite_norm(tensors)
         if not math.isfinite(norm):
-            return f"{name} holds NaN or Inf"
+            return f"{name} {_NOT_FINITE}"
         if norms is not None:
             norms[name] = norm
     return None
@@ -253,6 +254,15 @@ def beyond_bound(reason: str) -> bool:
     (True, False)
     """
     return reason.endswith(_BEYOND)
+
+
+def not_finite(reason: str) -> bool:
+    """Whether a reply was refused for NaN or an infinite value.
+
+    >>> not_finite(NumberField().fault("weight", math.nan)), not_finite("weight is 0, outside (0, 1]")
+    (True, False)
+    """
+    return reason.endswith((_NOT_FINITE, *(f" is {value}" for value in (math.nan, math.inf, -math.inf))))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

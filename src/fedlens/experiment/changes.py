@@ -21,6 +21,7 @@ FREE = frozenset(
     {
         "name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds", "record.images",
         "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
+        "divergence.patience",
     }
 )  # fmt: skip
 """Settings that change no number: `resume` accepts any value."""

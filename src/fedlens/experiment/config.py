@@ -191,6 +191,17 @@ class CheckpointSettings(_Table):
     )
 
 
+class DivergenceSettings(_Table):
+    """The `[divergence]` table."""
+
+    patience: int = Field(
+        3,
+        ge=0,
+        description="end the run after so many rounds in a row in which at least half of the clients sent values that "
+        "are not finite; 0 never ends it for that",
+    )
+
+
 def _task(value: Any) -> Any:
     """The table of a task, which needs no name; a name or a Python class alone is short for a table."""
     return dict(value) if isinstance(value, Mapping) else _named(value)
@@ -266,6 +277,7 @@ class Config(_Table):
     )
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)
+    divergence: DivergenceSettings = Field(default_factory=DivergenceSettings)
     record: Record = Field(default_factory=Record)
     engine: Named = Field(default_factory=lambda: {"name": "default"})
     seeds: Seeds

@@ -7,9 +7,13 @@
 | `accuracy-at-chance` | the accuracy is at chance for a third of the run, and for three rounds at least |
 | `collapse` | embeddings of a self-supervised task have lost their spread for a quarter of the run, and three rounds |
 | `replies-beyond-bound` | the bound on norms rejected every reply of a round (`fedlens.core.norm_bounds`) |
+| `replies-not-finite` | at least half of a round's clients sent NaN or infinite values |
 
 Each kind is reported once. A warning is a dictionary: `kind`, `metric`, `since` and `until` (the first and the last
-affected round), `sentence`, `clients` (those with the largest update and the largest local loss, by name) and `try`.
+affected round), `sentence`, `clients` (those with the largest update and the largest local loss, or those that sent
+values which are not finite, by name) and `try`. In a round in which at least half of
+the clients sent such values, none of the others is named for the size of its update. So many of these rounds in a row
+as `divergence.patience` says end the run.
 
 The earlier level of a loss on held-out data is its lowest value. That of the local loss is the median of the last
 hundred rounds, because each round has other clients. A level below a thousandth of the first value counts as that.
@@ -27,12 +31,14 @@ from typing import Any
 
 from fedlens.core.driver import Tally
 from fedlens.core.errors import RunFailed
-from fedlens.core.schema import beyond_bound
+from fedlens.core.schema import beyond_bound, not_finite
 from fedlens.core.types import ClientId
-from fedlens.data.client_datasets import ClientDatasets
 from fedlens.experiment.build import Built
+from fedlens.experiment.chance import Chance, chance_levels
+from fedlens.experiment.not_finite import NotFiniteReplies
 
 COLLAPSE = "collapse"  # the kind of warning after which a run ends
+NOT_FINITE = "replies-not-finite"
 JUMP = 100.0  # times the earlier level
 STAYS = 3  # measured rounds in a row
 SHARE = 1 / 3  # of the run's rounds
@@ -55,26 +61,6 @@ _NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
 
 Warned = dict[str, Any]
 State = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Chance:
-    """What a model that has learned nothing reaches: n examples of C classes, `share` of them of the most frequent.
-
-    >>> chance = Chance(classes=10, examples=1000, share=0.25)
-    >>> chance.has(0.117), chance.has(0.2), chance.has(0.25), chance.has(0.3)
-    (True, False, True, False)
-    """
-
-    classes: int
-    examples: int
-    share: float
-
-    def has(self, accuracy: float) -> bool:
-        """At most 1/C within two standard errors, or the share of the most frequent class."""
-        p = 1 / self.classes
-        error = math.sqrt(p * (1 - p) / self.examples)
-        return accuracy <= p + 2 * error or abs(accuracy - self.share) * self.examples < 0.5
 
 
 @dataclass(frozen=True)
@@ -125,6 +111,7 @@ class Divergence:
         clip_norm: the bound of gradients, or None, for what to try.
         chance: by the name of an accuracy, what chance is; accuracies without an entry are not looked at.
         collapse_advice: that of the task; None if there are no embeddings whose spread to look at.
+        patience: rounds in a row with `replies-not-finite`, after which `refuse` ends the run; 0 for never.
         state: `state` of a run's Divergence at an earlier round, to go on from.
 
     >>> watch = Divergence(rounds=10, lr=0.5)
@@ -142,9 +129,10 @@ class Divergence:
         chance: Mapping[str, Chance] | None = None,
         state: State | None = None,
         collapse_advice: str | None = None,
+        patience: int = 0,
     ) -> None:
         self._spreads = {} if collapse_advice is None else SPREADS
-        self._collapse_advice = collapse_advice
+        self._collapse_advice, self._patience = collapse_advice, patience
         self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
         # Replaced, never changed in place: a checkpoint may hold it while the run goes on.
         self.state: State = state or {
@@ -156,16 +144,25 @@ class Divergence:
         """The warnings so far."""
         return [dict(warning) for warning in self.state["warnings"]]
 
-    def after(self, line: Mapping[str, Any], extremes: Extremes, rejected: str | None = None) -> list[Warned]:
+    def after(
+        self,
+        line: Mapping[str, Any],
+        extremes: Extremes,
+        rejected: str | None = None,
+        not_finite: NotFiniteReplies | None = None,
+    ) -> list[Warned]:
         """Takes a round's line of metrics.jsonl and its extreme replies; returns the warnings that are new.
 
         Args:
             line: the line.
             extremes: the clients whose replies stood out.
             rejected: see `rejected_by_bound`.
+            not_finite: the clients that sent values which are not finite.
         """
         round = line["round"]
         before = len(self.state["warnings"])
+        if self._not_finite(round, not_finite or NotFiniteReplies()):
+            extremes = Extremes()
         self._set(extremes=_more_extreme(self.state["extremes"], round, extremes, self._growth(extremes)))
         if rejected is not None:
             self._warn("replies-beyond-bound", "update_norm", round, round, rejected, {})
@@ -182,6 +179,33 @@ class Divergence:
         if any(line.get(metric) is not None for metric in (*LOSSES[:-1], *ACCURACIES)):
             self._set(extremes={})
         return self.warnings[before:]
+
+    def refuse(self) -> None:
+        """Raises `RunFailed` after so many rounds in a row with replies that are not finite as are allowed."""
+        streak = self.state["streaks"].get(NOT_FINITE)
+        if streak is None or not 0 < self._patience <= streak["times"]:
+            return
+        more = "in which at least half did"
+        raise RunFailed(
+            f"{streak['sentence']}; round {streak['until']} is number {streak['times']} in a row {more}",
+            hint=f"{_lower(self._advice(NOT_FINITE, ())).rstrip('.')}; with divergence.patience = 0 such a run goes on",
+        )
+
+    def _not_finite(self, round: int, replies: NotFiniteReplies) -> bool:
+        """Whether the replies of the round are not finite from many clients; counts such rounds in a row, and warns."""
+        streaks = self.state["streaks"]
+        if not replies.many:
+            self._set(streaks={k: v for k, v in streaks.items() if k != NOT_FINITE})
+            return False
+        times = streaks.get(NOT_FINITE, {"times": 0})["times"] + 1
+        streak = {"until": round, "times": times, "sentence": str(replies)}
+        self._set(streaks={**streaks, NOT_FINITE: streak})
+        clients = [{"client": client, "round": round, "not_finite": True} for client in replies.clients]
+        sentence = (
+            f"In round {round}, {replies}. Their updates are rejected, the model follows the others alone."
+        )
+        self._warn(NOT_FINITE, "local_loss", round, round, sentence, clients=clients)
+        return True
 
     def _growth(self, now: Extremes) -> float | None:
         """The median update norm of this round, as a multiple of earlier rounds' median, which then includes it.
@@ -260,7 +284,14 @@ class Divergence:
             self._warn(COLLAPSE, metric, streak["since"], round, sentence, {})
 
     def _warn(
-        self, kind: str, metric: str, since: int, until: int, sentence: str, extremes: Mapping[str, Any]
+        self,
+        kind: str,
+        metric: str,
+        since: int,
+        until: int,
+        sentence: str,
+        extremes: Mapping[str, Any] | None = None,
+        clients: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """A new warning, or a longer one where there is one of the kind."""
         warnings = list(self.state["warnings"])
@@ -269,15 +300,15 @@ class Divergence:
                 warnings[k] = {**warning, "until": max(until, warning["until"])}
                 self._set(warnings=warnings)
                 return
-        clients = [extremes[name] for name in ("update", "loss") if name in extremes]
+        extreme = [extremes[name] for name in ("update", "loss") if name in extremes] if extremes else []
         warning = {
             "kind": kind,
             "metric": metric,
             "since": since,
             "until": until,
-            "sentence": " ".join([sentence, *_named(clients)]),
-            "clients": clients,
-            "try": self._advice(kind, clients),
+            "sentence": " ".join([sentence, *_named(extreme)]),
+            "clients": [*clients, *extreme],
+            "try": self._advice(kind, extreme),
         }
         self._set(warnings=[*warnings, warning])
 
@@ -310,22 +341,14 @@ def divergence_of(built: Built, state: State | None) -> Divergence:
     local = built.config.local
     chance = chance_levels(built.holders)
     return Divergence(
-        built.config.rounds, local.lr, local.clip_norm, chance, state, built.task.collapse_advice
+        built.config.rounds,
+        local.lr,
+        local.clip_norm,
+        chance,
+        state,
+        built.task.collapse_advice,
+        built.config.divergence.patience,
     )
-
-
-def chance_levels(data: ClientDatasets) -> dict[str, Chance]:
-    """What chance is for the accuracy on each split of held-out data.
-
-    None where examples have no single class, or all have the same.
-    """
-    levels: dict[str, Chance] = {}
-    for split, size in data.held().items():
-        counts = data.class_counts(split) if split != "@train" and size else None
-        if counts is not None and (counts > 0).sum() > 1:
-            share = int(counts.max()) / size
-            levels[f"{split[1:]}_accuracy"] = Chance(len(counts), size, share)
-    return levels
 
 
 def text_of(warning: Mapping[str, Any]) -> str:
@@ -411,7 +434,7 @@ def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]
     usual = "the same error at every client usually comes from the model, the data or the algorithm"
-    if "NaN or Inf" in reason:
+    if not_finite(reason):
         usual = _too_high(lr)
     return RunFailed(
         f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
@@ -422,8 +445,11 @@ def refuse_collapsed(warned: Sequence[Mapping[str, Any]]) -> None:
     """Raises `RunFailed` if one of the warnings is that the embeddings have collapsed: the run would be in vain."""
     for warning in warned:
         if warning["kind"] == COLLAPSE:
-            advice = warning["try"].rstrip(".")
-            raise RunFailed(warning["sentence"].rstrip("."), hint=advice[0].lower() + advice[1:])
+            raise RunFailed(warning["sentence"].rstrip("."), hint=_lower(warning["try"]).rstrip("."))
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def diverged(round: int, lr: float) -> RunFailed:

@@ -16,7 +16,7 @@ from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import ClientId, ModelSpec, RoundContext, State
 from fedlens.core.random import Rng
-from fedlens.core.schema import nbytes
+from fedlens.core.schema import nbytes, not_finite
 from fedlens.core.signatures import place_of
 from fedlens.core.states import ClientStates, Mark
 from fedlens.core.traffic import Traffic
@@ -39,6 +39,7 @@ from fedlens.experiment.evaluation_collector import EvaluationCollector, knn_met
 from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
 from fedlens.experiment.line_digest import LineDigest
+from fedlens.experiment.not_finite import NotFiniteReplies
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.recording import Recorder
@@ -184,7 +185,7 @@ class Runner:
         if tally.failed_round or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
             reasons = [reason for counts in tally.failures.values() for reason in counts]
-            if not math.isfinite(tally.sums.get("loss", 0.0)) or any("NaN or Inf" in r for r in reasons):
+            if not math.isfinite(tally.sums.get("loss", 0.0)) or any(map(not_finite, reasons)):
                 self._watch({"round": round, "local_loss": math.nan}, tally)
             raise hopeless(round, tally, self.built.config.local.lr)
         self._measured(round, state, driver, tally, seconds)
@@ -235,6 +236,7 @@ class Runner:
         trained, self._ahead = self._ahead, None
         config, tally, round = self.built.config, trained.tally, trained.round
         measured: dict[str, float] = {}
+        replies = NotFiniteReplies.of(tally, self._name)  # before failures of the evaluation are added
         if trained.evaluation is not None:
             driver.tally, driver.work = trained.measuring, trained.work
             measured = trained.evaluation.finish()
@@ -242,7 +244,7 @@ class Runner:
             measured = {**knn_metrics(self.built, trained.state), **measured}
             tally.and_measuring(trained.measuring)
         line = self._line(round, measured, tally, trained.seconds)
-        warned = self._watch(line, tally)
+        warned = self._watch(line, tally, replies)
         if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
             self._refuse_broken(trained)
         if trained.collector is not None:
@@ -288,17 +290,21 @@ class Runner:
         if rows:
             self._digests[self.directory.clients_path.name].add(self.directory.append_clients(rows))
         self.progress.round_done(line)
-        refuse_collapsed(warned if round < config.rounds else ())
+        if round < config.rounds:
+            refuse_collapsed(warned)
+            self._divergence.refuse()
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
         """What is wrong with the results so far; see `fedlens.experiment.divergence`."""
         return self._divergence.warnings
 
-    def _watch(self, line: Mapping[str, Any], tally: Tally) -> list[dict[str, Any]]:
+    def _watch(
+        self, line: Mapping[str, Any], tally: Tally, replies: NotFiniteReplies | None = None
+    ) -> list[dict[str, Any]]:
         """Reports what a round shows of divergence, and returns the new warnings."""
         rejected = rejected_by_bound(line["round"], tally, self._name)
-        warned = self._divergence.after(line, Extremes.of(tally, self._name), rejected)
+        warned = self._divergence.after(line, Extremes.of(tally, self._name), rejected, replies)
         for warning in warned:
             self.progress.problem(text_of(warning))
         return warned

@@ -64,12 +64,12 @@ def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Row]:
 
     `paths` are run directories, folders with runs below them, and patterns; runs that cannot be read are left out.
 
-    Keys: run, runs (how many seeds), status, algorithm, partition, dataset, model, seed (None for several), seeds,
-    rounds (done), passes (over the training images), metric, measured_on ("test", or "validation" without a single
-    global model), final and best (the value of `metric` in that round), best_round, chosen_on, accuracy and
-    best_accuracy (the same if the metric is accuracy, else None), relative_accuracy, bound (run, value and passes of
-    the centralized run), note (why there is no relative accuracy), clients_mean and clients_worst_decile (of `metric`
-    over clients, with per-client evaluation), clients (client, examples, held_out, value, to_centralized,
+    Keys: run, runs (how many seeds), status, warnings (how many), algorithm, partition, dataset, model, seed (None for
+    several), seeds, rounds (done), passes (over the training images), metric, measured_on ("test", or "validation"
+    without a single global model), final and best (the value of `metric` in that round), best_round, chosen_on,
+    accuracy and best_accuracy (the same if the metric is accuracy, else None), relative_accuracy, bound (run, value and
+    passes of the centralized run), note (why there is no relative accuracy), clients_mean and clients_worst_decile (of
+    `metric` over clients, with per-client evaluation), clients (client, examples, held_out, value, to_centralized,
     to_local_only), emd, seconds, bytes, directory, directories. Unknown values are None. A row of several seeds
     contains means, and in `std` the sample deviations.
 
@@ -219,7 +219,9 @@ def _table(rows: Sequence[Row]) -> dict[str, Any]:
         about += [row["status"]] if row["status"] != "finished" else []
         style = dict(zip(("color", "dash"), _style(k, row), strict=True))
         names.append(
-            style | {"about": list(filter(None, about)), "cells": _broken(texts[k]), "best": k in winners}
+            style
+            | {"about": list(filter(None, about)), "warnings": row["warnings"]}
+            | {"cells": _broken(texts[k]), "best": k in winners}
         )
     first = ("run", "algorithm", "dataset", "partition", "rounds", "runs")
     last = [key for key in ("partition", "rounds", "runs") if key in texts[0]]

@@ -16,6 +16,7 @@ from fedlens.report.format import (
     duration,
     is_share,
     label,
+    many,
     metric_value,
     number,
     percent,
@@ -123,6 +124,7 @@ def merged(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
     row["worst_client"] = None
     row |= {"seed": None, "seeds": [each["seed"] for each in rows], "best_round": None, "directory": None}
     row["directories"] = [each["directory"] for each in rows]
+    row["warnings"] = sum(each["warnings"] for each in rows)
     for key in _MEANS:
         values = [each[key] for each in rows if each[key] is not None]
         row[key] = statistics.fmean(values) if values else None
@@ -153,6 +155,7 @@ def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -
         "run": name,
         "runs": 1,
         "status": run.status,
+        "warnings": len(run.warnings),
         "algorithm": run.part("algorithm"),
         "partition": _partition(run),
         "dataset": run.part("data", "dataset"),
@@ -304,7 +307,7 @@ def _with_deviation(row: Row, key: str) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What a reader of the table has to know: the bounds of relative accuracy, and why one is missing."""
+    """What a reader of the table has to know: the bounds of relative accuracy, why one is missing, warnings."""
     said: dict[str, list[str]] = {}
     for row in rows:
         if row["bound"]:
@@ -313,6 +316,10 @@ def notes(rows: Sequence[Row]) -> list[str]:
             said.setdefault(against, []).append(f"{row['run']}{_length(row)}")
         if row["note"]:
             said.setdefault(row["note"], []).append(row["run"])
+        if row["warnings"]:
+            said.setdefault(f"{many(row['warnings'], 'warning')} on the page of the run", []).append(
+                row["run"]
+            )
     return [f"{', '.join(runs)}: {sentence}" for sentence, runs in said.items()]
 
 

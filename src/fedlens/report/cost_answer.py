@@ -54,7 +54,8 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     - `sentences`: the answer in words. `warnings`: why final values are not to be trusted, in words.
     - `next_steps`: what to try, each with `why` and `command`.
     - `emd`: of the federated clients' classes.
-    - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, and both measures.
+    - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, warnings (how many), and
+      both measures.
     """
     runs = {row["name"]: _read(directory / row["name"]) for row in about["runs"]}
     rows = [_run_row(row, runs[row["name"]]) for row in about["runs"]]
@@ -153,6 +154,7 @@ def _run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
         "rounds": run.rounds_done,
         "passes": examples / images if examples and images else None,
         "seconds": run.seconds(),
+        "warnings": len(run.warnings),
     }
 
 

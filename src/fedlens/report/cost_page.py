@@ -246,6 +246,7 @@ def _run_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "values": [metric_value(answer["metric"], row[on]) for on in MEASURES],
                 "seconds": duration(row["seconds"]),
                 "error": row["error"] or "",
+                "warnings": row.get("warnings", 0),
             }
         )
     return rows

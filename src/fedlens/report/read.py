@@ -62,6 +62,13 @@ class Run:
         return rounds if isinstance(rounds, int) else None
 
     @property
+    @property
+    def warnings(self) -> list[Mapping[str, Any]]:
+        """What is wrong with the result; see `fedlens.experiment.divergence`."""
+        warnings = self.summary.get("warnings")
+        known = warnings if isinstance(warnings, list) else []
+        return [w for w in known if isinstance(w, Mapping) and {"since", "until"} <= w.keys()]
+
     def start_directory(self) -> str:
         """The run directory as it was given when the run was started."""
         return str(self.summary.get("directory") or self.directory)

@@ -49,7 +49,7 @@ def write_report(run_dir: Path) -> Path:
         "run": run,
         "curves": curves,
         "bound": bound_sentence(run, bound) if bound and curves else "",
-        "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in _warnings(run)],
+        "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in run.warnings],
         "details": section_of_test(run),
         "examples": example_section(run),
         "clients": client_section(run),
@@ -79,18 +79,12 @@ def _start_time(environment: Mapping[str, Any]) -> str:
         return started
 
 
-def _warnings(run: Run) -> list[Mapping[str, Any]]:
-    warnings = run.summary.get("warnings")
-    known = warnings if isinstance(warnings, list) else []
-    return [w for w in known if isinstance(w, Mapping) and {"since", "until"} <= w.keys()]
-
-
 def _bands(run: Run, metric: str) -> list[figures.Band]:
     """The rounds of each warning about this metric; of one about a loss on the main metric's figure, too."""
     about = {metric, "loss"} if metric == run.metric() else {metric}
     return [
         figures.Band(w["since"], w["until"], str(w.get("kind")))
-        for w in _warnings(run)
+        for w in run.warnings
         if (pair := split_of(str(w.get("metric")))) and pair[1] in about
     ]
 

@@ -61,6 +61,7 @@ def write_study_page(folder: Path) -> Path:
         "planned": len(info.entries),
         "waiting": sum(line is None for line in lines),
         "lost": _lost_rows(results),
+        "warned": [line.run for line in lines if line is not None and line.facts.get("warnings")],
         "kpis": _kpis(results),
         "smaller": info.smaller,
         "tables": study_tables(results),

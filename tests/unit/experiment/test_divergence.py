@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from fedlens.core.driver import Tally
+from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Id, Reply
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.partition.iid import iid
-from fedlens.experiment.divergence import Chance, Divergence, Extremes, chance_levels, diverged, text_of
+from fedlens.experiment.chance import Chance, chance_levels
+from fedlens.experiment.divergence import Divergence, Extremes, diverged, text_of
+from fedlens.experiment.not_finite import NotFiniteReplies
 
 TEN = Chance(classes=10, examples=1000, share=0.1)
 WHO = Extremes(("mainz", 5.0, 1.5), ("fulda", 9.0))
@@ -50,6 +53,30 @@ def test_a_loss_that_is_not_finite_is_reported_at_once(metric: str, value: float
         f"(norm 5); largest local loss: client 'fulda' in round {first} (9). Try local.lr = 0.05 (a tenth), or set "
         "local.clip_norm."
     )
+
+
+def test_rounds_with_replies_that_are_not_finite_are_counted_in_a_row() -> None:
+    """Half of the clients is enough; the count survives a checkpoint, and a good round ends it."""
+    half, few = NotFiniteReplies(("a", "b"), 4), NotFiniteReplies(("a",), 4)
+    watch = Divergence(9, 5.0, patience=2)
+    for round, replies in enumerate([half, few, half, half], 1):
+        watch.refuse()
+        watch = Divergence(9, 5.0, patience=2, state=watch.state)
+        told = watch.after({"round": round}, WHO, not_finite=replies)
+        assert [w["kind"] for w in told] == ([] if round > 1 else ["replies-not-finite"])
+    with pytest.raises(RunFailed, match=r"2 of 4 clients sent .*: 'a', 'b'; round 4 is number 2 in a row"):
+        watch.refuse()
+    Divergence(9, 5.0, patience=0, state=watch.state).refuse()
+    Divergence(9, 5.0, patience=3, state=watch.state).refuse()
+    assert kinds(watch) == [("replies-not-finite", 1, 4)]
+
+
+def test_what_the_other_half_of_the_clients_sent_explains_no_jump_of_the_loss() -> None:
+    half, watch = NotFiniteReplies(("a", "b"), 4), Divergence(9, 5.0)
+    for line in lines("test_loss", 1.0, 900.0, 900.0, 900.0):
+        told = watch.after(line, WHO, not_finite=half if line["round"] else None)
+    assert [(w["kind"], w["clients"]) for w in told] == [("loss-jump", [])]
+    assert "Largest" not in told[0]["sentence"]
 
 
 def test_an_untrained_model_without_a_loss_is_no_divergence() -> None:

@@ -266,6 +266,19 @@ def test_unfinished_runs_are_rows_and_take_no_part(tmp_path: Path) -> None:
     assert "centralized-seed0: out of memory" in page.words
 
 
+def test_a_run_with_warnings_is_marked(tmp_path: Path) -> None:
+    warning = {
+        "since": 1,
+        "until": 2,
+        "sentence": "3 of 4 clients sent values that are not finite.",
+        "try": "Less.",
+    }
+    about = study(tmp_path, **{"iid-seed1": {"status": "finished", "warnings": [warning]}})
+    answer = cost_answer(tmp_path, about)
+    assert [row["warnings"] for row in answer["runs"]] == [0] * 5 + [1] + [0] * 6
+    assert "finished 1 warning" in page_of(tmp_path, answer).words
+
+
 def test_nothing_finished_is_an_answer_without_numbers(tmp_path: Path) -> None:
     about = study(tmp_path, seeds=1, clients={})
     for row in about["runs"]:

@@ -40,6 +40,20 @@ def test_a_row_says_what_a_run_was_and_what_it_cost(tmp_path: Path) -> None:
     assert row["relative_accuracy"] is None
 
 
+def test_a_run_with_warnings_is_marked(tmp_path: Path) -> None:
+    warning = {
+        "since": 1,
+        "until": 2,
+        "sentence": "3 of 4 clients sent values that are not finite.",
+        "try": "Less.",
+    }
+    runs = [reaching(tmp_path, 0.6, summary={"warnings": [warning]}), reaching(tmp_path, 0.8, "centralized")]
+    assert [row["warnings"] for row in compare(runs)] == [1, 0]
+    html = write_comparison(runs, tmp_path / "c.html").read_text(encoding="utf-8")
+    assert html.count('<span class="badge interrupted">1 warning</span>') == 1
+    assert "fedavg: 1 warning on the page of the run." in read_page(html).words
+
+
 def test_relative_accuracy_is_federated_over_centralized(tmp_path: Path) -> None:
     rows = compare([reaching(tmp_path, 0.6), reaching(tmp_path, 0.8, "centralized")])
     assert [row["relative_accuracy"] for row in rows] == pytest.approx([0.75, 1.0])

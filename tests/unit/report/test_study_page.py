@@ -50,6 +50,15 @@ def test_the_page_loads_nothing_and_escapes_what_a_study_says(tmp_path: Path) ->
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
 
 
+def test_runs_with_warnings_are_named(tmp_path: Path) -> None:
+    study = by_alpha()
+    assert "with warnings" not in words(page_of(study, tmp_path))
+    line = study.lines["fedavgm-0-1"]
+    lines = {**study.lines, "fedavgm-0-1": replace(line, facts={**line.facts, "warnings": 2})}
+    text = words(page_of(StudyResults(study.info, lines), tmp_path))
+    assert f"1 run of 40 with warnings: the results may not be usable {line.run}." in text
+
+
 def test_a_study_that_is_running_says_what_is_missing_and_why_runs_failed(tmp_path: Path) -> None:
     study = by_alpha()
     lines = dict(list(study.lines.items())[:23])
