@@ -14,10 +14,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
 from fedlens.data.client_datasets import ClientDatasets
+from fedlens.data.formats.check_command import check_command
+from fedlens.data.formats.registry import FORMATS
 from fedlens.experiment.atomic_files import refuse_link, write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
@@ -315,13 +317,12 @@ def largest_classes(holders: ClientDatasets, names: Sequence[str]) -> dict[str, 
 
 def data_check(dataset: Mapping[str, Any]) -> str | None:
     """The command that checks the images of a dataset; None for a dataset that fedlens reads from archives."""
-    if dataset["name"] != "image-folder":
+    entry = FORMATS.get(str(dataset["name"]))
+    if entry is None:
         return None
-    words = ["fedlens", "data", "check", str(dataset["path"]), "--format", "image-folder"]
-    for key in ("table", "label_column", "client_column"):
-        if dataset.get(key) is not None:
-            words += ["--set", f"{key}={dataset[key]}"]
-    return shlex.join(words)
+    defaults = {name: parameter.default for name, parameter in signature(entry.reader()).parameters.items()}
+    changed = {key: value for key, value in dataset.items() if key in defaults and value != defaults[key]}
+    return check_command(str(dataset["name"]), changed)
 
 
 def _places(source: Source) -> tuple[Any, ...]:

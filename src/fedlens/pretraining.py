@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.core.random import Rng
+from fedlens.core.shell_command import setting, shell_command
 from fedlens.experiment import checkpoint
 from fedlens.experiment.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.experiment.changes import defining
@@ -324,21 +324,19 @@ def _card(files: PretrainedFiles, trained: TrainedModel, run: RunDir) -> str:
         _table(("metric", "value"), metrics) if metrics else "",
         "\n".join(["## Warnings", "", *warnings]) if warnings else "",
         "## Use",
-        f"```console\n$ fedlens run RECIPE {_model_settings(config, trained.name)} "
-        f"--set model.weights={files.weights.name}\n```",
+        f"```console\n$ {_use(files, config, trained.name)}\n```",
         "A classifier with another number of classes is drawn anew. Segmentation and detection take the weights into "
         f"their backbone. [{files.facts.name}]({files.facts.name}) has the preprocessing.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _model_settings(config: Mapping[str, Any], name: str) -> str:
-    """The options that make the model of a run, without those of its start and its head."""
+def _use(files: PretrainedFiles, config: Mapping[str, Any], name: str) -> str:
+    """The command that starts a run from the weights, with the model of this run, without its start and its head."""
     model = config["model"] if isinstance(config["model"], Mapping) else {}
-    own = {key: value for key, value in model.items() if key not in _NOT_OF_NETWORK}
-    written = {key: json.dumps(value, ensure_ascii=False) for key, value in own.items()}  # TOML, too
-    made = [f"model={name}", *(f"model.{key}={written[key]}" for key in sorted(written))]
-    return " ".join(f"--set {shlex.quote(each)}" for each in made)
+    own = {f"model.{key}": value for key, value in sorted(model.items()) if key not in _NOT_OF_NETWORK}
+    table = {"model": name, **own, "model.weights": str(files.weights)}
+    return shell_command("run", "RECIPE", changes=[setting(key, value) for key, value in table.items()])
 
 
 def _table(head: tuple[str, str], rows: Sequence[tuple[str, str]]) -> str:

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
+from fedlens.experiment.config_source import Source, override
 from fedlens.experiment.progress import ProgressBase
 from fedlens.experiment.rundir import RunDir
 from fedlens.models.registry import MODELS
@@ -27,6 +28,7 @@ from fedlens.models.weights import load_weights
 from fedlens.models.weights_file import read_weights
 from fedlens.pretraining import pretrain
 from fedlens.report.contact_sheet import sheet_of_views
+from tests.unit.cli.printed import parsed
 from tests.unit.data.datasets.small_files import leaf, write_leaf
 from tests.unit.data.pictures import write
 
@@ -105,7 +107,7 @@ def test_it_writes_weights_that_a_classifier_starts_from(tmp_path: Path) -> None
 
 
 def test_the_card_says_how_the_weights_came_about(tmp_path: Path) -> None:
-    made = pretrain(experiment("seed=7", "model.width=4"), tmp_path / "w.safetensors")
+    made = pretrain(experiment("seed=7", "model.width=4"), tmp_path / "my own" / "w.safetensors")
     card = made.files.card.read_text()
     for words in (
         "| Task | `simsiam` |",
@@ -115,11 +117,16 @@ def test_the_card_says_how_the_weights_came_about(tmp_path: Path) -> None:
         "| Licence of the data | none needed |",
         f"PyTorch {torch.__version__}",
         "| test_embedding_deviation |",
-        "--set model=small-cnn --set 'model.norm=\"group\"' --set model.width=4 --set model.weights=w.safetensors",
+        "--set model=small-cnn --set model.norm=group --set model.width=4 --set ",
         "](w.png)",
     ):
         assert words in card, words
     assert json.loads(made.files.facts.read_text())["model"] == "small-cnn"
+    (command,) = [line[2:] for line in card.splitlines() if line.startswith("$ ")]
+    verbs, given = parsed(command)
+    assert verbs == "run"
+    model = override(Source({}), given["changes"]).values["model"]
+    assert model == {"name": "small-cnn", "norm": "group", "width": 4, "weights": str(made.files.weights)}
 
 
 def test_the_sheet_shows_both_views_below_each_other(tmp_path: Path) -> None:

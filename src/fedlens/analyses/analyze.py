@@ -14,6 +14,7 @@ from fedlens import __version__
 from fedlens.analyses.opened_run import On, OpenedRun, open_run
 from fedlens.analyses.registry import ANALYSES, Rows, needs_of
 from fedlens.core.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
+from fedlens.core.shell_command import setting, shell_command
 from fedlens.core.signatures import place_of
 from fedlens.experiment.atomic_files import make_folder, refused, write_atomically
 from fedlens.experiment.config_source import Source
@@ -76,6 +77,13 @@ def analyze(
     chosen = check_request(names, settings)
     run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model, say=say)
     folder = make_folder(run.directory.path / FOLDER) if out is None else _named_folder(out)
+    changes = [
+        setting(f"{name}.{key}", value)
+        for name, table in (settings or {}).items()
+        for key, value in table.items()
+    ]
+    given = {"on": None if on == "test" else on, "out": out, "data_dir": data_dir}
+    command = shell_command("analyze", run.directory.path, *names, changes=changes, rounds=rounds, **given)
     made: dict[str, Rows] = {}
     left_out: dict[str, str] = {}
     for name, analysis in chosen.items():
@@ -94,7 +102,7 @@ def analyze(
             left_out[name] = error.what  # such as class probabilities, which this task does not have
             continue
         seconds = time.perf_counter() - began
-        _write(folder, run, analysis, made[analysis.name], seconds)
+        _write(folder, run, analysis, made[analysis.name], seconds, command)
         say(f"{name}: {len(made[analysis.name])} rows in {seconds:.1f} s")
     if not made:
         raise run.missing("local models or updates", "record.local_models")
@@ -173,7 +181,9 @@ def _missing(run: OpenedRun, name: str) -> RunDirectoryError | None:
     return None
 
 
-def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds: float) -> None:
+def _write(
+    folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds: float, command: str
+) -> None:
     """Writes the rows and the pictures of an analysis, and enters it in the index of the folder."""
     name = file_name(analysis.name)
     index = read_index(folder)
@@ -204,6 +214,7 @@ def _write(folder: Path, run: OpenedRun, analysis: Resolved, rows: Rows, seconds
         "settings": plain(analysis.settings),
         "on": run.on,
         "seconds": round(seconds, 3),
+        "command": command,
         "fedlens": __version__,
     }
     write_atomically(folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
 from fedlens.api import settings_of
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import spec_of
 from fedlens.experiment.build import Built, build, data_directory
 from fedlens.experiment.config import read_config
@@ -97,14 +98,13 @@ class OpenedRun:
                 hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
             )
         done = max((int(line["round"]) for line in self.directory.read_metrics()), default=1)
-        some = f"1,{done}" if done > 1 else "1"
+        again = quoted_command("analyze", self.directory.path, record=sorted({1, done}))
         analyzed = ", ".join(f"{each.round}" for each in self.recorded)
         here = f" in the rounds that are analyzed ({analyzed})" if analyzed else ""
         return RunDirectoryError(
             f"the run has no recordings of {what}{here}",
             where=str(self.directory.path),
-            hint=f"'fedlens analyze {self.directory.path} --record {some}' records them; in new "
-            f"runs set {setting} = {{ every = 5 }}",
+            hint=f"{again} records them; in new runs set {setting} = {{ every = 5 }}",
         )
 
 
@@ -134,13 +134,13 @@ def open_run(
         if round not in recorded:
             listed = ", ".join(map(str, recorded)) or "none"
             done = max((int(line["round"]) for line in run.read_metrics()), default=0)
-            again = (
-                f"'fedlens analyze {run.path} --record {round}' repeats the run to this round and records it"
-            )
+            again = quoted_command("analyze", run.path, record=round)
             raise RunDirectoryError(
                 f"round {round} of the run is not recorded; recorded are: {listed}",
                 where=str(run.path),
-                hint=again if round <= done else f"the run has {many(done, 'round')} so far",
+                hint=f"{again} repeats the run to this round and records it"
+                if round <= done
+                else f"the run has {many(done, 'round')} so far",
             )
     source = settings_of(run, model)
     planned = plan(read_config(source.values, source.locate), source)

@@ -13,6 +13,7 @@ import tomli_w
 
 from fedlens.api import resume
 from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.core.shell_command import shell_command
 from fedlens.experiment.atomic_files import make_folder, refuse_link, refused
 from fedlens.experiment.changes import check_lines
 from fedlens.experiment.checkpoint import peek, rounds_saved
@@ -70,9 +71,8 @@ def repeat_rounds(
             start = _copied(run, again, missing)
             _, about = peek(again.checkpoint_path) or (0, {})
             # The copy is compared when it is resumed, and errors about it would name a folder that is removed.
-            check_lines(
-                run, start, about, accept_changes, f"fedlens analyze {run.path} --record {missing[-1]}"
-            )
+            accepting = shell_command("analyze", run.path, record=missing, accept_changes=True)
+            check_lines(run, start, about, accept_changes, accepting)
             say(f"repeating rounds {start + 1} to {missing[-1]} to record {', '.join(map(str, missing))}")
             how: dict[str, Any] = {
                 "data_dir": data_dir,

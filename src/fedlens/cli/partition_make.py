@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from fedlens.cli.options import DataDir, Debug, Download, Json
 from fedlens.cli.output import print_columns, print_json, reported, say
+from fedlens.core.shell_command import quoted_command, shell_command
 
 
 def make(
@@ -60,15 +62,20 @@ def make(
             download=download,
         )
         made.partition.save(out)
-        options = made.run_options(out)
+        changes = made.run_settings(out)
         if as_json:
+            options = (
+                None
+                if changes is None
+                else shlex.join(word for change in changes for word in ("--set", change))
+            )
             print_json(describe(made.partition) | {"file": str(out), "run": options})
             return
         print_columns(readable(made.partition))
         say(f"saved: {out}")
-        if options is None:
-            say(
-                f"fedlens cannot train on {made.kind} yet; 'fedlens partition plot {out}' draws the partition"
-            )
+        if changes is None:
+            plot = quoted_command("partition", "plot", out)
+            say(f"fedlens cannot train on {made.kind} yet; {plot} draws the partition")
         else:
-            say(f"to train on it, use a recipe with the same dataset: fedlens run RECIPE {options}")
+            command = shell_command("run", "RECIPE", changes=changes)
+            say(f"to train on it, use a recipe with the same dataset: {command}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, J
 from fedlens.cli.output import reported
 from fedlens.cli.run import overrides
 from fedlens.cli.run_with_progress import train
+from fedlens.core.shell_command import shell_command
 
 if TYPE_CHECKING:
     from fedlens.api import Result
@@ -44,8 +44,6 @@ def pretrain(
     written: dict[str, Path] = {}
 
     with reported(debug, as_json) as output:
-        from fedlens.experiment.environment import command_words
-
         settings = overrides(changes or (), rounds, seed, engine)
 
         def start(progress: ProgressDisplay) -> Result:
@@ -66,5 +64,5 @@ def pretrain(
                 written["training images"] = made.files.sheet
             return made.result
 
-        again = shlex.join(command_words(sys.argv))
+        again = shell_command(*sys.argv[1:])
         train(start, quiet=quiet, output=output, strict=strict, again=again, files=written)

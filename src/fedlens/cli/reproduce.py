@@ -12,6 +12,7 @@ import typer
 
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 from fedlens.cli.output import print_columns, print_json, printable, reported, say
+from fedlens.core.shell_command import quoted_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +118,7 @@ def _show_absent(name: str, scale: Scale, cost: ScaleCost, absent: Sequence[str]
     else:
         say(
             *_cost_lines(cost),
-            f"missing data: {', '.join(absent)}; 'fedlens data info {absent[0]}' says how to get them",
+            f"missing data: {', '.join(absent)}; {quoted_command('data', 'info', absent[0])} says how to get them",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedlens.cli.output import (
     stdout_kept_clean,
 )
 from fedlens.cli.progress_display import ProgressDisplay, make_display
+from fedlens.core.shell_command import shell_command
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def train(
     except KeyboardInterrupt:
         if display.directory is None:
             raise Interrupted("nothing was started") from None
-        how = f"resume with: {again or f'fedlens resume {shlex.quote(str(display.directory))}'}"
+        how = f"resume with: {again or shell_command('resume', display.directory)}"
         if output.as_json:
             what = "the run was interrupted"
             output.json(_ended(display.directory, error_object("interrupted", INTERRUPTED, what, hint=how)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from fedlens.cli.options import AcceptChanges, Changes, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
+from fedlens.core.shell_command import shell_command
 
 if TYPE_CHECKING:
     from fedlens.studies.estimate import StudyEstimate
@@ -136,7 +136,7 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
         with stdout_kept_clean(output.as_json):
             result = study.run(progress=display, **how)
     except KeyboardInterrupt:
-        again = f"fedlens {shlex.join(sys.argv[1:])}"
+        again = shell_command(*sys.argv[1:])
         raise Interrupted(f"all running runs are saved; continue with: {again}") from None
     finally:
         display.close()

@@ -135,7 +135,7 @@ class Cluster:
     def _gone(self, why: str) -> RunFailed:
         return RunFailed(
             f"{self} is no longer available: {why}",
-            hint="restart it, then run 'fedlens resume'; engine.name=processes runs without it",
+            hint="restart it, then resume the run; engine.name=processes runs without it",
         )
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.shell_command import quoted_command, shell_command
 from fedlens.experiment.config import Config, plain
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.jsonl import is_after
@@ -20,8 +21,8 @@ from fedlens.experiment.rundir import RunDir
 FREE = frozenset(
     {
         "name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds", "record.images",
-        "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
         "divergence.patience",
+        "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
     }
 )  # fmt: skip
 """Settings that change no number: `resume` accepts any value."""
@@ -111,7 +112,7 @@ def check_settings(
     before = about.get("settings")
     changes = changed(before, config, source) if isinstance(before, Mapping) else []
     if config.rounds < round:
-        new = f"'fedlens run {run.config_path} --out DIR'"
+        new = quoted_command("run", run.config_path, out="DIR")
         raise RunDirectoryError(
             f"rounds is {config.rounds}, but {round} rounds are done",
             where=source.locate("rounds"),
@@ -120,7 +121,7 @@ def check_settings(
     one = len(changes) == 1
     where = source.locate(changes[0]["key"]) if one else str(run.config_path)
     if changes and finished and config.rounds == round:
-        new = f"'fedlens run {run.config_path} --out DIR'"
+        new = quoted_command("run", run.config_path, out="DIR")
         raise RunDirectoryError(
             f"the run is finished, and config.toml was edited since: {_listed(changes)}",
             where=where,
@@ -131,7 +132,7 @@ def check_settings(
             f"config.toml was edited since round {round}: {_listed(changes)}",
             where=where,
             hint=f"undo the {'change' if one else 'changes'}, or continue with {'it' if one else 'them'}: "
-            f"fedlens resume {run.path} --accept-changes",
+            f"{shell_command('resume', run.path, accept_changes=True)}",
         )
     return [{"after_round": round, **change} for change in changes]
 
@@ -168,7 +169,7 @@ def check_lines(
             f"{path.name} was edited or cut: {what}, and the run is at round {round}",
             where=str(path),
             hint="restore the file, or continue with it as it is: "
-            f"{command or f'fedlens resume {run.path}'} --accept-changes",
+            f"{command or shell_command('resume', run.path, accept_changes=True)}",
         )
     return [{"after_round": round, "key": path.name, "before": None, "after": what} for path, what in faults]
 
@@ -236,7 +237,7 @@ def check_fits(run: RunDir, initial: Mapping[str, Any], saved: Mapping[str, Any]
         raise RunDirectoryError(
             f"the changed settings do not fit the checkpoint: {misfit}",
             where=str(run.config_path),
-            hint=f"undo them, or start a new run with 'fedlens run {run.config_path} --out DIR'",
+            hint=f"undo them, or start a new run with {quoted_command('run', run.config_path, out='DIR')}",
         )
 
 

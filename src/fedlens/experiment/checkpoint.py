@@ -28,6 +28,7 @@ from fedlens import __version__
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.core.model_digest import DIGEST, model_digest
 from fedlens.core.parse_text import parse_json
+from fedlens.core.shell_command import quoted_command
 from fedlens.experiment import state_files, tensorfile
 from fedlens.experiment.atomic_files import (
     fsync_directory,
@@ -103,7 +104,7 @@ def save(
         fsync_directory(directory)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        hint = f"then resume with 'fedlens resume {directory.parent}': the previous checkpoint is untouched"
+        hint = f"then resume with {quoted_command('resume', directory.parent)}: the previous checkpoint is untouched"
         raise refused(error, f"the checkpoint of round {round}", final, hint) from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -137,7 +138,8 @@ def load_latest(directory: Path) -> Loaded | None:
                 damaged = True
                 skipped.append(f"the checkpoint of round {number} is corrupt ({fault}) and was skipped")
     if damaged:
-        hint = f"start a new run: 'fedlens run {directory.parent / 'config.toml'} --out ANOTHER_DIRECTORY'"
+        new = quoted_command("run", directory.parent / "config.toml", out="ANOTHER_DIRECTORY")
+        hint = f"start a new run: {new}"
         what = f"no checkpoint can be read: {'; '.join(skipped)}"
         raise RunDirectoryError(what, where=str(directory), hint=hint)
     return None

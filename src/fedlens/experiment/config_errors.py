@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.shell_command import shell_command
 from fedlens.experiment.config_source import NOT_SET, RECIPE
 
 Locate = Callable[[str], str]
@@ -60,7 +61,7 @@ def explained(
     if first["type"] == "missing" and len(path) == len(first["loc"]):
         where = locate(full).removesuffix(NOT_SET)  # said already
         name = where.removeprefix(RECIPE).partition(",")[0]
-        other = f"copy the recipe and edit it: fedlens show {name} > my.toml"
+        other = f"copy the recipe and edit it: {shell_command('show', name)} > my.toml"
         hint = f"add it there, or pass --set {full}=VALUE"
         if where.startswith(RECIPE):
             hint = f"add --set {full}=VALUE, or {other}"

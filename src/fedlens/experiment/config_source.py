@@ -16,6 +16,7 @@ from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.parse_text import TooDeepError, parse_toml, read_text
 from fedlens.core.random import derive
 from fedlens.core.regular_file import open_regular
+from fedlens.core.shell_command import quoted_command
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _STUDIES = _RECIPES / "studies"
@@ -112,7 +113,9 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
         run = (path / "config.toml").is_file()
         raise ConfigError(
             f"{path} is a directory, not a recipe or a file",
-            hint=f"'fedlens resume {path}' resumes the run in it" if run else "name a TOML file in it",
+            hint=f"{quoted_command('resume', path)} resumes the run in it"
+            if run
+            else "name a TOML file in it",
         )
     looks_like_file = path.suffix == ".toml" or (os.path.exists(path) and not directory)
     if not looks_like_file:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from fedlens.core.dataset_info import Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.random import derive
 from fedlens.core.registry import Registry, settings_model
+from fedlens.core.shell_command import setting
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.loading import loaded
@@ -40,9 +39,9 @@ class Made:
     kind: Kind
     data_seed: int | None
 
-    def run_options(self, path: Path) -> str | None:
-        """The options with which `fedlens run` uses the partition saved at `path`; None if no model can be trained."""
-        return run_options(path, self.data_seed) if self.kind in TASKS else None
+    def run_settings(self, path: Path) -> list[str] | None:
+        """The settings with which a run uses the partition saved at `path`; None if no model can be trained."""
+        return run_settings(path, self.data_seed) if self.kind in TASKS else None
 
 
 def make_partition(
@@ -101,17 +100,14 @@ def check_free(path: Path, force: bool) -> None:
         )
 
 
-def run_options(path: Path, data_seed: int | None = None) -> str:
-    """The options that make `fedlens run` take the partition in a file, quoted for a shell.
+def run_settings(path: Path, data_seed: int | None = None) -> list[str]:
+    """The settings of a run that takes the partition in a file, as `--set` takes them.
 
-    >>> print(run_options(Path("my split.npz")))
-    --set 'data.partition={name="file", path="my split.npz"}'
+    >>> run_settings(Path("my split.npz"))
+    ['data.partition={name = "file", path = "my split.npz"}']
     """
-    # A string of JSON is one of TOML, as long as it keeps its letters.
-    written = json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
-    change = f'data.partition={{name="file", path={written}}}'
-    seeds = "" if data_seed is None else f" --set seeds.data={data_seed}"
-    return f"--set {shlex.quote(change)}{seeds}"
+    changes = [setting("data.partition", {"name": "file", "path": str(path)})]
+    return changes if data_seed is None else [*changes, setting("seeds.data", data_seed)]
 
 
 def _tables(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:

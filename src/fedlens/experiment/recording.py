@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State
+from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import Tree
 from fedlens.experiment import tensorfile
 from fedlens.experiment.atomic_files import refused, replacing
@@ -186,7 +187,8 @@ class _RoundRecording:
         try:
             yield
         except OSError as error:
-            hint = "free space, then 'fedlens resume' continues the run; or record fewer rounds"
+            again = quoted_command("resume", self._folder.parents[1])
+            hint = f"free space, then {again} continues the run; or record fewer rounds"
             raise refused(error, path.name, path, hint) from error
 
 

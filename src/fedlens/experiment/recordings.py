@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.shell_command import quoted_command
 from fedlens.experiment import tensorfile
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.text_files import read_json
@@ -239,7 +240,5 @@ def _corrupt(path: Path, reason: str) -> RunDirectoryError:
 
 
 def _again(path: Path) -> str:
-    folder, run = path.parent, path.parents[2]
-    return (
-        f"'fedlens analyze {run} --record {int(folder.name.removeprefix('round-'))}' records this round again"
-    )
+    number = int(path.parent.name.removeprefix("round-"))
+    return f"{quoted_command('analyze', path.parents[2], record=number)} records this round again"

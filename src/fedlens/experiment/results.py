@@ -15,6 +15,7 @@ from fedlens.algorithms.averaging import Averaging
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
+from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
@@ -229,7 +230,7 @@ def read_model_file(path: Path, model: ModelSpec | None = None) -> tuple[nn.Modu
         raise RunDirectoryError(
             "the run has no such model yet",
             where=str(path),
-            hint=f"'fedlens resume {path.parent}' finishes it",
+            hint=f"{quoted_command('resume', path.parent)} finishes it",
         )
     tree, about = checkpoint.read_model(path)
     spec = parsed_fact(about, "model", path)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedlens import __version__
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.shell_command import quoted_command
 from fedlens.experiment import jsonl as lines
 from fedlens.experiment.atomic_files import (
     fsync_directory,
@@ -283,7 +284,7 @@ def _make(path: Path) -> Path:
         what, hint = "the run directory is not writable", another
         if occupied and (path / "config.toml").is_file():
             what = "the directory already contains a run"
-            hint = f"resume it ('fedlens resume {path}'), or {another}"
+            hint = f"resume it ({quoted_command('resume', path)}), or {another}"
         elif occupied:
             what = "the run directory is not empty"
     raise RunDirectoryError(what, where=str(path), hint=hint)

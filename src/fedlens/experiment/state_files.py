@@ -18,6 +18,7 @@ from typing import Any
 
 from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.core.parse_text import parse_json
+from fedlens.core.shell_command import quoted_command
 from fedlens.experiment import tensorfile
 from fedlens.experiment.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
 from fedlens.experiment.payload import Payload, decode, encode
@@ -144,11 +145,11 @@ class StateFiles:
         what = f"the file of a client's state cannot be read: {self._lost[key]}"
         where = path_of(self.directory, key)
         hint = "resume from an earlier checkpoint, if it does not need this file: "
-        hint += f"'fedlens resume {self.directory.parent}'"
+        hint += quoted_command("resume", self.directory.parent)
         return RunFailed(what, where=str(where), hint=hint)
 
     def _refused(self, error: OSError) -> RunFailed:
-        hint = f"then resume with 'fedlens resume {self.directory.parent}'"
+        hint = f"then resume with {quoted_command('resume', self.directory.parent)}"
         return refused(error, "the state of a client", self.directory, hint)
 
 

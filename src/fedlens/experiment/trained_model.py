@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import INSTANCE
+from fedlens.core.shell_command import quoted_command
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
@@ -237,7 +238,7 @@ def _model_path(run: RunDir, round: str | int | None) -> tuple[Path, list[str]]:
         raise RunDirectoryError(
             f"the run {ended.get(str(status), 'has not ended')}, so it has no model",
             where=str(run.path),
-            hint=f"'fedlens resume {run.path}' finishes it",
+            hint=f"{quoted_command('resume', run.path)} finishes it",
         )
     best = run.best_path if run.best_path.exists() else None
     if round == "last":

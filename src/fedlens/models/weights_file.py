@@ -23,6 +23,7 @@ from fedlens.core.free_memory import free_memory
 from fedlens.core.model_digest import DIGEST, model_digest
 from fedlens.core.parse_text import parse_json
 from fedlens.core.regular_file import NotRegularError, open_regular
+from fedlens.core.shell_command import quoted_command
 
 WHERE = "model.weights"
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
@@ -60,7 +61,7 @@ def file_of_run(directory: Path) -> Path:
     raise ConfigError(
         f"the run {directory} has no model.safetensors, because it is not finished",
         where=WHERE,
-        hint=f"'fedlens resume {directory}' finishes it",
+        hint=f"{quoted_command('resume', directory)} finishes it",
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.core.shell_command import quoted_command, shell_command
 from fedlens.experiment import jsonl
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.text_files import read_json
@@ -42,7 +43,7 @@ def write_analysis_page(folder: Path, run: RunDir) -> Path:
     """
     index = read_json(folder / INDEX)
     if index is None:
-        hint = f"run 'fedlens analyze {run.path}'"
+        hint = f"run {quoted_command('analyze', run.path)}"
         raise RunDirectoryError("the folder has no analyses", where=str(folder), hint=hint)
     about = read_run(run.path)
     context = {
@@ -51,11 +52,16 @@ def write_analysis_page(folder: Path, run: RunDir) -> Path:
         "heading": f"Analyses of {about.name}",
         "what": ", ".join(index),
         "sections": [_section(name, entry, folder) for name, entry in index.items()],
-        "command": f"fedlens analyze {run.path}",
         "client_names": about.partition.ids if about.partition else (),
+        "commands": list(dict.fromkeys(_command(run, name, entry) for name, entry in index.items())),
         "version": ", ".join(sorted({str(entry.get("fedlens")) for entry in index.values()})),
     }
     return write_page(folder / PAGE, "analysis.html.j2", context)
+
+
+def _command(run: RunDir, name: str, entry: Mapping[str, Any]) -> str:
+    """The command that makes an analysis again; earlier versions did not write it down."""
+    return str(entry.get("command") or shell_command("analyze", run.path, name))
 
 
 def _section(name: str, entry: Mapping[str, Any], folder: Path) -> Section:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import MISSING, count, heading, is_share, label, many, metric_gap, metric_value
 from fedlens.report.plotly_figures import DOTS
-from fedlens.report.read import Run, subtable
+from fedlens.report.read import Run
 from fedlens.report.render import Plot
 
 SCROLLS_FROM = 50  # rows from which the table has a height of its own
@@ -53,15 +52,6 @@ def client_section(run: Run) -> dict[str, Any] | None:
         "left_out": many(len(rows) - _ROWS, "client") if len(rows) > _ROWS else "",
         "scrolls": len(rows) > SCROLLS_FROM,
     }
-
-
-def measuring_command(run: Run) -> str:
-    """The command of the same run with its clients measured, for a run that measured none."""
-    data = subtable(run.config, "data")
-    changes = [] if data.get("validation") else ["data.validation=0.2"]
-    changes += [] if data.get("validation_from") == "client" else ["data.validation_from=client"]
-    words = [word for change in [*changes, "evaluation.clients=all"] for word in ("--set", change)]
-    return shlex.join(["fedlens", "run", f"{run.start_directory}/config.toml", *words])
 
 
 def _spread(

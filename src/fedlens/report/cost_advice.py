@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from fedlens.core.shell_command import shell_command
 from fedlens.report.cost_sentences import alike, hold_out_more
 from fedlens.report.differences import LEAST_SEEDS
 from fedlens.report.format import label, many, metric_value, points
@@ -16,6 +16,7 @@ _WIDE = 0.02  # half the width of an interval that more seeds should narrow
 _COST = 0.02  # a difference that another algorithm may reduce
 _SKEWED, _EVEN = 0.3, 0.1  # earth mover's distance of the clients' classes to the population
 _SEEDS = 5
+DEFAULT_SEEDS = 3  # of `fedlens cost`
 
 
 def next_steps(answer: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -37,16 +38,16 @@ def _step(answer: Mapping[str, Any], why: str, suffix: str, *changes: str, seeds
             f"out={directory!r}",
         ]
         return {"why": why, "command": f"fedlens.cost({', '.join(arguments)})"}
-    words = ["fedlens", "cost", given["recipe"]]
-    for change in (*given.get("changes", ()), *changes):
-        words += ["--set", change]
-    if (number := seeds or len(answer["seeds"])) != 3:
-        words += ["--seeds", str(number)]
-    if given.get("data_dir"):
-        words += ["--data-dir", given["data_dir"]]
-    if changes or given.get("out"):
-        words += ["--out", directory]
-    return {"why": why, "command": shlex.join(words)}
+    number = seeds or len(answer["seeds"])
+    command = shell_command(
+        "cost",
+        given["recipe"],
+        changes=(*given.get("changes", ()), *changes),
+        seeds=None if number == DEFAULT_SEEDS else number,
+        data_dir=given.get("data_dir"),
+        out=directory if changes or given.get("out") else None,
+    )
+    return {"why": why, "command": command}
 
 
 def _settle(answer: Mapping[str, Any]) -> dict[str, str] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import DataError
+from fedlens.core.shell_command import quoted_command
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.rundir import RunDir
@@ -62,13 +63,13 @@ class Run:
         return rounds if isinstance(rounds, int) else None
 
     @property
-    @property
     def warnings(self) -> list[Mapping[str, Any]]:
         """What is wrong with the result; see `fedlens.experiment.divergence`."""
         warnings = self.summary.get("warnings")
         known = warnings if isinstance(warnings, list) else []
         return [w for w in known if isinstance(w, Mapping) and {"since", "until"} <= w.keys()]
 
+    @property
     def start_directory(self) -> str:
         """The run directory as it was given when the run was started."""
         return str(self.summary.get("directory") or self.directory)
@@ -233,7 +234,7 @@ def read_partition(path: Path) -> Partition:
         raise DataError(
             "the run has no partition yet",
             where=str(path),
-            hint=f"start it with 'fedlens resume {path}'",
+            hint=f"start it with {quoted_command('resume', path)}",
         )
     return Partition.load(run.partition_path)
 

@@ -6,7 +6,6 @@ A page loads nothing: style, script and figures are in it, and its content secur
 from __future__ import annotations
 
 import base64
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -91,7 +90,7 @@ def _environment() -> Environment:
     environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS, page_contents=page_contents)
     filters = (format.count, format.duration, format.heading, format.label, format.many, format.size)
     environment.filters.update({function.__name__: function for function in filters})
-    environment.filters.update(quote=shlex.quote, metric=lambda value, name: format.metric_value(name, value))
+    environment.filters.update(metric=lambda value, name: format.metric_value(name, value))
     return environment
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
-from fedlens.report.client_section import client_section, measuring_command
+from fedlens.report.client_section import client_section
 from fedlens.report.efficiency import efficiency
 from fedlens.report.example_section import example_section
 from fedlens.report.format import SPLITS, finite, heading, metric_value, rounds_of, setting, size, split_of
@@ -19,7 +19,13 @@ from fedlens.report.left_clients import left_clients
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
-from fedlens.report.shown_images import images_command, may_get_images
+from fedlens.report.run_commands import (
+    images_command,
+    measuring_command,
+    repeating_command,
+    resuming_command,
+)
+from fedlens.report.shown_images import may_get_images
 from fedlens.report.test_section import section_of_test
 
 _MACHINE = {
@@ -54,6 +60,8 @@ def write_report(run_dir: Path) -> Path:
         "examples": example_section(run),
         "clients": client_section(run),
         "measuring": measuring_command(run),
+        "resuming": resuming_command(run),
+        "repeating": repeating_command(run),
         "partition": partition_section(run.partition),
         "left": left_clients(run),
         "client_names": run.partition.ids if run.partition else (),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from fedlens.experiment.kept_images import AUTO, is_published, keeps_images
 from fedlens.report.read import Run, subtable
 
@@ -19,12 +17,6 @@ def shows_images(run: Run) -> bool:
 def why_left_out(run: Run) -> str:
     """Why the page of a run has no test images."""
     return f'your own data, record.images = "{AUTO}"' if _setting(run) == AUTO else "record.images = false"
-
-
-def images_command(run: Run) -> str:
-    """The command of the same run with test images."""
-    words = ["fedlens", "run", f"{run.start_directory}/config.toml", "--set", "record.images=true"]
-    return shlex.join(words)
 
 
 def may_get_images(run: Run) -> bool:

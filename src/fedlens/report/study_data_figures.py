@@ -80,7 +80,8 @@ def distributions_figure(
 def _shown(study: StudyResults, spec: Mapping[str, Any], where: Mapping[str, Any] | None) -> list[Panel]:
     if "populations" not in study.data:
         raise DataError(
-            "data.json has no populations, which this figure shows", hint="run 'fedlens sweep' on the study"
+            "data.json has no populations, which this figure shows",
+            hint=f"run the study again: {study.info.command}",
         )
     populations = [
         each

@@ -220,7 +220,7 @@ def _data(view: TableView, what: str) -> Any:
         raise DataError(
             f"data.json has no {what}, which this table shows",
             where=view.where,
-            hint="run 'fedlens sweep' on the study again",
+            hint=f"run the study again: {view.results.info.command}",
         )
     return view.results.data[what]
 

@@ -51,9 +51,7 @@ def panels(
     if not chosen:
         datasets = sorted({p.dataset for p in populations})
         what = f"no case has the data of {wanted!r}" if names else "the study has no populations"
-        hint = (
-            nearest(str(names[0]), datasets) if names and datasets else "run the study first: 'fedlens sweep'"
-        )
+        hint = nearest(str(names[0]), datasets) if names and datasets else "run the study first"
         raise ConfigError(what, where="figures.dataset", hint=hint)
     return [Panel(case_title(p, dimensions), p) for p in chosen]
 

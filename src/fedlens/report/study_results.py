@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedlens.core.errors import DataError, RunDirectoryError
+from fedlens.core.shell_command import shell_command
 from fedlens.experiment import jsonl
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.text_files import read_json
@@ -206,7 +207,8 @@ class StudyResults:
         path = folder / INFO
         values = read_json(path)
         if values is None:
-            raise DataError(f"no study in {folder}", where=str(path), hint="run 'fedlens sweep' first")
+            first = shell_command("sweep", "STUDY_FILE", out=folder)
+            raise DataError(f"no study in {folder}", where=str(path), hint=f"make it first: {first}")
         try:
             entries = {
                 name: [StudyEntry(**entry) for entry in values.get(name, ())]

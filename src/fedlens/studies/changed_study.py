@@ -14,10 +14,10 @@ from fedlens.experiment.atomic_files import read_regular
 from fedlens.report.study_results import INFO, LINES, StudyEntry, StudyInfo, StudyResults, read_lines
 from fedlens.studies.expansion import shown_value
 from fedlens.studies.planned import PlannedRun
+from fedlens.studies.reproductions import COPY
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan, Values
 
-COPY = "study.toml"
 _OF_TASK = "that of the task"
 _MOST = 4  # cells, settings or values that are named
 

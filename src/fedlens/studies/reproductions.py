@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.shell_command import quoted_command, shell_command
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "studies"
+COPY = "study.toml"
+"""The copy of a study file in the folder of its results."""
 _DOCUMENT = ".document.toml"
 _LEFT_OUT = "left_out.toml"
 _OTHERS = {"record.toml", "speeds.toml", _LEFT_OUT}  # of the folder that are no studies
@@ -52,7 +55,8 @@ def reproduction(name: str) -> Path:
         return paths[name]
     if name in left_out():
         raise ConfigError(
-            f"'{name}' has no study: {left_out()[name]}", hint="'fedlens reproduce --list' lists all"
+            f"'{name}' has no study: {left_out()[name]}",
+            hint=f"{quoted_command('reproduce', list=True)} lists all",
         )
     parts = [other for other in paths if name and other.startswith(name)]
     hint = f"choose one of {', '.join(parts)}" if parts else nearest(name, paths)
@@ -68,17 +72,41 @@ def folder_of(name: str, scale: str) -> Path:
     return Path("studies", *name.split("/"), scale)
 
 
-def study_command(path: Path | None, scale: str) -> str:
-    """The command that makes the results of a study.
+def study_command(
+    path: Path | None,
+    scale: str,
+    folder: Path,
+    usual: Path,
+    *,
+    changes: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    data_dir: Path | str | None = None,
+) -> str:
+    """The command that makes the results of a study again, with everything that was given.
 
     Args:
-        path: the study file; None for a study in Python.
+        path: the study file; None for a study in Python, of which `folder` has a copy.
         scale: "" for a study without scales.
+        folder: of the results.
+        usual: the folder of `fedlens sweep` without `--out`.
+        changes, seeds: what replaced settings and seeds of the file.
 
-    >>> study_command(reproduction("hsu2019/fig5"), "laptop"), study_command(Path("my study.toml"), "")
-    ('fedlens reproduce hsu2019/fig5 --scale laptop', "fedlens sweep 'my study.toml'")
+    >>> study_command(reproduction("hsu2019/fig5"), "laptop", Path("here"), Path("studies/fig5/laptop"))
+    'fedlens reproduce hsu2019/fig5 --scale laptop --out here'
+    >>> usual = Path("studies/my study")
+    >>> study_command(Path("my study.toml"), "", usual, usual, changes=["rounds=2"], seeds=[3, 4])
+    "fedlens sweep 'my study.toml' --set rounds=2 --seeds 3,4"
     """
-    if path is not None and path.resolve().is_relative_to(FOLDER):
-        return f"fedlens reproduce {_name(path.resolve())} --scale {scale}"
-    shown = "STUDY" if path is None else shlex.quote(str(path))
-    return f"fedlens sweep {shown}" + (f" --scale {scale}" if scale not in ("", "paper") else "")
+    if path is not None and path.resolve().is_relative_to(FOLDER) and not changes and seeds is None:
+        name, scale = _name(path.resolve()), scale or "paper"
+        out = None if folder == folder_of(name, scale) else folder
+        return shell_command("reproduce", name, scale=scale, out=out, data_dir=data_dir)
+    return shell_command(
+        "sweep",
+        folder / COPY if path is None else path,
+        changes=changes,
+        scale=scale if scale not in ("", "paper") else None,
+        seeds=seeds,
+        out=None if folder == usual else folder,
+        data_dir=data_dir,
+    )

@@ -15,11 +15,12 @@ from fedlens.experiment.config_source import Source, override
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
 from fedlens.studies.carry_out import RunOptions
-from fedlens.studies.changed_study import COPY, refuse_changed
+from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.estimate import StudyEstimate, estimate
 from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.reproductions import COPY, study_command
 from fedlens.studies.run_cost import PATIENCE
 from fedlens.studies.run_settings import worker_name
 from fedlens.studies.store import StudyStore
@@ -108,7 +109,8 @@ class Study:
 
     def __init__(self, **settings: Any) -> None:
         self._source = read_study(settings)
-        self._changed = False
+        self._changes: Sequence[str] = ()
+        self._seeds: Sequence[int] | None = None
 
     @classmethod
     def load(
@@ -129,7 +131,7 @@ class Study:
         changes = override(Source({}), overrides).values
         made = cls.__new__(cls)
         made._source = read_study(Path(file), scale, changes, seeds)
-        made._changed = bool(changes) or seeds is not None
+        made._changes, made._seeds = tuple(overrides), None if seeds is None else list(seeds)
         return made
 
     @property
@@ -189,7 +191,7 @@ class Study:
         if jobs is not None and jobs < 0:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
-        plan, store = self.plan(), StudyStore(folder)
+        plan, store = self.plan().with_command(self._command(folder, data_dir)), StudyStore(folder)
         if address is None and (jobs is None or download):  # workers need not download the same files at once
             estimated = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
             jobs = estimated.jobs if jobs is None else jobs
@@ -232,10 +234,23 @@ class Study:
         root = None if data_dir is None else Path(data_dir)
         return estimate(self.plan(), folder, jobs=jobs, data_dir=root, download=download, patience=patience)
 
+    def _command(self, folder: Path, data_dir: Path | str | None) -> str:
+        """The command that makes the results in `folder` again."""
+        places = self._source.places
+        return study_command(
+            places.path,
+            places.scale,
+            folder,
+            self.folder,
+            changes=self._changes,
+            seeds=self._seeds,
+            data_dir=data_dir,
+        )
+
     def _write_file(self, folder: Path) -> None:
         """Writes study.toml: a copy of the study file, or the settings if they were given otherwise."""
         path = self._source.places.path
-        if path is not None and not self._changed:
+        if path is not None and not self._changes and self._seeds is None:
             content = path.read_bytes()
         else:
             content = tomli_w.dumps(_writable(self._source.values)).encode()

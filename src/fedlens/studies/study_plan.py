@@ -23,7 +23,6 @@ from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metri
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.pretrained import after_pretraining
 from fedlens.studies.pretraining_runs import pretraining_runs
-from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
@@ -58,7 +57,7 @@ class StudyPlan:
 
     source: StudySource
     cells: StudyCells
-    command: str
+    command: str = ""
 
     @classmethod
     def load(cls, study: str | Path | Values, scale: str | None = None, check: bool = True) -> StudyPlan:
@@ -79,8 +78,7 @@ class StudyPlan:
             refuse_search(cells, source.places)
             _refuse_evaluations(cells, source)
             refuse_analyses(cells, source)
-        command = study_command(source.places.path, source.places.scale)
-        plan = cls(source, cells, command)
+        plan = cls(source, cells)
         plan.refuse_baseline()
         if check:
             _refuse_outputs(plan)
@@ -256,7 +254,7 @@ class StudyPlan:
         )
 
     def with_command(self, command: str) -> StudyPlan:
-        """The same plan with another command that reproduces its results."""
+        """The same plan with the command that makes its results."""
         return replace(self, command=command)
 
 

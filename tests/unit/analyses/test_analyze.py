@@ -19,11 +19,14 @@ from fedlens.analyses.opened_run import open_run
 from fedlens.analyses.registry import ANALYSES
 from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.api import Experiment, resume
+from fedlens.cli.analyze import analysis_settings, round_list
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, HookError, RunDirectoryError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.report.analysis_figures import analysis_figures, shown
+from fedlens.report.analysis_page import INDEX
+from tests.unit.cli.printed import parsed
 
 
 def experiment(*changes: str, **tables: Any) -> Experiment:
@@ -304,11 +307,23 @@ def test_an_analysis_of_ones_own(recorded: Path, tmp_path: Path) -> None:
         "    return [{'round': each.round, 'clients': len(each.replies) ** power} for each in run.recorded]\n"
     )
     made = analyze(
-        recorded, [f"{own}:sizes"], settings={f"{own}:sizes": {"power": 2.0}}, out=tmp_path / "page"
+        recorded,
+        [f"{own}:sizes"],
+        rounds=[1, 2, 3],
+        settings={f"{own}:sizes": {"power": 2.0}},
+        out=tmp_path / "page",
     )
     assert list(made.rows.values()) == [[{"round": r, "clients": 9.0} for r in (1, 2, 3)]]
     assert (tmp_path / "page" / "own-sizes.jsonl").exists()
     assert "sizes" in made.page.read_text()
+    (index,) = json.loads((tmp_path / "page" / INDEX).read_text()).values()
+    assert escape(index["command"]) in made.page.read_text()
+    verbs, given = parsed(index["command"])
+    assert (verbs, given["directory"], given["names"]) == ("analyze", recorded, [f"{own}:sizes"])
+    assert (analysis_settings(given["changes"]), given["out"]) == (
+        {f"{own}:sizes": {"power": 2.0}}, str(tmp_path / "page")
+    )  # fmt: skip
+    assert round_list(given["rounds"]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

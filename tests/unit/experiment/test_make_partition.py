@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.shell_command import shell_command
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.build import build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override
-from fedlens.experiment.make_partition import check_free, make_partition, run_options
+from fedlens.experiment.make_partition import check_free, make_partition, run_settings
 from fedlens.experiment.plan import plan
 
 SMALL = ("dataset.train=60", "dataset.test=20", "dataset.shape=[1,4,4]")
@@ -75,9 +76,9 @@ def test_a_run_takes_the_file_with_the_options_that_are_printed(tmp_path: Path) 
     p = made("clients=5", "alpha=0.2", partition="dirichlet", seed=4, data_seed=9)
     path = tmp_path / 'it\'s my "split" of ünïcode 🩻 & $HOME.npz'
     p.save(path)
-    words = shlex.split(run_options(path, data_seed=9))
-    assert words[::2] == ["--set", "--set"]
-    run = of_a_run(*words[1::2], partition={"name": "iid", "clients": 2})
+    words = shlex.split(shell_command("run", "RECIPE", changes=run_settings(path, data_seed=9)))
+    assert words[3::2] == ["--set", "--set"]
+    run = of_a_run(*words[4::2], partition={"name": "iid", "clients": 2})
     assert run.digest == p.digest
     assert run.spec["of"] == p.spec
 

@@ -96,8 +96,9 @@ def test_halving_and_tuning_give_the_same_by_any_number_of_jobs_and_after_a_stop
             fedlens.Study(**settings).run(tmp_path / "cut", jobs=0, report=False, progress=Stop())
     fedlens.Study(**settings).run(tmp_path / "cut", jobs=0, report=False)
     assert without_clock(tmp_path / "cut") == lines
-    for name in ("study.json", "study.toml"):
-        assert (tmp_path / "cut" / name).read_bytes() == (straight.directory / name).read_bytes()
+    for name in ("study.json", "study.toml"):  # but for the folder in the command
+        text = (tmp_path / "cut" / name).read_text().replace(f"{tmp_path / 'cut'}", f"{straight.directory}")
+        assert text == (straight.directory / name).read_text()
 
 
 def test_the_command_runs_a_study_and_writes_its_files(folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats.check_command import check_command
 from fedlens.data.formats.common_settings import height_width
 from fedlens.data.formats.csv_table import CsvTable, table_path
 from fedlens.data.formats.image_sizes import ImageSizes
@@ -205,18 +204,9 @@ def read(fill: Fill, settings: Mapping[str, Any], seed: int, changed: Mapping[st
     scan = examine(fill, settings, full=False)
     skipped = scan.findings.settle(
         settings["on_error"],
-        advice=f"this lists all: {_check_command(scan, changed)}",
+        advice=f"this lists all: {check_command(scan.format, {**changed, 'path': scan.settings['path']})}",
     )
     return assemble(scan, seed, notes=skipped)
-
-
-def _check_command(scan: Scan, changed: Mapping[str, Any]) -> str:
-    """The command that checks the same data."""
-    words = ["fedlens", "data", "check", str(scan.settings["path"]), "--format", scan.format]
-    for key, value in changed.items():
-        if key not in ("path", "on_error"):
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    return shlex.join(words)
 
 
 def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
