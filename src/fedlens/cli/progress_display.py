@@ -17,7 +17,9 @@ from fedlens.cli.heartbeat import Heartbeat
 from fedlens.cli.output import complain, console, discard, printable, unwritten
 from fedlens.cli.status_line import StatusLine, fitting
 from fedlens.experiment.progress import Forecast, ProgressBase
+from fedlens.report.cost_measures import measure
 from fedlens.report.format import (
+    POOLED,
     count,
     duration,
     finite,
@@ -328,7 +330,7 @@ def _best_text(best: dict[str, Any], metric: str, where: str) -> str:
     value, on = finite(best.get("test_value")), " on test"
     if chosen_on == "test" or value is None:
         value = finite(best.get("value"))
-        on = "" if chosen_on == "test" or where == "at the clients" else f" on {chosen_on}"
+        on = "" if chosen_on == "test" or where == POOLED else f" on {chosen_on}"
     return (
         f"; best {metric_value(chosen_metric, value)}{on} in round {best.get('round')}, chosen on {chosen_on}"
     )
@@ -353,7 +355,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     if best_of and f"{split}_{best_of[1]}" in final:  # the score of the task
         metric, value = best_of[1], finite(final[f"{split}_{best_of[1]}"])
     name, status, round = label(metric), summary.get("status"), final.get("round")
-    where = "on test" if f"test_{metric}" in final else "at the clients"
+    where = "on test" if f"test_{metric}" in final else POOLED
     outcome = f"{name} {metric_value(metric, value)} {where} after round {round}"
     best = _best_text(summary.get("best") or {}, metric, where)
     mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
@@ -362,7 +364,7 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         return [f"{status}: {outcome}{at_worst}{best}", ", ".join(cost)]
     # Clients use the tuned models; all other metrics are of the global model.
     return [
-        f"{status}: {name} {metric_value(metric, mean)} at the clients, each after tuning, "
+        f"{status}: {measure(metric, 'clients')} {metric_value(metric, mean)}, each after tuning, "
         f"in round {round}{at_worst}",
         f"global model, not tuned: {outcome}{best}",
         ", ".join(cost),

@@ -13,6 +13,8 @@ MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
+# How the value of clients' own models is measured that a run records as `validation_*`.
+POOLED = "on all held-out images of the clients"
 _LABELS = {
     "accuracy_balanced": "balanced accuracy",
     "accuracy_top5": "top-5 accuracy",

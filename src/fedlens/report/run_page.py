@@ -14,7 +14,17 @@ from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
 from fedlens.report.efficiency import efficiency
 from fedlens.report.example_section import example_section
-from fedlens.report.format import SPLITS, finite, heading, metric_value, rounds_of, setting, size, split_of
+from fedlens.report.format import (
+    POOLED,
+    SPLITS,
+    finite,
+    heading,
+    metric_value,
+    rounds_of,
+    setting,
+    size,
+    split_of,
+)
 from fedlens.report.left_clients import left_clients
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
@@ -50,6 +60,7 @@ def write_report(run_dir: Path) -> Path:
     bound = bound_beside(run)
     curves = _curves(run, bound)
     context = {
+        "pooled": POOLED,
         "title": f"{run.name} · {run.status} · fedlens",
         "aside": " · ".join(filter(None, [run.run_id, _start_time(run.environment)])),
         "run": run,

@@ -51,7 +51,7 @@ def test_without_a_test_the_clients_own_data_decide(tmp_path: Path) -> None:
 
 def test_the_page_says_where_it_was_measured(tmp_path: Path) -> None:
     own = read_page(write_report(personal(tmp_path)).read_text(encoding="utf-8"))
-    assert "70.0 % at the clients, after round 2" in own.words
+    assert "70.0 % on all held-out images of the clients, after round 2" in own.words
     assert "Each client's model" not in own.words
     page = read_page(write_report(tuned(tmp_path)).read_text(encoding="utf-8"))
     assert "on test, after round 2" in page.words
@@ -87,7 +87,8 @@ def test_the_terminal_says_so_too() -> None:
     final = own | {"clients_accuracy_worst_decile": 0.4}
     summary = {"status": "finished", "final": final, "totals": {}}
     assert closing_lines(summary)[0] == (
-        "finished: accuracy 81.2 % at the clients after round 3, 40.0 % at the worst tenth of the clients"
+        "finished: accuracy 81.2 % on all held-out images of the clients after round 3, 40.0 % at the worst "
+        "tenth of the clients"
     )
 
 
@@ -103,8 +104,8 @@ def test_of_a_tuned_run_the_clients_are_told_first_and_which_model_is_which() ->
     best = {"round": 2, "metric": "validation_accuracy", "value": 0.447, "chosen_on": "validation"}
     summary = {"status": "finished", "final": final, "best": {**best, "test_value": 0.43}}
     assert closing_lines(summary)[:2] == [
-        "finished: accuracy 90.0 % at the clients, each after tuning, in round 3, 61.0 % at the worst tenth of the "
-        "clients",
+        "finished: the clients' mean accuracy on held-out images 90.0 %, each after tuning, in round 3, "
+        "61.0 % at the worst tenth of the clients",
         "global model, not tuned: accuracy 43.6 % on test after round 3; best 43.0 % on test in round 2, chosen on "
         "validation",
     ]
