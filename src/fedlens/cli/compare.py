@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedlens.cli.options import Debug, Json
-from fedlens.cli.output import print_columns, print_json, printable, reported
+from fedlens.cli.output import print_columns, print_json, reported
+from fedlens.core.printable import printable
 
 if TYPE_CHECKING:
     from fedlens.report.compare import Comparison

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
-from fedlens.cli.output import Interrupted, print_columns, printable, reported, stdout_kept_clean
+from fedlens.cli.output import Interrupted, print_columns, reported, stdout_kept_clean
+from fedlens.core.printable import printable
 from fedlens.experiment.progress import Forecast, Silent
 
 if TYPE_CHECKING:

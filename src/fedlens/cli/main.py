@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -27,7 +28,6 @@ from fedlens.cli.output import (
     from_printing,
     open_standard_streams,
     print_json,
-    printable,
 )
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
@@ -39,6 +39,7 @@ from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
 from fedlens.cli.signals import ignore_signals, stopped_by_signals
 from fedlens.cli.sweep import sweep
+from fedlens.core.printable import printable
 
 # typer has no public name for the error of a wrong command line, which this is a kind of.
 _UsageError: Any = typer.BadParameter.__base__
@@ -152,6 +153,8 @@ def fedlens(
     ] = False,
 ) -> None:
     """Federated learning experiments for computer vision: train on partitioned data, and measure what that costs."""
+    # Of Pillow, which is not imported here. Images beyond its limit are refused with a sentence that names the file.
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from fedlens.core.errors import FedlensError
+from fedlens.core.printable import UNPRINTABLE, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,11 +25,6 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141  # as of a process that SIGPIPE ended
 _PRINTS = __name__.rpartition(".")[0] + "."  # modules that print
 _ANY_WIDTH = 1_000_000  # characters of a line that is not fitted to a terminal
-
-# Control characters but for the line feed, marks that change the direction of text, line separators, surrogates.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -48,18 +43,6 @@ class OutputLost(Exception):
         """Says so on standard error; nothing if the reader has just closed the pipe, as `head` does."""
         if not self.broken_pipe:
             complain("error", f"{self}.")
-
-
-def printable(text: str, line_feeds: bool = True) -> str:
-    r"""The text with control characters and marks of text direction written as escapes.
-
-    Names of files, classes and clients can hold any character. A terminal would obey them.
-
-    >>> printable("a\x1b[31mb\u202ec"), printable("two\nlines", line_feeds=False)
-    ('a\\x1b[31mb\\u202ec', 'two\\nlines')
-    """
-    text = _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
-    return text if line_feeds else text.replace("\n", "\\n")
 
 
 @dataclass
@@ -177,7 +160,7 @@ def print_json(value: Any) -> None:
     from fedlens.experiment.rundir import plain
 
     text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    text = _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    text = UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     print(text, file=_stdout())
     flush_output()
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.cli.client_table import client_lines, worst_text
 from fedlens.cli.heartbeat import Heartbeat
-from fedlens.cli.output import complain, console, discard, printable, unwritten
+from fedlens.cli.output import complain, console, discard, unwritten
 from fedlens.cli.status_line import StatusLine, fitting
+from fedlens.core.printable import printable
 from fedlens.experiment.progress import Forecast, ProgressBase
 from fedlens.report.cost_measures import measure
 from fedlens.report.format import (

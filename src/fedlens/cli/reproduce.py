@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
-from fedlens.cli.output import print_columns, print_json, printable, reported, say
+from fedlens.cli.output import print_columns, print_json, reported, say
+from fedlens.core.printable import printable
 from fedlens.core.shell_command import quoted_command
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 
 from fedlens.cli.cost import time_left
-from fedlens.cli.output import printable
+from fedlens.core.printable import printable
 from fedlens.report.format import duration, label, many, metric_value
 from fedlens.report.study_results import Role, RunLine, validation_metric
 from fedlens.studies.planned import PlannedRun

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.printable import csv_cell
 from fedlens.core.threads import usable_cores
 from fedlens.data.formats.file_safety import is_below
 from fedlens.data.formats.named_images import NamedImage, named_images
@@ -137,8 +138,8 @@ def predict(
     """Yields the prediction of each image file, in the order of `paths`: `path`, the task's columns, and `fault`.
 
     `fault` is None, or says why the file could not be predicted; the task's columns are None then. With `output`, the
-    rows are also written to a CSV file when all are done, masks and boxes to files of their own, and a picture of each
-    image is drawn. At most two batches of images are in memory.
+    rows are also written to a CSV file when all are done, with texts as `csv_cell` makes them, masks and boxes to files
+    of their own, and a picture of each image is drawn. At most two batches of images are in memory.
 
     Args:
         top: how many classes a row of a classifier has.
@@ -168,14 +169,12 @@ def predict(
     try:
         with ExitStack() as held:
             descriptor = create(held.enter_context(replacing(output.table)))
-            # Names of files need not be UTF-8 (PEP 383).
-            form: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-            file = held.enter_context(open(descriptor, "w", **form))
-            writer = csv.DictWriter(file, ["path", *_columns(trained, top), "fault"])
-            writer.writeheader()
+            file = held.enter_context(open(descriptor, "w", encoding="utf-8", newline=""))
+            writer = csv.writer(file)
+            writer.writerow(columns := ["path", *_columns(trained, top), "fault"])
             files = _Files(output.pictures_folder if output.pictures else None, output.annotations(trained))
             for row in _rows(trained, images, top, files, progress):
-                writer.writerow(row)
+                writer.writerow(csv_cell(row[name]) for name in columns)
                 yield row
             if files.annotations is not None:
                 files.annotations.finish()

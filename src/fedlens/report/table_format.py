@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from fedlens.core.printable import csv_cell
+
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$", '"': "''",
@@ -128,13 +130,13 @@ class StudyTable:
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV with line feeds; None is an empty field.
+    """Rows as CSV with line feeds; None is an empty field, and texts are those of `csv_cell`.
 
     >>> csv_text([["a", None, 0.1], ["b, c", True, 2]])
     'a,,0.1\\n"b, c",True,2\\n'
     """
     file = io.StringIO(newline="")
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    csv.writer(file, lineterminator="\n").writerows(map(csv_cell, row) for row in rows)
     return file.getvalue()
 
 

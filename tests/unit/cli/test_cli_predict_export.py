@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from fedlens import Experiment, Result
@@ -137,6 +140,41 @@ def test_predict_ends_with_1_and_names_the_files_that_it_could_not_predict(
         None,
         [str(photos / "1.png"), "no.png"],
     )
+
+
+def test_a_table_of_predictions_has_nothing_that_a_terminal_or_a_spreadsheet_obeys(
+    run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["=cmd.png", "-2+cmd|x.png", "a\x1b[31mb\u202e\udcff\nc.png"]
+    for at, name in enumerate(names):
+        write(Path(name), pixels(at, channels=1))
+    answer = runner.invoke(
+        app, ["predict", str(run.directory), "--out", "out", "--no-pictures", "--", *names]
+    )
+    assert answer.exit_code == 0, answer.output
+    text = Path("out/predictions.csv").read_bytes().decode()
+    paths = [row["path"] for row in csv.DictReader(text.splitlines())]
+    assert paths == ["'=cmd.png", "'-2+cmd|x.png", r"a\x1b[31mb\u202e\udcff\nc.png"]
+    assert text.replace("\r\n", "").isprintable()
+
+
+def test_an_image_beyond_the_limit_is_refused_in_our_words_alone(
+    run: Result, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Image.open(photos / "0.png") as image:
+        width, height = image.size
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", width * height - 1)
+    for command in (
+        ["predict", str(run.directory), str(photos), "--out", str(tmp_path / "out")],
+        ["data", "check", str(photos), "--format", "image-folder"],
+    ):
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("default")  # as a user has them
+            answer = runner.invoke(app, command)
+        assert answer.exit_code in (1, 2)
+        assert f"the image has {width} x {height} pixels; the limit is 0" in answer.output
+        assert not shown
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.cli import output
-from fedlens.cli.output import OutputLost, from_printing, print_columns, print_json, printable, say
+from fedlens.cli.output import OutputLost, from_printing, print_columns, print_json, say
+from fedlens.core.printable import printable
 
 
 class Full(io.StringIO):
