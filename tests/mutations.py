@@ -55,6 +55,18 @@ MUTATIONS = [
     ),
     # -- analyses --
     Mutation(
+        "analyses/dynamics.py",
+        "mean = math.fsum(values) / len(values)",
+        "mean = math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)",
+        "unit/analyses/test_dynamics.py",
+    ),
+    Mutation(
+        "analyses/dynamics.py",
+        "math.fsum(losses) / len(losses)",
+        "math.fsum(w * v for w, v in zip(weights, losses, strict=True)) / math.fsum(weights)",
+        "unit/analyses/test_dynamics.py",
+    ),
+    Mutation(
         "tasks/optimal_weights.py",
         "weights * (gradient - weights @ gradient)",
         "weights * gradient",
@@ -342,6 +354,12 @@ MUTATIONS = [
         "identity/test_layer_rates.py",
     ),
     Mutation(
+        "local/rate_scales.py",
+        "max(fitting, key=len)",
+        "min(fitting, key=len)",
+        "unit/local/test_rate_scales.py",
+    ),
+    Mutation(
         "core/frozen.py",
         'layer.__dict__["train"] = partial(_train, layer)',
         "pass",
@@ -489,10 +507,17 @@ MUTATIONS = [
         "key=lambda index: (scores[index][1], index)",
         "unit/studies/test_halving.py",
     ),
+    Mutation("studies/halving.py", "or at <= rung", "or at <= rung + 1", "unit/studies/test_halving.py"),
     Mutation(
         "report/study_statistics.py",
         "(len(order) - rank) * value",
         "len(order) * value",
+        "unit/report/test_study_statistics.py",
+    ),
+    Mutation(
+        "report/study_statistics.py",
+        "return min(max(1, len(set(seeds)))",
+        "return max(max(1, len(set(seeds)))",
         "unit/report/test_study_statistics.py",
     ),
 ]

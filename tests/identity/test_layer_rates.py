@@ -78,10 +78,12 @@ def test_so_it_is_in_every_algorithm_with_local_steps(make: Any) -> None:
 def test_each_leaf_takes_its_own_rate_as_parameter_groups_do(optimizer: str) -> None:
     there, more = world(), OPTIMIZERS[optimizer]
     made = fedavg(
-        parts(there, {**PLAIN, **more, "lr_scale": {"head": 10.0, "0.bias": 0.25}}, select=Everyone())
+        parts(
+            there, {**PLAIN, **more, "lr_scale": {"head": 10.0, "0": 0.5, "0.bias": 0.25}}, select=Everyone()
+        )
     )
     ran = course(made, there, 1)
-    rates = {"0.weight": 0.125, "0.bias": 0.03125, "3.weight": 1.25, "3.bias": 1.25}
+    rates = {"0.weight": 0.0625, "0.bias": 0.03125, "3.weight": 1.25, "3.bias": 1.25}
     kind: Any = torch.optim.Adam if more.get("optimizer") == "adam" else torch.optim.SGD
     given = {name: value for name, value in more.items() if name != "optimizer"}
 

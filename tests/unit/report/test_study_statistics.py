@@ -19,6 +19,7 @@ from fedlens.report.study_statistics import (
     paired_test,
     simultaneous_level,
     t_interval,
+    tuned_on,
 )
 
 FIRST = {0: 0.71, 1: 0.74, 2: 0.69, 3: 0.75, 4: 0.70}
@@ -96,6 +97,28 @@ def test_bold_needs_a_small_adjusted_p_and_five_seeds_and_tuning_on_several(
 ) -> None:
     test = PairedTest(Interval(0.2, 0.1, 0.3, n), 0.001, adjusted)
     assert is_bold(test, tuning) is bold
+
+
+@pytest.mark.parametrize(
+    ("tuning", "seeds"),
+    [
+        ({}, None),
+        ({"seeds": [7, 8, 9]}, 3),
+        ({"seeds": [7, 8, 9], "seeds_by_method": {"a": [7, 8, 9], "b": [7, 8], "c": [7, 8, 9]}}, 2),
+        ({"seeds_by_method": {"a": [7], "b": [7, 8, 9], "c": [7, 8]}, "untuned": ["a"]}, 2),
+        ({"seeds_by_method": {"a": [7]}, "untuned": ["a"]}, None),
+    ],
+)
+def test_settings_were_chosen_on_the_seeds_of_the_method_with_the_fewest(
+    tuning: dict[str, object], seeds: int | None
+) -> None:
+    assert tuned_on(tuning) == seeds
+
+
+def test_a_method_that_was_tuned_on_one_seed_stops_bold_for_all() -> None:
+    test = PairedTest(Interval(0.2, 0.1, 0.3, 5), 0.001, 0.01)
+    assert is_bold(test, {"seeds_by_method": {"a": [7, 8], "b": [7, 9]}})
+    assert not is_bold(test, {"seeds_by_method": {"a": [7, 8], "b": [7]}})
 
 
 def test_a_small_p_that_is_not_corrected_is_not_bold() -> None:

@@ -148,6 +148,15 @@ def test_values_after_the_rung_and_missing_ones_are_not_read() -> None:
     assert not has_reached(line, None)
 
 
+def test_a_rung_reads_the_value_of_its_own_round_and_not_of_the_next() -> None:
+    values = [0.1, 0.5, 0.6, 0.9, 0.7]
+    curve = {"round": [0, 1, 2, 3, 4], "validation_accuracy": values}
+    line = RunLine("d", "r", "finished", None, 4, "test_accuracy", curve)
+    assert [value_at(line, "validation_accuracy", rung) for rung in range(5)] == values
+    assert value_at(line, "validation_accuracy", 3, last=2) == pytest.approx(0.75)
+    assert value_at(line, "validation_accuracy", 9) == value_at(line, "validation_accuracy") == 0.7
+
+
 def test_a_rung_before_the_first_evaluation_is_refused() -> None:
     check_rungs(5, 5, 100)
     with pytest.raises(ConfigError, match="first evaluated after round 10"):
