@@ -18,21 +18,37 @@ _COUNTS = ("asks", "replies", "bytes_down", "bytes_up")
 class Traffic:
     """The fields of all messages by operation, with the number of values of each, messages and bytes.
 
-    Requests to holders of server data, such as `@test`, reach no client and are left out. A field of which the replies
-    of a block are summed in a worker (`Reduce`) counts too: it left its client.
+    Requests to holders of server data, such as `@test`, reach no client: only their names are kept. A field of which
+    the replies of a block are summed in a worker (`Reduce`) counts too: it left its client.
 
     Attributes:
         rows: by operation: `down` and `up`, the number of values of each field where it was seen first; `measured`, the
             names of the reply's metrics; `asks` and `replies`; `bytes_down` and `bytes_up`; `rounds`, the first and the
             last round.
+        server: by operation, the server's data that it ran on.
     """
 
-    def __init__(self, rows: Mapping[str, Row] | None = None) -> None:
-        self.rows: dict[str, Row] = {op: {**row} for op, row in (rows or {}).items()}
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.server: dict[str, list[str]] = {}
+
+    def to_payload(self) -> dict[str, Any]:
+        """The messages as a checkpoint holds them."""
+        return {"clients": self.rows, "server": self.server}
+
+    @classmethod
+    def of(cls, payload: Mapping[str, Any]) -> Traffic:
+        """What `to_payload` returned; an empty mapping is no message."""
+        made = cls()
+        made.rows = dict(payload.get("clients", {}))
+        made.server = dict(payload.get("server", {}))
+        return made
 
     def asked(self, ask: Ask, round: int, nbytes: int) -> None:
         """Counts an ask, of which the clients receive `nbytes` together."""
         requests = [request for request in ask.requests if not isinstance(request.client, str)]
+        if holders := {request.client for request in ask.requests if isinstance(request.client, str)}:
+            self.server[ask.op] = sorted(holders.union(self.server.get(ask.op, ())))
         if not requests:
             return
         row = self._row(ask.op, round)
@@ -59,8 +75,10 @@ class Traffic:
 
     def add(self, other: Traffic) -> None:
         """Adds the messages of later rounds."""
+        for op, holders in other.server.items():
+            self.server[op] = sorted({*holders, *self.server.get(op, ())})
         for op, more in other.rows.items():
-            row = self.rows.setdefault(op, _empty(more["rounds"][0]))
+            row = self.rows[op] = {**self.rows.get(op, _empty(more["rounds"][0]))}
             for name in _COUNTS:
                 row[name] += more[name]
             row["down"], row["up"] = {**more["down"], **row["down"]}, {**more["up"], **row["up"]}

@@ -1,4 +1,4 @@
-"""What a run takes from the data of all clients together, before and beside the messages of its rounds."""
+"""What a run takes from the data of all clients together, beside the messages of its rounds."""
 
 from __future__ import annotations
 
@@ -19,17 +19,6 @@ def pooled_facts(built: Built) -> list[str]:
         )
     if "size" in data.chosen:
         facts.append("The size of the images, chosen from the sizes of all images (data.dataset.size).")
-    if held := federation.held.get("@validation"):
-        facts.append(
-            f'{held:,} training examples of the clients as validation data (data.validation_from = "global"): the '
-            "server holds them."
-        )
-    if config.evaluation.train:
-        facts.append(
-            "All training examples: the server evaluates the model on them (evaluation.train = true)."
-        )
-    if built.algorithm.pools_data:
-        facts.append(f"All training examples: '{config.algorithm['name']}' trains on them in one place.")
     if config.engine["name"] == "ray":
         facts.append("The training examples themselves: Ray sends them, or their paths, to every node.")
     return facts

@@ -31,7 +31,7 @@ class RunState:
     digests: Mapping[str, Any] = field(default_factory=dict)  # of the lines before this round, by file
     norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
     divergence: Mapping[str, Any] | None = None  # see `Divergence.state`
-    traffic: Mapping[str, Any] = field(default_factory=dict)  # see `Traffic.rows`
+    traffic: Mapping[str, Any] = field(default_factory=dict)  # see `Traffic`
     cpu_seconds: float = 0.0  # processor time of this process in all rounds so far
 
     def payload(self) -> dict[str, Any]:

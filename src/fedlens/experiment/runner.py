@@ -395,9 +395,9 @@ class Runner:
 
     def _traffic_with(self, tally: Tally) -> dict[str, Any]:
         """What crossed in all rounds, this one included."""
-        traffic = Traffic(self.run_state.traffic if self.run_state else None)
+        traffic = Traffic.of(self.run_state.traffic if self.run_state else {})
         traffic.add(tally.traffic)
-        return traffic.rows
+        return traffic.to_payload()
 
     def _note_missing_score(self, line: Mapping[str, Any]) -> None:
         """Notes that no best round can be chosen, if the evaluation has metrics and the score is not among them."""

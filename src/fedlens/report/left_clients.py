@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlens.report.format import MISSING, count, finite, many, size
-from fedlens.report.read import Run
+from fedlens.report.read import Run, subtable
 
 HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
 _LEAD = (
@@ -14,15 +14,22 @@ _LEAD = (
     "or made private."
 )
 
+_HELD = {
+    "@test": "the test data",
+    "@validation": "the training examples that are held out, of all clients together",
+    "@train": "the training examples of all clients together",
+}
+
 
 def left_clients(run: Run) -> dict[str, Any] | None:
     """The messages of a run, and what it took from all clients together; None if the run recorded neither.
 
     The rows come from the messages that the run counted (`fedlens.core.traffic`), not from a list of algorithms.
     """
-    pooled, told = _sentences(run, "pooled"), _sentences(run, "disclosures")
-    traffic = run.summary.get("traffic")
-    rows = [_row(op, row) for op, row in traffic.items()] if isinstance(traffic, Mapping) else []
+    told, traffic = _sentences(run, "disclosures"), run.summary.get("traffic")
+    traffic = traffic if isinstance(traffic, Mapping) else {}
+    rows = [_row(op, row) for op, row in subtable(traffic, "clients").items()]
+    pooled = [*_at_the_server(subtable(traffic, "server")), *_sentences(run, "pooled")]
     if not (rows or pooled or told):
         return None
     return {
@@ -32,6 +39,15 @@ def left_clients(run: Run) -> dict[str, Any] | None:
         "told": told,
         "lead": _LEAD if rows else "The server asked the clients nothing." * bool(pooled),
     }
+
+
+def _at_the_server(ran: Mapping[str, Any]) -> list[str]:
+    """Which operations ran on which examples at the server."""
+    return [
+        f"The server ran {op} on {' and on '.join(_HELD.get(name, name) for name in names)}."
+        for op, names in ran.items()
+        if isinstance(names, list)
+    ]
 
 
 def _sentences(run: Run, key: str) -> Sequence[str]:

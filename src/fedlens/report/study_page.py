@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedlens.core.errors import DataError
 from fedlens.report.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
 from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import METHOD, SeedGroups, is_lost, why_lost
-from fedlens.report.study_populations import DATA_FIGURES, needs_runs
+from fedlens.report.study_populations import DATA_FIGURES, needs_runs, read_populations
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_tables import study_tables
 
@@ -71,6 +72,7 @@ def write_study_page(folder: Path) -> Path:
         "method": _method(results),
         "command": info.command,
         "version": ", ".join(versions),
+        "client_names": _client_names(results),
     }
     return write_page(folder / PAGE, "study.html.j2", context)
 
@@ -100,6 +102,15 @@ def _shown(named: NamedFigure, folder: Path) -> ShownFigure:
     files = sorted(path.name for path in (folder / FOLDER).glob(f"{named.name}.*"))
     of_data = named.kind in DATA_FIGURES
     return ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files, of_data)
+
+
+def _client_names(results: StudyResults) -> list[str]:
+    """The clients of all populations that the figures may show."""
+    try:
+        populations = read_populations(results.data.get("populations", ()))
+    except DataError:  # the figures of data say so
+        return []
+    return list(dict.fromkeys(name for each in populations for name in each.ids))
 
 
 def _what(results: StudyResults) -> str:

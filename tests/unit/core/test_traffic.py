@@ -48,7 +48,7 @@ def test_holders_of_server_data_are_no_clients() -> None:
     answer = Reply(Id(1, 0, 0), "@test", {"loss": 1.0}, {}, None, nbytes=8)
     driver = Driver(Scripted([answer]), ClientStates())
     driver.drive(taking(Ask("evaluate", [Request("@test")])), 1)
-    assert driver.tally.traffic.rows == {}
+    assert driver.tally.traffic.to_payload() == {"clients": {}, "server": {"evaluate": ["@test"]}}
 
 
 def test_rounds_add_up_and_the_added_is_not_changed() -> None:
@@ -58,7 +58,7 @@ def test_rounds_add_up_and_the_added_is_not_changed() -> None:
         return driver.tally.traffic
 
     first, second = of(1, "train"), of(3, "train")
-    total = Traffic(first.rows)
+    total = Traffic.of(first.to_payload())
     total.add(second)
     total.add(of(4, "count"))
     assert total.rows["train"]["rounds"] == [1, 3]

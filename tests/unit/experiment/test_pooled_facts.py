@@ -12,6 +12,8 @@ import fedlens
 from fedlens import Experiment, Result, resume
 from fedlens.data.dataset import Dataset
 from fedlens.experiment.progress import Silent
+from fedlens.report.run_page import write_report
+from tests.unit.report.reading import read_page
 
 LEAST: dict[str, Any] = {
     "rounds": 2,
@@ -47,12 +49,19 @@ def test_the_pooled_mean_and_deviation_of_own_images_are_listed(tmp_path: Path) 
 
 def test_data_that_the_server_holds_or_pools_is_listed(tmp_path: Path) -> None:
     data = {**LEAST["data"], "validation": 0.1}
-    pooled = facts(run(tmp_path / "a", data=data, evaluation={"train": True}))
-    assert "144 training examples of the clients as validation data" in pooled
-    assert "evaluates the model on them (evaluation.train = true)" in pooled
-    clients = facts(run(tmp_path / "b", data={**data, "validation_from": "client"}, algorithm="centralized"))
-    assert "each client holds, and how many it holds out" in clients
-    assert "'centralized' trains on them in one place" in clients
+    pooled = run(tmp_path / "a", data=data, evaluation={"train": True})
+    assert pooled.summary["traffic"]["server"] == {"evaluate": ["@test", "@train", "@validation"]}
+    words = read_page(write_report(pooled.directory).read_text(encoding="utf-8")).words
+    assert (
+        "The server ran evaluate on the test data and on the training examples of all clients together and on the "
+        "training examples that are held out, of all clients together." in words
+    )
+    clients = run(tmp_path / "b", data={**data, "validation_from": "client"}, algorithm="centralized")
+    assert "each client holds, and how many it holds out" in facts(clients)
+    assert clients.summary["traffic"] == {
+        "clients": {},
+        "server": {"evaluate": ["@test", "@validation"], "train": ["@train"]},
+    }
 
 
 def test_messages_are_counted_over_a_pause(tmp_path: Path) -> None:
@@ -65,8 +74,8 @@ def test_messages_are_counted_over_a_pause(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         Experiment(**settings).run(tmp_path / "paused", progress=Stops(), report=False)
     whole, paused = run(tmp_path / "whole", **settings), resume(tmp_path / "paused", report=False)
-    rows = whole.summary["traffic"]
-    assert paused.summary["traffic"] == rows
+    rows = whole.summary["traffic"]["clients"]
+    assert paused.summary["traffic"] == whole.summary["traffic"]
     assert rows["class-counts"]["up"] == {"counts": 10, "weight": 1}  # asked once, before the pause
     assert rows["class-counts"]["rounds"] == [1, 1]
     assert rows["train"]["up"]["update"] == 650

@@ -75,7 +75,7 @@ def weights(result: Result) -> list[torch.Tensor]:
 
 
 def sent(result: Result, op: str = "train") -> dict[str, int]:
-    fields: dict[str, int] = result.summary["traffic"][op]["up"]
+    fields: dict[str, int] = result.summary["traffic"]["clients"][op]["up"]
     return fields
 
 
@@ -115,7 +115,7 @@ def test_fedrep_sends_the_body_alone(runs: dict[str, Result]) -> None:
 
 def test_late_replies_are_taken(runs: dict[str, Result]) -> None:
     assert [line["clients"] for line in runs["late"].metrics] == [0, 2, 2, 2, 2, 2, 2]
-    late = runs["late"].summary["traffic"]["train"]
+    late = runs["late"].summary["traffic"]["clients"]["train"]
     assert (late["asks"], late["replies"]) == (4 + 5 * 2, 6 * 2)  # two are at work when the run ends
     assert runs["late"].metrics[-1]["test_accuracy"] > runs["late"].metrics[0]["test_accuracy"] + 0.3
 

@@ -13,8 +13,12 @@ from fedlens.report.compare import write_comparison
 from fedlens.report.page_contents import page_contents
 from fedlens.report.partition_page import write_page
 from fedlens.report.run_page import write_report
+from fedlens.report.study_page import write_study_page
+from fedlens.report.study_populations import CasePopulation, population_values
+from fedlens.report.study_results import LINES, write_data, write_info, write_lines
 from tests.unit.report.fake_run import class_counts, make_partition, make_run
 from tests.unit.report.reading import read_page
+from tests.unit.report.study_curves_fake import by_alpha
 from tests.unit.report.test_classification_section import WORST, evaluation, images_of
 
 TITLE = "What this page contains"
@@ -54,6 +58,18 @@ def test_a_page_without_images_lists_none_and_says_how_to_get_them(tmp_path: Pat
 def test_numbers_are_no_names_of_clients() -> None:
     assert page_contents("<td>3</td>", ["3"]) == []
     assert page_contents(f"<script>{json.dumps({'x': ['Ulm']})}</script>", ["Ulm", "Bonn"]) != []
+
+
+def test_the_page_of_a_study_names_the_clients_whose_data_it_shows(tmp_path: Path) -> None:
+    study = by_alpha(figures=[{"kind": "populations", "style": "bars"}])
+    partition = make_partition(class_counts(3), ids=HOSPITALS)
+    population = CasePopulation.of(partition, dict(study.info.cases[0]))
+    write_data(tmp_path, {"populations": population_values([population])})
+    write_info(tmp_path, study.info)
+    write_lines(tmp_path / LINES, study.lines.values())
+    words = listed(write_study_page(tmp_path).read_text(encoding="utf-8"))
+    assert "How many examples of each class each client holds." in words
+    assert "The names of 3 clients of 3" in words
 
 
 @pytest.mark.parametrize("make", ["compare", "partition"])

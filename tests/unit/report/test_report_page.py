@@ -215,9 +215,13 @@ def test_what_left_the_clients_is_told_and_nothing_is_said_of_nothing(tmp_path: 
         "measured": ["loss"],
     }
     counts = {"asks": 9, "replies": 8, "bytes_down": 2600, "bytes_up": 2604, "rounds": [1, 3]}
-    summary = {"disclosures": told, "traffic": {"train": row | counts}, "pooled": ["The size of each."]}
+    summary = {
+        "disclosures": told,
+        "traffic": {"clients": {"train": row | counts}},
+        "pooled": ["The size of each."],
+    }
     words = page_of(make_run(tmp_path, name="told", summary=summary)).words
-    assert f"{told[0]} {told[1]} The server also knew, without asking: The size of each." in words
+    assert f"{told[0]} {told[1]} Beside these messages: The size of each." in words
     assert (
         "train 1–3 model (650 values), lr update (650 values), weight; metrics: loss 8 2.6 kB 2.6 kB" in words
     )
