@@ -87,7 +87,6 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
                 role in tested,
                 role in means,
                 next((row["untested"] for row in rows if row["role"] == role and row.get("untested")), None),
-                about["work"],
             ),
         }
         for role in WORDS
@@ -175,15 +174,10 @@ def _models(run: Run, metric: str) -> str:
     return "tuned" if "mean_before" in run.spread().get(metric, {}) else "one"
 
 
-def _missing(tested: bool, at_clients: bool, untested: str | None, work: Mapping[str, Any]) -> dict[str, str]:
+def _missing(tested: bool, at_clients: bool, untested: str | None) -> dict[str, str]:
     """Why a measure has no value, by its name; `untested` says why the clients' own models were not tested."""
-    why = {}
-    if not tested:
-        no_images = work.get("test_images") == 0
-        why["test"] = "the dataset has no test images" if no_images else untested or "no run recorded it"
-    if not at_clients:
-        why["clients"] = "no client was measured"
-    return why
+    why = {} if tested else {"test": untested or "no run recorded it"}
+    return why if at_clients else {**why, "clients": "no client was measured"}
 
 
 def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, Values]:

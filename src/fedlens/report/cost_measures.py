@@ -28,9 +28,12 @@ def measure(metric: str, on: str) -> str:
 
     >>> measure("accuracy", "test"), measure("accuracy", "clients")
     ('test accuracy', "the clients' mean accuracy on held-out images")
+    >>> measure("mean_iou", "clients")
+    "the clients' average mean IoU on held-out images"
     """
     name = label(metric)
-    return f"test {name}" if on == "test" else f"the clients' mean {name} on held-out images"
+    mean = "average" if name.startswith("mean ") else "mean"
+    return f"test {name}" if on == "test" else f"the clients' {mean} {name} on held-out images"
 
 
 def measure_heading(metric: str, on: str) -> str:
