@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported, say
-from fedlens.data.diagnostics import shortened
+from fedlens.data.diagnostics import shortened, summarized
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
@@ -24,19 +23,25 @@ _MOST = 20  # classes or clients named in a summary; --json names all
 def check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of your data.")],
     format: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="image-folder, csv, mask-folder, coco-json, voc-xml or yolo-txt.",
+            help="image-folder, csv, mask-folder, coco-json, voc-xml or yolo-txt; by default guessed from the files.",
         ),
-    ],
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
             help="A setting of the dataset, such as client_level=1; may be repeated.",
+        ),
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml", help="Write an experiment on the data, ready to run. The file must be new."
         ),
     ] = None,
     as_json: Json = False,
@@ -46,15 +51,22 @@ def check(
     with reported(debug, as_json):
         from fedlens.data.formats.folder_check import check_folder
         from fedlens.experiment.config_source import Source, override
+        from fedlens.experiment.own_data_recipe import check_writable, write_recipe
 
+        if write is not None:
+            check_writable(write)
         # Messages name settings as an experiment's file does: data.dataset.label_column.
         settings = override(Source({}), [c.removeprefix("data.dataset.") for c in changes or ()]).values
         with _working(f"reading all of {folder}"):
             checked = check_folder(folder, format, settings)
+        written = write if checked.ready is not None else None
+        if written is not None and checked.ready is not None:
+            write_recipe(checked.ready, checked.facts, written)
         if as_json:
-            print_json(as_plain(checked))
+            print_json(as_plain(checked) | {"written": None if written is None else str(written)})
         else:
             _show(checked)
+            _show_use(checked, write)
         if checked.findings:
             raise typer.Exit(1)
 
@@ -70,7 +82,7 @@ def as_plain(checked: Check) -> dict[str, Any]:
     ]
     warnings = [{"where": w.where, "what": w.what, "hint": w.hint} for w in checked.warnings]
     plain = {"ok": not findings, **checked.facts, "findings": findings, "warnings": warnings}
-    return {**plain, "dataset": dict(checked.dataset)}
+    return {**plain, "guessed": checked.guessed or None, "dataset": dict(checked.dataset)}
 
 
 @contextmanager
@@ -89,22 +101,34 @@ def _working(sentence: str) -> Iterator[None]:
 
 
 def _show(checked: Check) -> None:
-    for finding in checked.findings:
-        say(finding)
-    if checked.findings:
-        say("")
+    if checked.guessed:
+        say(f"format: {checked.facts['format']}, because {checked.guessed} (--format sets another)", "")
+    problems, warnings = summarized(checked.findings), summarized(checked.warnings)
+    if problems:
+        say(*(line for line, _ in problems), "")
     facts = checked.facts
     print_columns([(name, value) for name, value in _lines(facts) if value])
     for note in facts.get("notes", ()):
         say(f"note: {note}")
-    for warning in checked.warnings:
-        say(f"warning: {warning}")
-    say(_verdict(checked))
-    if not checked.findings:
-        table = ", ".join(
-            f"{key} = {json.dumps(v, ensure_ascii=False)}" for key, v in checked.dataset.items()
-        )
-        say(f"to train on it, write in an experiment: [data] dataset = {{ {table} }}")
+    for line, _ in warnings:
+        say(f"warning: {line}")
+    hidden = any(count > 1 for _, count in (*problems, *warnings))
+    say(_verdict(checked) + ("; --json lists each" if hidden else ""))
+
+
+def _show_use(checked: Check, write: Path | None) -> None:
+    """Says how to train on the data: the table of an experiment, and the command if one was written."""
+    from fedlens.core.shell_command import shell_command
+    from fedlens.experiment.own_data_recipe import dataset_table
+
+    if checked.ready is None:
+        if write is not None:
+            say(f"{write} is not written: fix the problems of the whole dataset first")
+        return
+    which = "it without these problems" if checked.findings else "it"
+    say(f"to train on {which}, write in an experiment: [data] dataset = {dataset_table(checked.ready)}")
+    if write is not None:
+        say(f"or run the experiment that was written: {shell_command('run', write)}")
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -128,6 +152,12 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         channels = many(training["channels"], "channel")
         yield "training", f"{training['width']}x{training['height']} pixels, {channels} ({why})"
     yield "classes", _counted(facts["classes"])
+    if "pixels" in facts:
+        total = sum(facts["pixels"].values())
+        yield (
+            "pixels",
+            _counted({name: f"{100 * n / total:.3g} %" for name, n in facts["pixels"].items() if n}),
+        )
     if "labels" in facts:
         each = f"{facts['labels'] / images:.2f} an image" if images else ""
         without = f"{many(facts['without_label'], 'image')} without any"
@@ -151,14 +181,20 @@ def _pixels(size: Sequence[int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _counted(counts: Mapping[str, int] | Sequence[str]) -> str:
-    """The first names, with their counts where they have any."""
+def _counted(counts: Mapping[str, int | str] | Sequence[str]) -> str:
+    """The first names, with their counts or shares where they have any."""
     names = list(counts)[:_MOST]
     listed = ", ".join(
-        f"{shortened(name, 60)} {counts[name]:,}" if isinstance(counts, Mapping) else shortened(name, 60)
+        f"{shortened(name, 60)} {_number(counts[name])}"
+        if isinstance(counts, Mapping)
+        else shortened(name, 60)
         for name in names
     )
     return listed + (f" and {len(counts) - len(names):,} more" if len(counts) > len(names) else "")
+
+
+def _number(count: int | str) -> str:
+    return count if isinstance(count, str) else f"{count:,}"
 
 
 def _verdict(checked: Check) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
 
 from fedlens.core.interrupts import from_code
+from fedlens.core.shell_command import inline_toml
 
 _LISTED = 3_000  # characters of a list of names
 _READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
+_LIST_TYPES = {"list_type", "tuple_type"}  # pydantic's names of the fault
 _FEDLENS = str(Path(__file__).parent.parent)
 
 
@@ -149,3 +153,25 @@ def one_line(text: str) -> str:
     if short.isprintable():
         return short
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in short)
+
+
+def needs_list(value: object, faults: Iterable[str]) -> bool:
+    """Whether a single value is given where only a list is valid, from the types of pydantic's faults."""
+    return isinstance(value, str | int | float) and set(faults) <= _LIST_TYPES
+
+
+def list_example(key: str, value: object, option: bool = True) -> str:
+    """A hint that writes `value`, given where a list is needed, as a list; `option` is whether after `--set`.
+
+    >>> print(list_example("classes", "road, tree"))
+    write a list, e.g. --set 'classes=["road", "tree"]'
+    >>> list_example("classes", "[a,b]", option=False)
+    'write a list, e.g. classes = ["a", "b"]'
+    """
+    text = str(value).strip("[]() ")
+    parts = [part.strip(" '\"") for part in re.split("[,;]" if re.search("[,;]", text) else r"\s+", text)]
+    full = [part for part in parts if part]
+    numbers = full and all(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", part) for part in full)
+    items = f"[{', '.join(full)}]" if numbers else inline_toml(full)
+    example = shlex.quote(f"{key}={items}") if option else f"{key} = {items}"
+    return f"write a list, e.g. {'--set ' if option else ''}{example}"

@@ -29,7 +29,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from fedlens.core.errors import ConfigError, FedlensError, nearest
+from fedlens.core.errors import ConfigError, FedlensError, list_example, nearest, needs_list
 
 Factory = Callable[..., Any]
 INSTANCE = "instance"  # the name of a model that was given as an object in Python
@@ -300,4 +300,6 @@ def explain(error: ValidationError, where: str = "", known: list[str] | None = N
         )
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return ConfigError(f"'{last}' is {first['input']!r}: {message}", where=key)
+    faults = [fault["type"] for fault in error.errors() if fault["loc"][:1] == first["loc"][:1]]
+    as_list = list_example(key, first["input"]) if needs_list(first["input"], faults) else None
+    return ConfigError(f"'{last}' is {first['input']!r}: {message}", where=key, hint=as_list)

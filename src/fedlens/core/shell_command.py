@@ -67,7 +67,7 @@ def setting(key: str, value: Any) -> str:
     'data.partition={name = "iid", clients = 4}'
     """
     text = str(value) if isinstance(value, Path) else value
-    return f"{key}={text if isinstance(text, str) and _is_plain(text) else _toml(text)}"
+    return f"{key}={text if isinstance(text, str) and _is_plain(text) else inline_toml(text)}"
 
 
 def _is_plain(text: str) -> bool:
@@ -83,16 +83,20 @@ def _is_plain(text: str) -> bool:
     return False
 
 
-def _toml(value: Any) -> str:
-    """A value on one line of TOML."""
+def inline_toml(value: Any) -> str:
+    """A value on one line of TOML.
+
+    >>> inline_toml({"name": "image-folder", "size": [8, 9], "labels": False, "a b": 0.5})
+    '{name = "image-folder", size = [8, 9], labels = false, "a b" = 0.5}'
+    """
     if isinstance(value, Mapping):
         pairs = (
-            f"{key if _BARE_KEY.fullmatch(key) else _toml(key)} = {_toml(item)}"
+            f"{key if _BARE_KEY.fullmatch(key) else inline_toml(key)} = {inline_toml(item)}"
             for key, item in value.items()
         )
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(inline_toml, value))}]"
     if isinstance(value, str | Path):
         # A string of JSON is one of TOML, as long as it keeps its letters.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.core.errors import ConfigError, list_example, nearest, needs_list
 from fedlens.core.shell_command import shell_command
 from fedlens.experiment.config_source import NOT_SET, RECIPE
 
@@ -72,7 +72,12 @@ def explained(
     what = f"'{last}' is {_shown(value)}, but {told}"
     if isinstance(value, Mapping) and (first["type"] == "value_error" or "the table" in told):
         what = told.replace("the table", f"the table [{full}]", 1)
-    return ConfigError(what, where=locate(full), hint=_meant(value, messages))
+    place, meant = locate(full), _meant(value, messages)
+    here = [fault["type"] for fault in faults if _path(fault["loc"], values) == path]
+    if meant is None and path and needs_list(value, here):
+        option = place.startswith("--set")
+        meant = list_example(full if option else last, value, option)
+    return ConfigError(what, where=place, hint=meant)
 
 
 def no_such_setting(

@@ -7,7 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import fedlens
 from fedlens.cli.data_check import check
+from fedlens.data.partition.partition import Partition
 from tests.unit.data.formats.boxed import write_voc
 from tests.unit.data.pictures import pixels, write
 
@@ -106,6 +108,10 @@ def test_every_fault_is_listed_file_by_file_and_the_exit_code_is_1(folder: Path)
     assert blank == ""
     assert summary[0] == "images    2, and 2 with problems"
     assert summary[-1] == (
+        "to train on it without these problems, write in an experiment: "
+        '[data] dataset = { name = "image-folder", path = "data", on_error = "skip" }'
+    )
+    assert summary[-2] == (
         '2 problems and 2 warnings; a run stops at problems, or leaves them out with data.dataset.on_error = "skip"'
     )
 
@@ -173,6 +179,15 @@ def test_json_is_one_object(folder: Path) -> None:
             "the folder has no table (data); name the table with --set table=FILE.",
         ),
         (
+            ["--format", "mask-folder", "--set", "classes=road,tree"],
+            "'classes' is 'road,tree': input should be a valid list (classes); "
+            'write a list, e.g. --set \'classes=["road", "tree"]\'.',
+        ),
+        (
+            ["--write", "own.txt"],
+            "'own.txt' does not end in .toml (--write); experiments end in .toml.",
+        ),
+        (
             ["--format", "voc-xml", "--set", "size"],
             "'size' is not key=value (--set); write e.g. --set local.lr=0.1.",
         ),
@@ -199,3 +214,73 @@ def test_long_lists_are_cut_and_json_has_them_all(folder: Path) -> None:
     assert line.startswith("clients   32: 0 2, 1 2, 00 1, ")
     assert line.endswith(" and 12 more")
     assert len(json.loads(runner.invoke(app, [*words, "--json"]).stdout)["clients"]) == 32
+
+
+def test_more_than_five_of_a_kind_are_one_line_and_json_lists_each(folder: Path) -> None:
+    table = [f"{name}/{k}.png,{name}" for name in ("cat", "dog") for k in range(2)]
+    (folder / "t.csv").write_text(
+        "\n".join(["path,label", *table, *(f"gone {k}.png,cat" for k in range(120))])
+    )
+    (folder / "dog" / "1.png").write_bytes(b"")
+    listed, _, rest = runner.invoke(app, ["check", "data"]).stdout.partition("\n\n")[2].partition("\n\n")
+    assert listed.splitlines() == [
+        "data/dog/1.png: the file is empty (0 bytes); copy or export it again.",
+        "data/t.csv, line 6: the file 'gone 0.png' does not exist; remove the line. 119 more of this kind.",
+    ]
+    assert "121 problems and 2 warnings; a run stops at problems" in rest
+    assert '"skip"; --json lists each' in rest
+    assert len(json.loads(runner.invoke(app, ["check", "data", "--json"]).stdout)["findings"]) == 121
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_an_experiment_is_written_ready_to_run_and_never_over_another_file(
+    folder: Path, faulty: bool
+) -> None:
+    for at in range(40):
+        write(folder / ("cat", "dog")[at % 2] / f"{'ab'[at % 4 // 2]}{at}.png", 50 + at)
+    if faulty:
+        (folder / "dog" / "1.png").write_bytes(b"")
+    words = [
+        "check",
+        "data",
+        "--set",
+        "client_pattern=/([ab])",
+        "--set",
+        "on_error=skip",
+        "--write",
+        "own data.toml",
+    ]
+    for path in (folder / "cat" / "0.png", folder / "cat" / "1.png", folder / "dog" / "0.png"):
+        path.unlink()
+    if not faulty:
+        (folder / "dog" / "1.png").unlink()
+    answer = runner.invoke(app, words)
+    assert answer.exit_code == int(faulty), answer.stdout
+    assert answer.stdout.splitlines()[0] == (
+        "format: image-folder, because it has images in folders, such as cat (--format sets another)"
+    )
+    assert answer.stdout.splitlines()[-1] == (
+        "or run the experiment that was written: fedlens run 'own data.toml'"
+    )
+    result = fedlens.Experiment.load("own data.toml", ["rounds=1"]).run()
+    assert Partition.load(result.directory / "partition.npz").ids == ("a", "b")
+    text = Path("own data.toml").read_text()
+    assert text.startswith(
+        "# Written by: fedlens data check data --format image-folder --set 'client_pattern=/([ab])'"
+    )
+    again = runner.invoke(app, words)
+    assert (again.exit_code, again.stderr) == (
+        2, "error: own data.toml already exists (--write); choose another name, or remove it.\n"
+    )  # fmt: skip
+    assert Path("own data.toml").read_text() == text
+
+
+def test_nothing_is_written_if_no_run_could_start(folder: Path) -> None:
+    answer = runner.invoke(
+        app, ["check", "data", "--set", "label_column=kind", "--set", "table=t.csv", "--write", "o.toml"]
+    )
+    assert answer.exit_code == 1
+    assert (
+        answer.stdout.splitlines()[-1] == "o.toml is not written: fix the problems of the whole dataset first"
+    )
+    assert not Path("o.toml").exists()

@@ -12,6 +12,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
 from fedlens.data.diagnostics import Finding, unique
 from fedlens.data.formats.column_names import CLIENT_WORDS, closest
+from fedlens.data.formats.guess_format import Guess, guess_format
 from fedlens.data.formats.registry import find_format
 from fedlens.data.formats.scan import Scan, examine
 
@@ -25,30 +26,43 @@ class Check:
         findings: the problems that stop a run: first those of the whole set, then those of examples, each sorted by
             file, then line.
         warnings: what is likely a mistake, but stops no run.
-        dataset: the table `data.dataset` of an experiment that reads the same data.
+        dataset: the table `data.dataset` of an experiment that reads the same data, but for examples with problems.
+        guessed: why the format was chosen; empty if it was given.
     """
 
     facts: Mapping[str, Any]
     findings: tuple[Finding, ...]
     warnings: tuple[Finding, ...] = ()
     dataset: Mapping[str, Any] = field(default_factory=dict)
+    guessed: str = ""
+
+    @property
+    def ready(self) -> Mapping[str, Any] | None:
+        """The table `data.dataset` with which a run starts; None if a problem of the whole dataset stops every run."""
+        if any(not finding.example for finding in self.findings):
+            return None
+        return {**self.dataset, "on_error": "skip"} if self.findings else self.dataset
 
 
-def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None = None) -> Check:
+def check_folder(folder: Path, format: str | None = None, settings: Mapping[str, Any] | None = None) -> Check:
     """Reads the whole of `folder`, in a format of `fedlens.data.formats.registry.FORMATS`, and decodes every image.
 
-    `settings` are those of the dataset of that name. With the format `csv` the table may be left out if the folder has
-    only one.
+    Without a format it is guessed (`guess_format`). `settings` are those of the dataset of that name. With the format
+    `csv` the table may be left out if the folder has only one.
 
-    Raises `ConfigError` if the format or a setting is wrong. Problems of the data are in the result.
+    Raises `ConfigError` if the format or a setting is wrong, or the format cannot be guessed. Problems of the data
+    are in the result.
 
     >>> import tempfile
     >>> check = check_folder(Path(tempfile.mkdtemp()), "image-folder")
     >>> [finding.what for finding in check.findings]
     ['the folder has no images']
     """
+    given, guessed = {"path": str(folder), **(settings or {})}, ""
+    if format is None:
+        guess = guess_format(folder, given) if folder.is_dir() else Guess("image-folder", "")
+        format, guessed = guess.format, guess.why
     entry = find_format(format)
-    given = {"path": str(folder), **(settings or {})}
     if format == "csv" and "table" not in given and folder.is_dir():
         given["table"] = _only_table(folder)
     # Paths stay as given, so that findings name files as the user sees them.
@@ -62,7 +76,9 @@ def check_folder(folder: Path, format: str, settings: Mapping[str, Any] | None =
             _client_hint(scan),
         )
     facts = {**scan.facts(), "format": format}
-    return Check(facts, tuple(findings), tuple(scan.findings.warnings), {"name": scan.format, **given})
+    return Check(
+        facts, tuple(findings), tuple(scan.findings.warnings), {"name": scan.format, **given}, guessed
+    )
 
 
 def _client_hint(scan: Scan) -> str:

@@ -1,0 +1,113 @@
+"""Writes an experiment on a user's own data: the dataset as it was checked, and usual settings for its kind."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedlens.core.errors import ConfigError
+from fedlens.core.shell_command import inline_toml
+from fedlens.data.formats.check_command import check_command
+from fedlens.experiment.atomic_files import refused, write_durably
+
+_SMALL = 64  # pixels of the longer side of images for which a small network is enough
+
+_TEXT = """\
+# Written by: {command}
+# Model, rounds and learning rate are a start: change them to suit your data.
+name = {name}
+rounds = 20
+
+[data]
+dataset = {dataset}
+partition = {partition}
+{augment}
+[model]
+name = {model}
+
+{task}[select]
+name = "all"
+
+[local]
+{local}epochs = 1
+batch_size = {batch}
+"""
+_SGD, _ADAMW = "lr = 0.1\n", 'optimizer = "adamw"\nlr = 0.001\n'
+_VIEWS = 'augment = [{ name = "random-resized-crop", scale = [0.2, 1.0] }, "flip"]\n'
+
+
+def dataset_table(dataset: Mapping[str, Any]) -> str:
+    """The table `data.dataset` as examples write it.
+
+    >>> dataset_table({"name": "image-folder", "path": "scans"})
+    '{ name = "image-folder", path = "scans" }'
+    """
+    return f"{{ {inline_toml(dataset)[1:-1]} }}"
+
+
+def recipe_text(dataset: Mapping[str, Any], facts: Mapping[str, Any], file: Path) -> str:
+    """The text of an experiment on a checked dataset.
+
+    Args:
+        dataset: the table `data.dataset`.
+        facts: those of `fedlens.data.formats.scan.Scan.facts`.
+        file: the file of the experiment. If it is in another folder, paths become absolute.
+
+    The partition is that of the clients in the data, or else four equal ones. The model follows the kind of targets.
+    """
+    settings = {key: value for key, value in dataset.items() if key != "name"}
+    command = check_command(str(dataset["name"]), settings, write=file).replace("\n", " ")
+    if file.parent.resolve() != Path.cwd():
+        named = [key for key in ("path", "table") if os.path.exists(str(dataset.get(key, "")))]
+        dataset = {**dataset, **{key: os.path.abspath(dataset[key]) for key in named}}
+    size = facts.get("training", {})
+    small = max(size.get("width", 0), size.get("height", 0)) <= _SMALL
+    model, local, batch, augment, task = "small-cnn" if small else "resnet18", _ADAMW, 16, "", ""
+    if "boxes" in facts:
+        model, batch = "yolov5n", 8
+    elif "pixels" in facts:
+        model, batch = "unet", 8
+    elif not facts.get("classes"):
+        model, augment, task = "resnet20" if small else "resnet18", _VIEWS, '[task]\nname = "simsiam"\n\n'
+    elif small:
+        local = _SGD
+    return _TEXT.format(
+        command=command,
+        name=inline_toml(re.sub(r"[^A-Za-z0-9_.-]+", "-", file.stem).strip("-.") or "own-data"),
+        dataset=dataset_table(dataset),
+        partition=dataset_table(
+            {"name": "natural"} if facts.get("clients") else {"name": "iid", "clients": 4}
+        ),
+        augment=augment,
+        model=inline_toml(model),
+        task=task,
+        local=local,
+        batch=batch,
+    )
+
+
+def check_writable(file: Path) -> None:
+    """Raises `ConfigError` if an experiment cannot be written to `file`, or something is there already."""
+    if file.suffix != ".toml":
+        hint = "experiments end in .toml"
+        raise ConfigError(f"'{file.name}' does not end in .toml", where="--write", hint=hint)
+    if file.exists() or file.is_symlink():
+        raise ConfigError(f"{file} already exists", where="--write", hint="choose another name, or remove it")
+    if not file.parent.is_dir():
+        hint = "make it, or write the file elsewhere"
+        raise ConfigError(f"the folder {file.parent} does not exist", where="--write", hint=hint)
+
+
+def write_recipe(dataset: Mapping[str, Any], facts: Mapping[str, Any], file: Path) -> None:
+    """Writes an experiment on a checked dataset; see `recipe_text`.
+
+    Raises `ConfigError` if the file exists, and `RunFailed` if it cannot be written.
+    """
+    check_writable(file)
+    try:
+        write_durably(file, recipe_text(dataset, facts, file).encode())  # never replaces a file
+    except OSError as error:
+        raise refused(error, file.name, file) from error
