@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from fedlens.data.arrays import dataset
     from fedlens.experiment.build import Built
+    from fedlens.experiment.plan import Plan
     from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
     from fedlens.experiment.session import Session
@@ -154,11 +155,11 @@ def resume(
 ) -> Result:
     """Resumes a run that was paused, interrupted or killed, with the same numbers as if it had not been.
 
-    A finished run is returned unchanged. Edited settings in config.toml, and lines of metrics.jsonl or clients.jsonl
-    that were edited or are missing, are an error. With `accept_changes` the run continues with them, and summary.json
-    and the report list them. To train a run for longer, raise `rounds` in its config.toml and accept the change.
-    `report=False` skips report.html; `session` and `until` are those of `Experiment.run`. A run that is paused at
-    `until` or later is returned unchanged.
+    A finished run is returned unchanged. Edited settings in config.toml, edited Python files of your own, and lines of
+    metrics.jsonl or clients.jsonl that were edited or are missing, are an error. With `accept_changes` the run
+    continues with them, and summary.json and the report list them. To train a run for longer, raise `rounds` in its
+    config.toml and accept the change. `report=False` skips report.html; `session` and `until` are those of
+    `Experiment.run`. A run that is paused at `until` or later is returned unchanged.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
     checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an
@@ -166,6 +167,7 @@ def resume(
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory
+    from fedlens.experiment.own_files import OWN_FILES, own_files, refuse_edited_since
     from fedlens.experiment.plan import plan
     from fedlens.experiment.restore import restored
     from fedlens.experiment.run_description import check_same_data
@@ -179,9 +181,15 @@ def resume(
     with run.lock():
         summary = run.read_summary()
         round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
+
+        def checked_plan() -> Plan:
+            if about:  # compared before it is executed; a run without a checkpoint starts again
+                refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept_changes)
+            return plan(config, source)
+
         done = summary is not None and summary.get("status") == "finished"
         # A finished run need not find a user's own file any more: its settings are compared as they are written.
-        planned = None if done else plan(config, source)
+        planned = None if done else checked_plan()
         filled = config if planned is None else planned.config
         edited = changes.check_settings(run, round, about, filled, source, accept_changes, finished=done)
         if done and not edited:
@@ -191,7 +199,7 @@ def resume(
             return Result(run.path)
         environment = run.read_environment() or {}
         root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
-        planned = planned or plan(config, source)
+        planned = planned or checked_plan()
         engine = planned.engine()
         try:
             engine.warm()
@@ -201,6 +209,9 @@ def resume(
             if described:
                 check_same_data(run, built, environment)
             run_state, edited = restored(run, built, planned, source, accept_changes, listener)
+            own = own_files(plain(planned.config))
+            if described and environment.get(OWN_FILES) != own:
+                run.write_environment({**(run.read_environment() or {}), OWN_FILES: own})
             _rewind(run, run_state)
             if run_state is not None:
                 listener.note(f"resuming after round {run_state.round} of {config.rounds}")

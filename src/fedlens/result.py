@@ -42,8 +42,8 @@ class Predictions(Metrics):
 class Result:
     """The result of a run, read from its directory on first use."""
 
-    def __init__(self, directory: Path, model: ModelSpec | None = None) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, model: ModelSpec | None = None, accept_changes: bool = False) -> None:
+        self.directory, self._accept_changes = directory, accept_changes
         self._model = model  # at hand where the run was made: a function of yours need not be importable
 
     @property
@@ -93,14 +93,14 @@ class Result:
         """The final model, in evaluation mode."""
         from fedlens.experiment.results import read_module
 
-        return read_module(self._run.model_path, self._model)
+        return read_module(self._run.model_path, self._model, self._accept_changes)
 
     @property
     def best_model(self) -> nn.Module:
         """The model of the best round, in evaluation mode; `summary["best"]` has the round and the reason."""
         from fedlens.experiment.results import read_module
 
-        return read_module(self._run.best_path, self._model)
+        return read_module(self._run.best_path, self._model, self._accept_changes)
 
     def predict(
         self,
@@ -149,7 +149,7 @@ class Result:
     def _trained(self, round: str | int | None) -> TrainedModel:
         from fedlens.experiment.trained_model import read_trained
 
-        return read_trained(self._run, round, self._model)
+        return read_trained(self._run, round, self._model, self._accept_changes)
 
     @property
     def _run(self) -> RunDir:
@@ -183,20 +183,23 @@ class Result:
         return f"Result in {self.directory}", rows
 
 
-def load_result(directory: Path | str, model: nn.Module | None = None) -> Result:
+def load_result(
+    directory: Path | str, model: nn.Module | None = None, *, accept_changes: bool = False
+) -> Result:
     """Loads the result of a run from its directory.
 
     If the run's model was passed as an object, pass an equal `model` to load its weights. Raises `ConfigError` if it
-    differs from that of the run.
+    differs from that of the run. If the run names Python files of your own, they build its models; one that was edited
+    since is an error, unless `accept_changes` is set.
     """
     from fedlens.core.protocol import ModelSpec
     from fedlens.experiment.rundir import RunDir
 
     run = RunDir.open(Path(directory))
     if model is None:
-        return Result(run.path)
+        return Result(run.path, accept_changes=accept_changes)
     instance = like(model, run)
-    return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0))
+    return Result(run.path, ModelSpec(instance, "instance", instance.settings, (), 0, seed=0), accept_changes)
 
 
 def like(model: nn.Module, run: RunDir) -> Instance:

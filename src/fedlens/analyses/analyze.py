@@ -57,6 +57,7 @@ def analyze(
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
     model: nn.Module | None = None,
+    accept_changes: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Analyses:
     """Analyzes a run, and writes `analysis/` in its directory.
@@ -69,13 +70,15 @@ def analyze(
         settings: of each analysis by name, such as `{"loss-surface": {"count": 200}}`.
         out: another folder than `analysis` in the run directory.
         model: an object equal to the run's model, if the run was given one.
+        accept_changes: execute Python files of your own although they were edited since the run trained.
         say: is told what is done.
 
     Raises `RunDirectoryError` if a named analysis misses its recordings, with the command that makes them;
     `ConfigError` for a wrong name or setting.
     """
     chosen = check_request(names, settings)
-    run = open_run(directory, rounds=rounds, on=on, data_dir=data_dir, model=model, say=say)
+    how: dict[str, Any] = {"data_dir": data_dir, "model": model, "accept_changes": accept_changes, "say": say}
+    run = open_run(directory, rounds=rounds, on=on, **how)
     folder = make_folder(run.directory.path / FOLDER) if out is None else _named_folder(out)
     changes = [
         setting(f"{name}.{key}", value)

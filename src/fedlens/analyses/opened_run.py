@@ -17,6 +17,7 @@ from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import spec_of
 from fedlens.experiment.build import Built, build, data_directory
 from fedlens.experiment.config import read_config
+from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.plan import plan
 from fedlens.experiment.recording_check import no_clients, no_local_models
 from fedlens.experiment.recordings import RecordedRound, recorded_rounds
@@ -39,6 +40,7 @@ class OpenedRun:
         built: the experiment, with its data, task and model.
         recorded: the recorded rounds that are analyzed, in order.
         on: the data that models are evaluated on.
+        accept_changes: execute Python files of your own although they were edited since the run trained.
         say: is told what takes long.
     """
 
@@ -115,6 +117,7 @@ def open_run(
     on: On = "test",
     data_dir: Path | str | None = None,
     model: nn.Module | None = None,
+    accept_changes: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> OpenedRun:
     """Opens a run directory with its data.
@@ -143,8 +146,12 @@ def open_run(
                 else f"the run has {many(done, 'round')} so far",
             )
     source = settings_of(run, model)
-    planned = plan(read_config(source.values, source.locate), source)
     environment = run.read_environment() or {}
+    for note in refuse_edited_since(
+        "the run trained", environment.get(OWN_FILES), source.values, accept_changes
+    ):
+        say(note)
+    planned = plan(read_config(source.values, source.locate), source)
     root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
     initial = run.initial_path if run.partition_path.exists() else None
     built = build(planned, root, False, initial=initial)

@@ -17,6 +17,7 @@ from fedlens.core.shell_command import shell_command
 from fedlens.experiment.atomic_files import make_folder, refuse_link, refused
 from fedlens.experiment.changes import check_lines
 from fedlens.experiment.checkpoint import peek, rounds_saved
+from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.recordings import folder_of, intact_round
 from fedlens.experiment.rundir import RunDir
 
@@ -44,7 +45,7 @@ def repeat_rounds(
 
     Args:
         needs_models: whether updates alone are of no use.
-        accept_changes: repeat the rounds although lines before them were edited since the run was saved.
+        accept_changes: repeat the rounds although lines before them, or Python files of your own, were edited.
 
     Raises `ConfigError` if they are not, and the algorithm's replies hold no local models, before anything is trained;
     `RunDirectoryError` if a round is beyond those that are done, if the run was edited, or if a metric comes out
@@ -52,6 +53,8 @@ def repeat_rounds(
     """
     run = RunDir.open(Path(directory))
     with run.lock():
+        environment = run.read_environment() or {}
+        refuse_edited_since("the run trained", environment.get(OWN_FILES), run.read_config(), accept_changes)
         missing = sorted(round for round in set(rounds) if not _is_recorded(run, round))
         if not missing:
             return

@@ -90,6 +90,7 @@ def analyze(
             settings=settings,
             out=out,
             data_dir=data_dir,
+            accept_changes=accept_changes,
             say=heard,
         )
         if as_json:

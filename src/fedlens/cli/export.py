@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.model_text import model_text
-from fedlens.cli.options import Debug, Json, ModelRound
+from fedlens.cli.options import AcceptEdits, Debug, Json, ModelRound
 from fedlens.cli.output import complain, print_json, reported, say
 
 
@@ -30,6 +30,7 @@ def export(
     ] = None,
     round: ModelRound = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    accept_changes: AcceptEdits = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -39,7 +40,7 @@ def export(
         from fedlens.experiment.rundir import RunDir
         from fedlens.experiment.trained_model import parsed_round, read_trained
 
-        trained = read_trained(RunDir.open(run), parsed_round(round))
+        trained = read_trained(RunDir.open(run), parsed_round(round), accept_changes=accept_changes)
         exported = write(trained, out, None if format is None else str(format), force)
         if as_json:
             print_json(

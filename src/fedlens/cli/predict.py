@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.model_text import model_text
-from fedlens.cli.options import Debug, Json, ModelRound
+from fedlens.cli.options import AcceptEdits, Debug, Json, ModelRound
 from fedlens.cli.output import complain, console, print_json, reported, say
 from fedlens.report.format import many
 
@@ -44,6 +44,7 @@ def predict(
         bool, typer.Option("--pictures/--no-pictures", help="Draw a labelled picture of each image.")
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace earlier predictions in DIR.")] = False,
+    accept_changes: AcceptEdits = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -60,7 +61,7 @@ def predict(
             raise not_regular(directory.predictions_path)
         output = Output(directory.predictions_path if out is None else out, pictures, force)
         output.check()
-        trained = read_trained(directory, parsed_round(round))
+        trained = read_trained(directory, parsed_round(round), accept_changes=accept_changes)
         count, faults = 0, []
         with _progress() as progress:
             for row in predictions(trained, paths, top, output, progress, score):

@@ -22,7 +22,7 @@ def resume(
         bool,
         typer.Option(
             "--accept-changes",
-            help="Continue with edited settings, such as more rounds, or with edited or missing lines.",
+            help="Continue with edited settings, such as more rounds, edited Python files, or edited lines.",
         ),
     ] = False,
     report: Report = True,

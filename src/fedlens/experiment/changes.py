@@ -16,6 +16,7 @@ from fedlens.experiment.config import Config, plain
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.jsonl import is_after
 from fedlens.experiment.line_digest import difference, read_digest
+from fedlens.experiment.own_files import OWN_FILES, edited_files, refuse_edited_since
 from fedlens.experiment.rundir import RunDir
 
 FREE = frozenset(
@@ -92,7 +93,12 @@ def check(
 ) -> list[Change]:
     """What was edited or lost since the checkpoint of `round`. Raises `RunDirectoryError` unless it is accepted."""
     edited = check_settings(run, round, about, config, source, accept)
-    return edited + check_lines(run, round, about, accept)
+    refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept)
+    files = edited_files(about.get(OWN_FILES), source.values)
+    changed = [
+        {"after_round": round, "key": name, "before": old, "after": new} for name, (old, new) in files.items()
+    ]
+    return edited + changed + check_lines(run, round, about, accept)
 
 
 def check_settings(
@@ -143,7 +149,9 @@ def rescaling(changes: Sequence[Change]) -> bool:
     >>> rescaling([{"key": "rounds"}, {"key": "local.lr"}]), rescaling([{"key": "rounds"}])
     (True, False)
     """
-    return any(change["key"].partition(".")[0] in RESCALING for change in changes)
+    return any(
+        change["key"].partition(".")[0] in RESCALING or change["key"].endswith(".py") for change in changes
+    )
 
 
 def check_lines(
@@ -249,6 +257,8 @@ def sentence(change: Change) -> str:
     """
     if change["key"].endswith(".jsonl"):
         return f"{change['key']}: {change['after']}"
+    if change["key"].endswith(".py"):
+        return f"{change['key']} was edited"
     return f"{change['key']} is {_shown(change['after'])}, was {_shown(change['before'])}"
 
 

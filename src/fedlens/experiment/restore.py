@@ -10,6 +10,7 @@ from fedlens.core.tree import HEAVY
 from fedlens.experiment import changes, checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.plan import Plan
 from fedlens.experiment.progress import ProgressBase
 from fedlens.experiment.run_state import RunState
@@ -34,6 +35,9 @@ def restored(
         listener.note(f"accepted: {changes.sentence(change)}")
     if "settings" not in loaded.about:
         listener.note("an older version of fedlens saved no settings: edits of config.toml are not noticed")
+    if OWN_FILES not in loaded.about:
+        for note in refuse_edited_since("then", None, source.values, accept_changes):
+            listener.note(note)
     if not changes.line_digests(loaded.about):
         listener.note(
             "an older version of fedlens saved no digest of metrics.jsonl and clients.jsonl: edits of their lines are "

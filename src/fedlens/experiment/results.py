@@ -20,6 +20,7 @@ from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.pooled_facts import pooled_facts
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.run_state import RunState
@@ -212,18 +213,23 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     }
 
 
-def read_module(path: Path, model: ModelSpec | None = None) -> nn.Module:
+def read_module(path: Path, model: ModelSpec | None = None, accept_changes: bool = False) -> nn.Module:
     """The module in a model file, in evaluation mode; see `read_model_file`."""
-    return read_model_file(path, model)[0]
+    return read_model_file(path, model, accept_changes)[0]
 
 
-def read_model_file(path: Path, model: ModelSpec | None = None) -> tuple[nn.Module, dict[str, str]]:
-    """The module in a model file, in evaluation mode, and the file's metadata.
+def read_model_file(
+    path: Path, model: ModelSpec | None = None, accept_changes: bool = False
+) -> tuple[nn.Module, dict[str, str], list[str]]:
+    """The module in a model file, in evaluation mode, the file's metadata, and notes on the user's own files.
 
     It is built from `model`, or from the factory that the metadata name. Keys of `[model]` that work on any model come
     from the metadata in both cases.
 
-    Raises `RunDirectoryError` if the run has not written the file, or if the factory now makes another model;
+    The user's own files that the model and the task name are executed, with `accept_changes` also if they were edited.
+
+    Raises `RunDirectoryError` if the run has not written the file, if the factory now makes another model, or if a file
+    of the user's own was edited;
     `DataError` if the file is corrupt; `ConfigError` if the factory is a user's own and cannot be imported.
     """
     if not path.exists():
@@ -235,6 +241,9 @@ def read_model_file(path: Path, model: ModelSpec | None = None) -> tuple[nn.Modu
     tree, about = checkpoint.read_model(path)
     spec = parsed_fact(about, "model", path)
     shape, prepare = tuple(spec["input_shape"]), Preparation(**spec.get("prepare", {}))
+    named = [spec["name"] if model is None else None, about.get("kind"), json.loads(about.get("task", "{}"))]
+    saved = (RunDir(path.parent).read_environment() or {}).get(OWN_FILES)
+    notes = refuse_edited_since("the run trained", saved, named, accept_changes)
     if model is None:
         factory = MODELS.find(spec["name"], where=str(path))
         model = ModelSpec(factory, spec["name"], spec["settings"], shape, spec["classes"], 0, prepare)
@@ -249,4 +258,4 @@ def read_model_file(path: Path, model: ModelSpec | None = None) -> tuple[nn.Modu
             hint="restore its source, or use the version of fedlens that environment.json names",
         )
     load_into(module, tree)
-    return module.eval(), about
+    return module.eval(), about, notes

@@ -9,8 +9,10 @@ from typing import Any
 from fedlens.core.errors import RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.build import Built, data_digest
+from fedlens.experiment.config import plain
 from fedlens.experiment.environment import command_words, describe_environment
 from fedlens.experiment.initial_weights import write_initial
+from fedlens.experiment.own_files import OWN_FILES, own_files
 from fedlens.experiment.rundir import FORMAT, RunDir
 from fedlens.experiment.session import Session
 
@@ -29,6 +31,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     }
     if built.labelled is not None:
         data[_NEIGHBOURS] = built.labelled.description()
+    data[OWN_FILES] = own_files(plain(built.config))
     weights = write_initial(built.unwrapped, directory)
     directory.write_environment({**environment, "format": FORMAT, **data, **weights})
     built.partition.save(directory.partition_path)

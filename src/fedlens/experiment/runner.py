@@ -26,6 +26,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import Change, defining
 from fedlens.experiment.client_summary import client_summary
+from fedlens.experiment.config import plain
 from fedlens.experiment.divergence import (
     Extremes,
     diverged,
@@ -40,6 +41,7 @@ from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
 from fedlens.experiment.line_digest import LineDigest
 from fedlens.experiment.not_finite import NotFiniteReplies
+from fedlens.experiment.own_files import OWN_FILES, own_files
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.progress import BareProgress, Progress
 from fedlens.experiment.recording import Recorder
@@ -80,7 +82,7 @@ class Runner:
         self.built, self.directory, self.progress = built, directory, BareProgress.wrap(progress)
         self.run_state, self.changes = run_state, changes
         # Checked when the run is resumed: what was edited, and what is missing.
-        self._settings = defining(built.config)
+        self._settings, self._own_files = defining(built.config), own_files(plain(built.config))
         self._digests = {path.name: LineDigest.of(path) for path in directory.appended}
         # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
@@ -457,6 +459,7 @@ class Runner:
             "settings": self._settings,
             "changes": list(self.changes),
             "lines": dict(run_state.digests),
+            OWN_FILES: self._own_files,
         }
         checkpoint.save(self.directory.checkpoint_path, run_state.round, payload, keys, about)
 

@@ -118,28 +118,35 @@ class TrainedModel:
         return dict(self.module.state_dict())
 
 
-def read_trained(run: RunDir, round: str | int | None = None, model: ModelSpec | None = None) -> TrainedModel:
+def read_trained(
+    run: RunDir,
+    round: str | int | None = None,
+    model: ModelSpec | None = None,
+    accept_changes: bool = False,
+) -> TrainedModel:
     """Reads a model of a finished run. The run's data are not needed.
 
     Args:
         round: "best", "last", or a round of which the run keeps the model. None: "best" if the run has it, else "last".
         model: builds the module, where the run's model was given as an object.
+        accept_changes: execute Python files of the user's own although they were edited since the run trained.
 
-    Raises `ConfigError` if `round` is neither; `RunDirectoryError` if the run has no model of that round, takes neither
-    images nor text, or trains personal models and no global one; `DataError` if the model file is corrupt.
+    Raises `ConfigError` if `round` is neither; `RunDirectoryError` if the run has no model of that round, if a Python
+    file of the user's own was edited, if the run takes neither images nor text, or trains personal models and no global
+    one; `DataError` if the model file is corrupt.
     """
     path, notes = _model_path(run, round)
     config = run.read_config()
     algorithm = str(config.get("algorithm", {}).get("name"))
     try:
-        module, about = read_model_file(path, model)
+        module, about, more = read_model_file(path, model, accept_changes)
     except ConfigError as error:
         if model is None and config.get("model", {}).get("name") == INSTANCE:
             hint = f'in Python: load_result("{run.path}", model=...) with an equal object, then .predict or .export'
             raise ConfigError(error.what, where=error.where, hint=hint) from None
         raise
     try:
-        return _trained(run, path, module, about, config, algorithm, notes)
+        return _trained(run, path, module, about, config, algorithm, [*notes, *more])
     except (KeyError, ValueError) as error:
         what = f"the metadata of the model are incomplete: {type(error).__name__}: {error}"
         raise RunDirectoryError(what, where=str(path), hint="train the model again") from error

@@ -12,10 +12,10 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
 from fedlens.experiment.atomic_files import make_folder
+from fedlens.experiment.own_files import refuse_edited
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
 from fedlens.studies.line import failed_line, line_of
-from fedlens.studies.own_files import refuse_edited
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 from fedlens.studies.pretrained import settings_in

@@ -16,10 +16,10 @@ from fedlens.core.registry import import_name, load_target
 from fedlens.experiment.algorithm_check import algorithm_settings, check_algorithm
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, find_beside, put_setting, read_source
+from fedlens.experiment.own_files import own_files
 from fedlens.experiment.plan import plan
 from fedlens.report.study_results import EFFECTIVE
 from fedlens.studies.effective_rate import client_rate
-from fedlens.studies.own_files import own_files
 from fedlens.studies.places import Places
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.pretrained import planned_weights, pretrained_weights

@@ -10,11 +10,11 @@ import pytest
 
 import fedlens
 from fedlens.core.errors import ConfigError
+from fedlens.experiment import own_files as module
+from fedlens.experiment.own_files import own_files
 from fedlens.experiment.session import Session
 from fedlens.report.study_results import StudyResults
-from fedlens.studies import own_files as module
 from fedlens.studies.carry_out import RunOptions, carry_out
-from fedlens.studies.own_files import own_files
 from fedlens.studies.planned import DueRun
 from tests.unit.studies.study_kit import Heard, planned
 

@@ -8,13 +8,15 @@ import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import RunFailed
+from fedlens.core.errors import RunDirectoryError, RunFailed
 
+OWN_FILES = "own_files"  # in environment.json and in a checkpoint: the result of `own_files`
 _TARGET = re.compile(r"(?P<source>.+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 _INSTALLED = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
 _OURS = Path(__file__).resolve().parents[1]
@@ -30,11 +32,62 @@ def own_files(values: Any) -> dict[str, str]:
     {}
     """
     files: dict[str, str] = {}
-    for text in _texts(values):
-        match = _TARGET.fullmatch(text)
-        if match is not None:
-            files |= _named_by(match["source"], str(Path.cwd()))
+    for source in _sources(values):
+        files |= _named_by(source, str(Path.cwd()))
     return files
+
+
+def edited_files(before: Any, values: Any) -> dict[str, tuple[str | None, str]]:
+    """The files that settings name and that differ from those `before`, each with both SHA-256.
+
+    `before` is the result of `own_files`; of a run of an older version it is None, and nothing is compared. Files are
+    read from the disk. One that is not among those before has None. A file of the same name and content may have moved
+    to another folder.
+
+    >>> edited_files({}, {"algorithm": {"name": "fedavg"}})
+    {}
+    """
+    if not isinstance(before, Mapping):
+        return {}
+    before = {
+        name: sha256 for name, sha256 in before.items() if isinstance(sha256, str)
+    }  # anybody may write it
+    moved = {(Path(name).name, sha256) for name, sha256 in before.items()}
+    edited: dict[str, tuple[str | None, str]] = {}
+    for source in _sources(values):
+        for name, sha256 in _files_behind(source, _read_sha256).items():
+            if before.get(name) != sha256 and (Path(name).name, sha256) not in moved:
+                same = [old for old in before if Path(old).name == Path(name).name]
+                edited[name] = before.get(name, before[same[0]] if len(same) == 1 else None), sha256
+    return edited
+
+
+def refuse_edited_since(when: str, before: Any, values: Any, accept: bool) -> list[str]:
+    """Compares the user's files that settings name with those of a run, before they are executed.
+
+    Args:
+        when: the time of `before`, such as "round 4".
+        before, values: those of `edited_files`.
+        accept: use the files as they are now.
+
+    Returns a note on the files that were edited and are accepted, and one if nothing is known of them.
+    Raises `RunDirectoryError` for files that were edited, unless they are accepted, and `RunFailed` if they are and
+    this process has executed their earlier content.
+    """
+    if not isinstance(before, Mapping):
+        named = [source for source in _sources(values) if _files_behind(source, _read_sha256)]
+        note = f"an older version of fedlens saved no digest of {', '.join(named)}: edits are not noticed"
+        return [note] if named else []
+    edited = edited_files(before, values)
+    what = f"{', '.join(edited)} {'was' if len(edited) == 1 else 'were'} edited since {when}"
+    if edited and not accept:
+        hint = "undo the edit, or use the file as it is now with --accept-changes (in Python: accept_changes=True)"
+        raise RunDirectoryError(what, hint=hint)
+    for name, (_, now) in edited.items():
+        if _sha256(Path(name).resolve()) != now:
+            hint = "start a new Python process"
+            raise RunFailed(f"{name} was edited after this process had read it", hint=hint)
+    return [f"accepted: {what}"] if edited else []
 
 
 def refuse_edited(files: Mapping[str, str]) -> None:
@@ -48,6 +101,12 @@ def refuse_edited(files: Mapping[str, str]) -> None:
             )
 
 
+def _sources(values: Any) -> list[str]:
+    """The first parts of all names in settings: files and modules."""
+    matches = map(_TARGET.fullmatch, _texts(values))
+    return [match["source"] for match in matches if match is not None]
+
+
 def _texts(values: Any) -> Iterator[str]:
     if isinstance(values, str):
         yield values
@@ -58,7 +117,12 @@ def _texts(values: Any) -> Iterator[str]:
 
 @cache
 def _named_by(source: str, folder: str) -> dict[str, str]:
-    """The files behind the first part of a name, in the current folder `folder`."""
+    """The files behind the first part of a name, in the current folder `folder`, as this process read them first."""
+    return _files_behind(source, _sha256)
+
+
+def _files_behind(source: str, digest: Callable[[Path], str | None]) -> dict[str, str]:
+    """The file of a source and those that it imports, with their digests."""
     path = Path(source).expanduser() if source.endswith(".py") else _module_path(source)
     if path is None or not path.is_file():
         return {}
@@ -67,7 +131,7 @@ def _named_by(source: str, folder: str) -> dict[str, str]:
     waiting = [path]
     while waiting:
         path = waiting.pop()
-        sha256 = _sha256(path.resolve())
+        sha256 = digest(path.resolve())
         if str(path) not in files and sha256 is not None and not _is_installed(path.resolve()):
             files[str(path)] = sha256
             waiting += _imported(path, start)
@@ -75,11 +139,13 @@ def _named_by(source: str, folder: str) -> dict[str, str]:
 
 
 def _module_path(name: str) -> Path | None:
-    try:
+    with suppress(ImportError, ValueError, AttributeError):  # no such module, or one without a specification
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):  # no such module, or one without a specification
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None and spec.has_location else None
+        if spec is not None:
+            return Path(spec.origin) if spec.origin is not None and spec.has_location else None
+    # `fedlens.core.registry.load_target` searches the current folder, too.
+    below = list(_files_of(Path.cwd(), name.split(".")))
+    return below[-1] if below else None
 
 
 def _top(path: Path, module: str) -> Path:
@@ -126,6 +192,10 @@ def _files_of(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 @cache
 def _sha256(path: Path) -> str | None:
+    return _read_sha256(path)
+
+
+def _read_sha256(path: Path) -> str | None:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
