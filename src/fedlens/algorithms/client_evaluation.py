@@ -44,9 +44,10 @@ Who = int | Literal["all", "none"]
 class EvaluateOwn:
     """The operation that evaluates the model that a client would use, on the client's held-out examples.
 
-    Payload: `model`, the global tree; `lr`, of tuning. The client's personal leaves replace the global ones. With
-    `tune` the client first trains on its own data, and the result is discarded afterwards. The reply has the task's
-    sums, and those `before` tuning. A client without held-out examples fails.
+    Payload: `model`, the global tree; `lr`, of tuning; and `also`: "confidences" also sends the probabilities of
+    classes of each held-out example (see `fedlens.tasks.central_evaluation.measured`). The client's personal leaves
+    replace the global ones. With `tune` the client first trains on its own data; the result is discarded afterwards.
+    The reply has the task's sums, and those `before` tuning. A client without held-out examples fails.
     """
 
     model: ModelSpec
@@ -64,18 +65,22 @@ class EvaluateOwn:
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         learner = loadable(self.model, client)
         learner.load(tree)
-        found = self._measured(learner, held)
+        confidences = payload.get("also") == "confidences"
         if self.tune is None:
-            return Outcome({"after": found})
+            return Outcome({"after": self._measured(learner, held, confidences)})
+        before = self._measured(learner, held)
         trained = self.tune(payload, client, rng).payload
         if fault := finite_fault(trained):
             raise ValueError(f"tuning failed: {fault}")
         moved = {name: tree[name] - delta for name, delta in trained["update"].items()}
         learner.load({**tree, **moved, **trained["buffers"], **trained["counters"]})
-        return Outcome({"before": found, "after": self._measured(learner, held)})
+        return Outcome({"before": before, "after": self._measured(learner, held, confidences)})
 
-    def _measured(self, learner: Loadable, held: Any) -> Payload:
-        found = measured(self.task, learner, held, self.batch_size, 0, len(held), size=self.size)
+    def _measured(self, learner: Loadable, held: Any, confidences: bool = False) -> Payload:
+        stretch = 0, len(held)
+        found = measured(
+            self.task, learner, held, self.batch_size, *stretch, size=self.size, confidences=confidences
+        )
         return self.task.condensed(found).to_payload()
 
 
@@ -171,7 +176,13 @@ def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
 
 def disclosure(task: Task) -> str:
     """What measured clients tell the server, in a sentence."""
-    return f"Each measured client sends {task.sends}, on what it holds out of its own data."
+    each = (
+        " After the last round it also sends, for each of these images, the label, its probability and the five most "
+        "probable classes."
+        if task.has_confidences
+        else ""
+    )
+    return f"Each measured client sends {task.sends}, on what it holds out of its own data.{each}"
 
 
 def refuse_unmeasured(federation: FederationInfo, why: str) -> None:

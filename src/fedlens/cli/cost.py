@@ -185,6 +185,7 @@ class RunTitle(Silent):
 
 def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
+    from fedlens.report.cost_labels import suspicious_lines
     from fedlens.report.cost_measures import byte_rows, bytes_note, measure_notes, side_by_side
     from fedlens.report.cost_page import below_note, client_head, client_texts, images_note
     from fedlens.report.cost_sentences import wide_note
@@ -215,6 +216,10 @@ def show(result: CostResult, quiet: bool) -> None:
             print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")
         for note in filter(None, (below_note(answer), wide_note(answer), images_note(answer))):
             print(printable(note))
+    if lines := suspicious_lines(answer):
+        print()
+        for line in lines:
+            print(printable(line))
     failed = [run for run in answer["runs"] if run["status"] != "finished"]
     if failed:
         print(

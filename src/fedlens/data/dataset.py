@@ -17,7 +17,7 @@ from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
 from fedlens.data.diagnostics import OnError
 from fedlens.data.image_form import ImageForm
-from fedlens.data.images import ImageFiles
+from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.lazy_images import LazyImages
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
@@ -44,7 +44,7 @@ class Examples:
 
     Args:
         columns: further columns by name: [n] of strings or numbers. `client` assigns examples to clients.
-        origin: a digest of the names of the image files, if the images were decoded from files.
+        names: those of the image files, if the images were decoded from files.
         device: the device that batches are moved to; None leaves them on the device of the examples.
 
     Readers return arrays or files. For training, `tensors` turns the arrays into tensors.
@@ -59,7 +59,7 @@ class Examples:
     inputs: Any  # an array, a tensor or ImageFiles
     targets: Any  # an array, a tensor, ImageFiles or Boxes
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    origin: str = ""
+    names: Paths | None = None
     device: torch.device | None = None
 
     def __post_init__(self) -> None:
@@ -121,7 +121,12 @@ class Examples:
 
         Read-only arrays are copied, because PyTorch has no read-only tensors.
         """
-        return Examples(_tensor(self.inputs), _tensor(self.targets))
+        return Examples(_tensor(self.inputs), _tensor(self.targets), names=self.names)
+
+    @property
+    def files(self) -> Paths | None:
+        """The names of the image files, by position; None if the images come from no files of their own."""
+        return self.inputs.files if isinstance(self.inputs, ImageFiles) else self.names
 
     @property
     def values(self) -> int:
@@ -306,9 +311,7 @@ class Dataset:
             single=_one_each(self.train),
             located=self.kind in ("segmentation", "detection"),
             dataset=self.name,
-            origin=self.train.inputs.files.digest
-            if isinstance(self.train.inputs, ImageFiles)
-            else self.train.origin,
+            origin="" if self.train.files is None else self.train.files.digest,
         )
 
 

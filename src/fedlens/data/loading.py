@@ -83,7 +83,7 @@ def _decoded(split: Examples, findings: Findings) -> Examples:
             _add_faults(faults, findings, bad)
     good = _without(Examples(parts[0], parts[1], split.columns), bad)
     files = _without(split, bad).inputs
-    return replace(good, origin=files.files.digest) if isinstance(files, ImageFiles) else good
+    return replace(good, names=files.files) if isinstance(files, ImageFiles) else good
 
 
 def _add_faults(faults: Mapping[int, DataError], findings: Findings, bad: set[int]) -> None:

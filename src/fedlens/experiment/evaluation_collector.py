@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from fedlens.algorithms.client_evaluation import EvaluateOwn
 from fedlens.core.measured import Measured, total
 from fedlens.core.protocol import Answer, Answers, Ask, Op, Reply, Request, State
+from fedlens.core.schema import nbytes
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import PIXELS, WORST, FinalEvaluation, most_confident, scaled_down
+from fedlens.experiment.held_out_predictions import MOST
 from fedlens.experiment.rundir import RunDir
-from fedlens.tasks.central_evaluation import MISTAKES, Evaluate
+from fedlens.tasks.central_evaluation import CONFIDENCES, MISTAKES, Evaluate
 
 _TEST = "@test"
 _CLIENTS = 1000  # whose measurements are kept
@@ -26,11 +28,13 @@ _CLIENTS = 1000  # whose measurements are kept
 class EvaluationCollector:
     """Passes the asks and answers of an evaluation on, and keeps the measurements of the test data and the clients.
 
-    The requests for the test data also ask for the most confident mistakes. Only asks of
-    `fedlens.tasks.central_evaluation.Evaluate` are changed, so an algorithm's own evaluation is not.
+    The requests for the test data also ask for the most confident mistakes, those for the clients' held-out examples
+    for the probabilities of classes. Only asks of `fedlens.tasks.central_evaluation.Evaluate` and
+    `fedlens.algorithms.client_evaluation.EvaluateOwn` are changed, so an algorithm's own evaluation is not.
 
     Attributes:
         of_clients: the measurements of each client on what it holds out, of at most 1,000 clients.
+        confidences: the rows of `fedlens.tasks.task.Task.confidences` of each client, until there are 100,000 examples.
     """
 
     def __init__(self, ops: Mapping[str, Op]) -> None:
@@ -38,6 +42,8 @@ class EvaluationCollector:
         self._parts: list[Measured] = []
         self._asked = 0  # test examples
         self.of_clients: dict[int, Measured] = {}
+        self.confidences: dict[int, dict[str, torch.Tensor]] = {}
+        self._held_out = 0  # examples in `confidences`
 
     def collect(self, steps: Generator[Ask, Answers, Any]) -> Generator[Ask, Answers, Any]:
         """The same evaluation, observed."""
@@ -48,7 +54,8 @@ class EvaluationCollector:
                     answers = yield replace(ask, requests=[self._extended(each) for each in ask.requests])
                     ask = steps.send(self._kept(answers))
                 elif isinstance(self._ops.get(ask.op), EvaluateOwn):
-                    ask = steps.send(self._of_clients((yield ask)))
+                    answers = yield replace(ask, requests=[_with_confidences(each) for each in ask.requests])
+                    ask = steps.send(self._of_clients(answers))
                 else:
                     ask = steps.send((yield ask))
         except StopIteration as stop:
@@ -70,14 +77,34 @@ class EvaluationCollector:
 
     def _of_clients(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         for answer in answers:
-            if isinstance(answer, Reply) and len(self.of_clients) < _CLIENTS:
-                sums = Measured.from_payload(answer.payload["after"]).sums
-                self.of_clients[int(answer.client)] = Measured(sums)
+            if isinstance(answer, Reply):
+                measured = Measured.from_payload(answer.payload["after"])
+                self._keep(int(answer.client), measured)
+                # Not a cost of the algorithm, so that its bytes can be compared with those of other rounds.
+                answer.nbytes -= nbytes(_confidences(measured))
             yield answer
+
+    def _keep(self, client: int, measured: Measured) -> None:
+        if len(self.of_clients) < _CLIENTS:
+            self.of_clients[client] = Measured(measured.sums)
+        rows = _confidences(measured)
+        if rows and self._held_out + len(rows["label"]) <= MOST:
+            self.confidences[client] = rows
+            self._held_out += len(rows["label"])
 
     def measured(self, examples: int) -> Measured | None:
         """The measurements of all `examples` test examples; None if they were not measured, or not once each."""
         return total(self._parts) if self._parts and self._asked == examples else None
+
+
+def _confidences(measured: Measured) -> dict[str, torch.Tensor]:
+    """The rows of `fedlens.tasks.task.Task.confidences`."""
+    rows = measured.rows.items()
+    return {name.removeprefix(CONFIDENCES): each for name, each in rows if name.startswith(CONFIDENCES)}
+
+
+def _with_confidences(request: Request) -> Request:
+    return Request(request.client, {**request.payload, "also": "confidences"})
 
 
 def write_evaluation(built: Built, directory: RunDir, round: int, collector: EvaluationCollector) -> None:

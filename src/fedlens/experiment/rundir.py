@@ -75,6 +75,7 @@ class RunDir:
     best_path = _Inside("best.safetensors")
     evaluation_path = _Inside("evaluation.npz")
     examples_path = _Inside("examples.npz")
+    held_out_path = _Inside("held_out.npz")
     initial_path = _Inside("initial.safetensors")
     summary_path = _Inside("summary.json")
     pretraining_path = _Inside("pretraining.json")

@@ -39,6 +39,7 @@ from fedlens.experiment.divergence import (
 from fedlens.experiment.evaluation_collector import EvaluationCollector, knn_metrics, write_evaluation
 from fedlens.experiment.example_predictions import remove_examples
 from fedlens.experiment.final_evaluation import remove_images
+from fedlens.experiment.held_out_predictions import remove_held_out_images
 from fedlens.experiment.line_digest import LineDigest
 from fedlens.experiment.not_finite import NotFiniteReplies
 from fedlens.experiment.own_files import OWN_FILES, own_files
@@ -48,6 +49,7 @@ from fedlens.experiment.recording import Recorder
 from fedlens.experiment.run_state import RunState, replace_tensors
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles
+from fedlens.experiment.write_held_out import write_held_out
 
 _HEAVY = 2**28  # bytes of a server state: larger best states are kept on disk, not in memory
 
@@ -115,6 +117,7 @@ class Runner:
             if not config.keeps_images:
                 remove_images(self.directory.evaluation_path)
                 remove_examples(self.directory.examples_path)
+                remove_held_out_images(self.directory.held_out_path)
             if self.run_state is None:
                 # Not in a variable of this function, which would keep the first state in memory for the whole run.
                 init = self.built.algorithm.init
@@ -251,6 +254,7 @@ class Runner:
             self._refuse_broken(trained)
         if trained.collector is not None:
             write_evaluation(self.built, self.directory, round, trained.collector)
+            write_held_out(self.built, self.directory, round, trained.collector.confidences)
         if round == 0 and any(name.startswith("test_") for name in measured):
             for sentence in write_examples(self.built, self.directory, {"first": (0, trained.state)}):
                 self.progress.note(sentence)

@@ -21,7 +21,7 @@ DEFAULT_SEEDS = 3  # of `fedlens cost`
 
 def next_steps(answer: Mapping[str, Any]) -> list[dict[str, str]]:
     """Up to three suggestions, the most important first: `why`, and the `command`."""
-    made = (_settle, _hold_out, _look_at_images, _algorithm, _more_seeds)
+    made = (_look_at_images, _settle, _hold_out, _algorithm, _more_seeds)
     return [step for make in made if (step := make(answer)) is not None][:MOST]
 
 
@@ -77,18 +77,11 @@ def _hold_out(answer: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def _look_at_images(answer: Mapping[str, Any]) -> dict[str, str] | None:
-    """For a worst client that is low, beyond chance, under every model."""
-    clients, command = answer["clients"], answer["work"].get("data_check")
-    if len(clients) < 2 or not command or clients[0]["interval"] is None:
+    """For a client that is clearly below the others with every model."""
+    low, command = answer["low_clients"], answer["work"].get("data_check")
+    if not low or not command:
         return None
-    worst, others = clients[0], clients[1:]
-    for role in ("federated", "centralized", "local-only"):
-        values = [row[role] for row in others if row.get(role) is not None]
-        if worst.get(role) is None or not values or worst["interval"][1] >= sum(values) / len(values):
-            return None
-        if worst[role] > min(values):
-            return None
-    why = f"{worst['client']} is lowest with every model, so look at its images and labels."
+    why = f"{low[0]['client']} is clearly lower with every model: check its images and labels."
     return {"why": why, "command": command}
 
 

@@ -16,6 +16,7 @@ from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_curves import curve_warnings
+from fedlens.report.cost_labels import label_findings
 from fedlens.report.cost_measures import MEASURES, WORDS, measure
 from fedlens.report.cost_sentences import sentences
 from fedlens.report.differences import (
@@ -51,6 +52,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
       accuracy, a share of images), `largest`
       (the share of its held-out images in its most frequent training class), `vs_centralized` and `vs_local_only` as
       in `differences` but with the sampling error of the held-out images, and `verdict`.
+    - `low_clients`, `suspicious`: what the runs say about labels; see `fedlens.report.cost_labels.label_findings`.
     - `sentences`: the answer in words. `warnings`: why final values are not to be trusted, in words.
     - `next_steps`: what to try, each with `why` and `command`.
     - `emd`: of the federated clients' classes.
@@ -132,6 +134,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         "clients": clients,
         "emd": next((run.emd() for (role, _), run in finished.items() if role == "federated"), None),
     }
+    answer |= label_findings(finished)
     answer["warnings"] = curve_warnings(finished, answer)
     return {**answer, "sentences": sentences(answer), "next_steps": next_steps(answer)}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report import figures
+from fedlens.report.cost_labels import cost_label_card, labels_method
 from fedlens.report.cost_measures import (
     MEASURES,
     WORDS,
@@ -46,6 +47,9 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         if row["status"] == "finished"
     }
     metric = answer["metric"]
+    finished = {
+        (row["role"], row["seed"]): runs[row["name"]] for row in answer["runs"] if row["name"] in runs
+    }
     context = {
         "title": f"What federation costs: {answer['name']} · fedlens",
         "aside": str(directory),
@@ -76,6 +80,7 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "below": below_note(answer),
         "images": images_note(answer),
         "client_names": [str(row["client"]) for row in answer["clients"]],
+        "labels": cost_label_card(finished, answer),
     }
     return write_page(directory / "cost.html", "cost.html.j2", context)
 
@@ -273,6 +278,7 @@ def method(answer: Mapping[str, Any]) -> list[str]:
         "Federated, centralized and local-only runs share training images and held-out images. A model of a client's "
         "own only has to know the classes of that client.",
     ]
+    sentences.append(labels_method(answer))
     if seeds < LEAST_SEEDS:
         few = f"With {many(seeds, 'seed')} there is no interval. Run it with --seeds {LEAST_SEEDS} or more."
         return [*sentences, few]

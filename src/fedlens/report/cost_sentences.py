@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedlens.report.cost_labels import low_client_sentences
 from fedlens.report.cost_measures import listed, measure
 from fedlens.report.differences import LEAST_SEEDS, UNSURE
 from fedlens.report.format import is_share, many, metric_value, points, signed
@@ -23,7 +24,9 @@ def interval_text(metric: str, row: Mapping[str, Any] | None) -> str:
 def sentences(answer: Mapping[str, Any]) -> list[str]:
     """The answer in words: the cost of the partition, the worst client, who gains by joining."""
     said = [_partition_sentence(answer), _federation_sentence(answer)]
-    return [s for s in (*said, _worst_sentence(answer), _joining_sentence(answer)) if s]
+    # A client that is low with every model is the answer; of the others, chance often decides who is last.
+    said += low_client_sentences(answer) or [_worst_sentence(answer)]
+    return [sentence for sentence in (*said, _joining_sentence(answer)) if sentence]
 
 
 def _value_of(answer: Mapping[str, Any], role: str, on: str) -> str | None:

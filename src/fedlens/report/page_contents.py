@@ -29,11 +29,11 @@ def page_contents(body: str, clients: Collection[str] = ()) -> list[str]:
 
     >>> body = '<img src="data:image/png;base64,x"><p data-holds="The settings."></p><td>Ulm</td>'
     >>> page_contents(body, ["Ulm", "Bonn"])
-    ['1 picture of test data.', 'The settings.', 'The names of 1 client of 2, such as Ulm.']
+    ['1 picture of the data.', 'The settings.', 'The names of 1 client of 2, such as Ulm.']
     """
     found = []
     if pictures := len(_PICTURE.findall(body)):
-        found.append(f"{many(pictures, 'picture')} of test data.")
+        found.append(f"{many(pictures, 'picture')} of the data.")
     found += [html.unescape(words) for words in dict.fromkeys(_HOLDS.findall(body))]
     shown = _labels(body)
     named = [name for name in clients if name in shown and not name.isdecimal()]

@@ -36,6 +36,7 @@ from fedlens.report.run_commands import (
     resuming_command,
 )
 from fedlens.report.shown_images import may_get_images
+from fedlens.report.suspicious_labels import label_section
 from fedlens.report.test_section import section_of_test
 
 _MACHINE = {
@@ -73,6 +74,7 @@ def write_report(run_dir: Path) -> Path:
         "measuring": measuring_command(run),
         "resuming": resuming_command(run),
         "repeating": repeating_command(run),
+        "labels": label_section(run),
         "partition": partition_section(run.partition),
         "left": left_clients(run),
         "client_names": run.partition.ids if run.partition else (),

@@ -37,6 +37,8 @@ from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
 MISTAKES = "mistakes."  # the beginning of the names of rows
+CONFIDENCES = "confidences."
+TOP_CLASSES = 5  # most probable classes of each example, in `confidences.classes`
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,13 @@ def measured(
     stop: int,
     mistakes: int = 0,
     size: EvaluationSize = FULL,
+    confidences: bool = False,
 ) -> Measured:
     """The task's measurements on the examples from `start` to before `stop`, in evaluation mode.
 
-    With `mistakes`, the rows have so many of the most confidently wrong answers, as `Evaluate` sends them.
+    With `mistakes`, the rows have so many of the most confidently wrong answers, as `Evaluate` sends them. With
+    `confidences`, they have the label and the five most probable classes of each example, each name after
+    `confidences.`; see `fedlens.tasks.task.Task.confidences`.
     """
     module = learner.module.eval()
 
@@ -85,6 +90,8 @@ def measured(
             outputs, found = _on_batch(task, module, inputs, targets, size)
             if mistakes:
                 found = _with_mistakes(found, task.mistakes(outputs, targets, mistakes), at)
+            if confidences:
+                found = _with_rows(found, CONFIDENCES, task.confidences(outputs, targets, TOP_CLASSES))
             at += len(targets)
             yield found
 
@@ -132,10 +139,12 @@ def _on_batch(
 
 def _with_mistakes(found: Measured, mistakes: Mapping[str, Tensor], at: int) -> Measured:
     """The measurements of a batch that starts at position `at`, with its mistakes as rows."""
-    rows = {MISTAKES + name: values for name, values in mistakes.items()}
-    if rows:
-        rows[f"{MISTAKES}index"] = rows[f"{MISTAKES}index"] + at
-    return Measured(found.sums, {**found.rows, **rows})
+    placed = {**mistakes, "index": mistakes["index"] + at} if mistakes else {}
+    return _with_rows(found, MISTAKES, placed)
+
+
+def _with_rows(found: Measured, prefix: str, rows: Mapping[str, Tensor]) -> Measured:
+    return Measured(found.sums, {**found.rows, **{prefix + name: values for name, values in rows.items()}})
 
 
 def _most_confident(found: Measured, most: int) -> Measured:

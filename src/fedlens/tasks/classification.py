@@ -166,6 +166,21 @@ class Classification(ClassWeighted):
         rows = {"index": at, "truth": targets[at], "answer": predicted[at], "confidence": confidence[at]}
         return {name: value.cpu() for name, value in rows.items()}
 
+    def confidences(self, outputs: Tensor, targets: Tensor, most: int) -> dict[str, Tensor]:
+        """The probability of each label, and the most probable classes.
+
+        >>> logits = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+        >>> rows = Classification().confidences(logits, torch.tensor([0, 1]), 1)
+        >>> rows["classes"].tolist(), [round(value, 3) for value in rows["confidence"].tolist()]
+        ([[1], [0]], [0.119, 0.5])
+        """
+        probabilities = outputs.float().softmax(1).nan_to_num_(0.0)
+        scores, classes = probabilities.sort(dim=1, descending=True, stable=True)
+        confidence = probabilities.gather(1, targets[:, None]).squeeze(1)
+        rows = {"label": targets, "confidence": confidence}
+        rows |= {"classes": classes[:, :most].contiguous(), "scores": scores[:, :most].contiguous()}
+        return {name: value.cpu() for name, value in rows.items()}
+
     def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes]."""
         if isinstance(outputs, Tensor) and outputs.dim() == 2:

@@ -216,6 +216,19 @@ class Task(ABC):
         """
         return {}
 
+    @property
+    def has_confidences(self) -> bool:
+        """Whether the task defines `confidences`."""
+        return type(self).confidences is not Task.confidences
+
+    def confidences(self, outputs: Any, targets: Any, most: int) -> dict[str, Tensor]:
+        """How probable the model finds the label and other classes of each example of a batch; empty if undefined.
+
+        `label`, int64 [n], and `confidence`, float32 [n], its probability; `classes`, int64 [n, k], and `scores`,
+        float32 [n, k], the k = min(most, classes) most probable classes with their probabilities, in falling order.
+        """
+        return {}
+
     def restored(self, outputs: Any, size: tuple[int, int], stored: tuple[int, int]) -> Any:
         """The outputs for images that were resized from `stored` to `size`, as those for the stored images.
 

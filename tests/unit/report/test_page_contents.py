@@ -38,7 +38,7 @@ def page(root: Path, **config: Any) -> str:
 
 def test_the_list_of_a_run_names_images_clients_paths_and_numbers(tmp_path: Path) -> None:
     words = listed(page(tmp_path, data={"dataset": {"name": "digits", "path": "/srv/scans"}}))
-    assert f"{WORST} pictures of test data." in words
+    assert f"{WORST} pictures of the data." in words
     assert f"The names of 3 clients of 3, such as {', '.join(HOSPITALS)}." in words
     assert "How many examples of each class each client holds." in words
     assert "The names of the classes, and the results of each on the test data." in words
@@ -49,7 +49,7 @@ def test_the_list_of_a_run_names_images_clients_paths_and_numbers(tmp_path: Path
 def test_a_page_without_images_lists_none_and_says_how_to_get_them(tmp_path: Path) -> None:
     auto = {"data": {"dataset": {"name": "image-folder"}}, "record": {"images": "auto"}}
     words = listed(page(tmp_path / "own", **auto))
-    assert "of test data" not in words.replace("Positions in the test data of wrong answers", "")
+    assert "of the data" not in words.replace("Positions in the test data of wrong answers", "")
     assert "config.toml --set record.images=true" in words
     never = listed(page(tmp_path / "never", record={"images": False}))
     assert "record.images=true" not in never

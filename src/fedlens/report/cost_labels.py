@@ -1,0 +1,158 @@
+"""What the runs of `fedlens cost` say about labels: clients below the others with every model, suspicious images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.held_out_predictions import HeldOutPredictions
+from fedlens.report.format import percent
+from fedlens.report.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of
+from fedlens.report.read import Run
+from fedlens.report.shown_images import may_get_images, shows_images
+from fedlens.report.suspicious_labels import (
+    NOTE,
+    label_card,
+    read_held_out,
+    suspicious_labels,
+)
+
+_ASKED = (
+    "federated",
+    "centralized",
+)  # whose models are asked about a label: they trained on all clients' images
+HOW = "With --set record.images=true and another --out, this page has the images."
+_IN_TEXT = 5  # images of a client in the terminal
+
+Finished = Mapping[tuple[str, int], Run]
+
+
+def label_findings(finished: Finished) -> dict[str, Any]:
+    """What the finished runs, by role and seed, say about labels.
+
+    - `low_clients`: the clients that are clearly below the others with every model, the lowest first: client, held_out,
+      and `models`, by role share, others, images, p and allowed; see `fedlens.report.low_clients`.
+    - `suspicious`: for up to 10 clients, those above first, the held-out images whose label the federated and the
+      centralized models contradict: client, held_out, found, models and images; see
+      `fedlens.report.suspicious_labels`. None if the task is not the classification of images.
+    """
+    by_role = _predictions(finished)
+    if "federated" not in by_role:
+        return {"low_clients": [], "suspicious": None}
+    low = _low_clients(by_role, finished)
+    listed = suspicious_labels(_asked(by_role), [row["client"] for row in low])
+    rows = [{**asdict(each), "images": [_as_row(image) for image in each.images]} for each in listed]
+    return {"low_clients": low, "suspicious": rows}
+
+
+def cost_label_card(finished: Finished, answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The card with the suspicious images of the answer, pictured where the settings let pages contain them."""
+    if answer["suspicious"] is None:
+        return None
+    runs = list(finished.values())
+    first = [row["client"] for row in answer["low_clients"]]
+    shown = all(map(shows_images, runs))
+    listed = suspicious_labels(_asked(_predictions(finished)), first, pictures=shown)
+    return label_card(listed, HOW if all(map(may_get_images, runs)) else "")
+
+
+def low_client_sentences(answer: Mapping[str, Any]) -> list[str]:
+    """A sentence for each client that is clearly below the others with every model."""
+    return [_low_client_sentence(row) for row in answer["low_clients"]]
+
+
+def _low_client_sentence(row: Mapping[str, Any]) -> str:
+    first, *others = row["models"].items()
+    words = {
+        "iid": "the IID twin",
+        "centralized": "the centralized model",
+        "local-only": "models of their own",
+    }
+    more = "; ".join(f"{_shares(each)} with {words[role]}" for role, each in others)
+    name = f"Client {row['client']}" if row["client"].isdigit() else row["client"]
+    return (
+        f"{name} is clearly below the other clients with every model: check its labels. The federated model has "
+        f"{percent(first[1]['share'])} of its {row['held_out']:,} held-out images right, and "
+        f"{percent(first[1]['others'])} of the others' images of the same classes ({more}). If its labels are right, "
+        "its images differ from all others'."
+    )
+
+
+def _shares(each: Mapping[str, Any]) -> str:
+    return f"{percent(each['share'])} and {percent(each['others'])}"
+
+
+def suspicious_lines(answer: Mapping[str, Any]) -> list[str]:
+    """The suspicious images for the terminal; empty without any.
+
+    Clients that are below the others are shown with their first images; of the rest there is a count.
+    """
+    rows = answer["suspicious"] or []
+    if not rows:
+        return []
+    low = {row["client"] for row in answer["low_clients"]}
+    lines = ["Held-out images whose label the federated and centralized models contradict:"]
+    for row in rows:
+        lines.append(f"  {row['client']}: {row['found']:,} of {row['held_out']:,}")
+        for image in row["images"][:_IN_TEXT] if row["client"] in low else ():
+            name = image["file"] or f"training image {image['index']}"
+            said = f"{image['models']} of {row['models']} models"
+            lines.append(f"    {name}: label {image['label']}, {said} suggest {image['suggested']}")
+    return [*lines, NOTE]
+
+
+def labels_method(answer: Mapping[str, Any]) -> str:
+    """How clients are named and labels are listed, as a sentence of the page."""
+    if answer["suspicious"] is None:
+        return "Labels are checked for images of one class each only; these runs have none, or were made without."
+    return (
+        "A client is clearly below the others if, with every model, its share of right held-out images is at least "
+        f"{100 * GAP:.0f} points below that of the other clients' images of the same classes, neither chance (an exact "
+        f"test, p < {LEVEL:g} / {len(answer['clients'])} clients) nor the differences between the others explains it, "
+        "and there are two others. The IID twin's model is measured on those of the client's images that the twin's "
+        "clients hold out."
+    )
+
+
+def _predictions(finished: Finished) -> dict[str, list[HeldOutPredictions]]:
+    by_role: dict[str, list[HeldOutPredictions]] = {}
+    for (role, _), run in sorted(finished.items()):
+        try:
+            predictions = read_held_out(run)
+        except RunDirectoryError:
+            continue  # the page of the run says that the file is corrupt
+        if predictions is not None:
+            by_role.setdefault(role, []).append(predictions)
+    return by_role
+
+
+def _asked(by_role: Mapping[str, Sequence[HeldOutPredictions]]) -> list[HeldOutPredictions]:
+    return [predictions for role in _ASKED for predictions in by_role.get(role, ())]
+
+
+def _low_clients(
+    by_role: Mapping[str, Sequence[HeldOutPredictions]], finished: Finished
+) -> list[dict[str, Any]]:
+    partition = next((run.partition for (role, _), run in finished.items() if role == "federated"), None)
+    if partition is None or len(by_role) < 2:
+        return []
+    first = by_role["federated"][0]
+    answers = answers_of(
+        {role: by_role[role] for role in ("federated", *sorted(by_role))}, owners_of(partition, first)
+    )
+    held_out = dict(zip(first.clients, (first.offsets[1:] - first.offsets[:-1]).tolist(), strict=True))
+    rows = [
+        {
+            "client": partition.ids[client],
+            "held_out": held_out.get(partition.ids[client], 0),
+            "models": {role: asdict(each) for role, each in models.items()},
+        }
+        for client, models in below_with_every_model(answers).items()
+    ]
+    return sorted(rows, key=lambda row: row["models"]["federated"]["share"])
+
+
+def _as_row(image: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(image).items() if name != "picture"}

@@ -1,0 +1,206 @@
+"""Held-out images whose label is contradicted confidently by models that did not train on them.
+
+See `fedlens.experiment.confident_learning` for what one model says. It suggests another class if that class is also
+more probable than the label. Of several models, an image is listed if more than half of them suggest the same other
+class; images are ranked by the margin, the mean over all models, which is 0 for a
+model that does not contradict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.held_out_predictions import HeldOutPredictions
+from fedlens.experiment.rundir import RunDir
+from fedlens.report.classification_section import data_url
+from fedlens.report.format import MISSING, many, percent
+from fedlens.report.read import Run
+from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
+
+SHOWN = 12  # images of a client
+CLIENTS = 10
+NOTE = (
+    "The models did not train on these images. Models are wrong too, and many of these labels may be right: look at "
+    "the images before you change a label."
+)
+
+
+@dataclass(frozen=True)
+class SuspiciousImage:
+    """One held-out image.
+
+    Args:
+        index: its position in the training split.
+        file: the name of its file, or empty.
+        label, suggested: names of classes.
+        confidence: the probability of its label, the mean over the models.
+        models: how many of the models suggest this class.
+        picture: a data URL, or empty.
+    """
+
+    index: int
+    file: str
+    label: str
+    suggested: str
+    confidence: float
+    models: int
+    picture: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its file, or its position."""
+        return self.file or f"training image {self.index}"
+
+
+@dataclass(frozen=True)
+class SuspiciousLabels:
+    """The suspicious images of one client, the most suspicious first.
+
+    Args:
+        client: its name.
+        held_out: its held-out images.
+        found: how many of them are suspicious.
+        models: how many models were asked.
+        images: the first ones.
+    """
+
+    client: str
+    held_out: int
+    found: int
+    models: int
+    images: Sequence[SuspiciousImage] = field(default_factory=list)
+
+    @property
+    def pictured(self) -> bool:
+        """Whether an image has a picture."""
+        return any(image.picture for image in self.images)
+
+    @property
+    def title(self) -> str:
+        """The client, and how much of its images is listed."""
+        shown = f", the first {len(self.images)} shown" if self.found > len(self.images) else ""
+        return f"{self.client}: {self.found:,} of {many(self.held_out, 'held-out image')}{shown}"
+
+    def rows(self) -> list[list[str]]:
+        """The cells of a table without pictures: file, label, suggested class, and what the models say."""
+        return [[i.name, i.label, i.suggested, percent(i.confidence), self.agreement(i)] for i in self.images]
+
+    def agreement(self, image: SuspiciousImage) -> str:
+        """How many models suggest the class; a dash for a single model."""
+        return f"{image.models} of {self.models}" if self.models > 1 else MISSING
+
+
+HEAD = ("image", "label", "models suggest", "probability of the label", "models that agree")
+
+
+def suspicious_labels(
+    runs: Sequence[HeldOutPredictions], first: Collection[str] = (), pictures: bool = False, most: int = SHOWN
+) -> list[SuspiciousLabels]:
+    """The suspicious images of up to 10 clients: those in `first`, then those with the largest share of them.
+
+    Args:
+        runs: predictions by models that did not train on these images. Those that hold out other images than the first
+            are left out.
+        first: the names of clients that come first.
+        pictures: with the images, if a run keeps them.
+        most: images of a client.
+    """
+    alike = [run for run in runs if np.array_equal(run.index, runs[0].index)]
+    if not alike:
+        return []
+    suggested, votes, margins = _majority(alike)
+    listed = np.flatnonzero(2 * votes > len(alike))
+    shown = _pictures(alike) if pictures else {}
+    confidence = np.stack([run.confidence for run in alike]).mean(axis=0, dtype=np.float64)
+    one = alike[0]
+    order = listed[np.lexsort((listed, -margins[listed]))]
+    found = np.bincount(one.owners[listed], minlength=len(one.clients))
+    sizes = np.diff(one.offsets)
+    ranked = sorted(
+        np.flatnonzero(found).tolist(), key=lambda k: (one.clients[k] not in first, -found[k] / sizes[k])
+    )
+    results = []
+    for client in ranked[:CLIENTS]:
+        rows = order[one.owners[order] == client][:most].tolist()
+        images = [
+            SuspiciousImage(
+                int(one.index[row]),
+                one.files[row] if one.files else "",
+                one.classes[int(one.label[row])],
+                one.classes[int(suggested[row])],
+                float(confidence[row]),
+                int(votes[row]),
+                data_url(shown[row]) if row in shown else "",
+            )
+            for row in rows
+        ]
+        counts = int(sizes[client]), int(found[client])
+        results.append(SuspiciousLabels(one.clients[client], *counts, len(alike), images))
+    return results
+
+
+def _majority(
+    runs: Sequence[HeldOutPredictions],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """For each image the other class that most models suggest, how many do, and the mean margin of all models."""
+    said = np.stack([run.contradictions.classes for run in runs])
+    margins = np.stack([run.contradictions.margins for run in runs])
+    against = margins > 0
+    agreeing = np.stack([((said == one) & against).sum(axis=0) for one in said])
+    agreeing = np.where(against, agreeing, 0)
+    most = agreeing.argmax(axis=0)
+    at = np.arange(said.shape[1])
+    return said[most, at], agreeing[most, at], np.maximum(margins, 0.0).mean(axis=0)
+
+
+def _pictures(runs: Sequence[HeldOutPredictions]) -> dict[int, NDArray[np.uint8]]:
+    """The images that the runs keep, by row."""
+    return {
+        int(row): image
+        for run in runs
+        if run.pictured is not None and run.images is not None
+        for row, image in zip(run.pictured, run.images, strict=True)
+    }
+
+
+def read_held_out(run: Run) -> HeldOutPredictions | None:
+    """The predictions of the held-out images; None if the run has not written them.
+
+    Raises `RunDirectoryError` if the file is corrupt.
+    """
+    path = RunDir(run.directory).held_out_path
+    return HeldOutPredictions.read(path) if path.exists() or path.is_symlink() else None
+
+
+def label_section(run: Run) -> dict[str, Any] | None:
+    """The card of a run, whose one model is asked; None if its clients' held-out images have no predictions."""
+    try:
+        predictions = read_held_out(run)
+    except RunDirectoryError as error:
+        return {"lead": f"This section is missing: {error}.", "clients": [], "note": ""}
+    if predictions is None:
+        return None
+    return label_card(
+        suspicious_labels([predictions], pictures=shows_images(run)), HOW if may_get_images(run) else ""
+    )
+
+
+def label_card(clients: Sequence[SuspiciousLabels], how: str = "") -> dict[str, Any]:
+    """The card "Labels to check".
+
+    `how` says how to get the images, if they are left out only because nobody asked for them.
+    """
+    if not clients:
+        lead = "No held-out image has a label that the models contradict with confidence."
+        return {"lead": lead, "clients": [], "note": ""}
+    lead = f"Held-out images whose label the models contradict with confidence, the most suspicious first. {NOTE}"
+    note = how
+    if any(each.pictured for each in clients):
+        note = f"This page contains these images of the clients. {LEAVES_OUT}"
+    return {"lead": lead, "clients": clients, "head": HEAD, "note": note}

@@ -1,0 +1,77 @@
+"""The list of labels to check: which images several models agree on, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedlens.experiment.held_out_predictions import HeldOutPredictions
+from fedlens.report.suspicious_labels import CLIENTS, label_card, suspicious_labels
+
+
+def predictions(p: list[list[float]], labels: list[int], sizes: list[int]) -> HeldOutPredictions:
+    probabilities = np.array(p, np.float32)
+    top = np.argsort(-probabilities, axis=1, kind="stable")
+    return HeldOutPredictions(
+        round=3,
+        classes=("cat", "dog", "fox"),
+        clients=tuple(f"c{k}" for k in range(len(sizes))),
+        offsets=np.cumsum([0, *sizes]),
+        index=np.arange(len(labels)) + 100,
+        label=np.array(labels),
+        confidence=probabilities[range(len(labels)), labels],
+        top=top,
+        scores=np.take_along_axis(probabilities, top, 1),
+        files=tuple(f"{k}.png" for k in range(len(labels))),
+    )
+
+
+CAT, DOG, WRONG = [0.9, 0.1, 0.0], [0.2, 0.8, 0.0], [0.0, 1.0, 0.0]
+# Two clients. The labels of images 1 and 4 are contradicted, 4 more than 1.
+ONE = predictions([CAT, [0.1, 0.9, 0.0], DOG, CAT, WRONG, DOG], [0, 0, 1, 0, 0, 1], [3, 3])
+NONE = predictions([CAT, CAT, DOG, CAT, CAT, DOG], [0, 0, 1, 0, 0, 1], [3, 3])
+
+
+def files(runs: list[HeldOutPredictions], **more: list[str]) -> dict[str, list[str]]:
+    return {each.client: [image.file for image in each.images] for each in suspicious_labels(runs, **more)}
+
+
+def test_one_model_lists_what_it_contradicts_and_several_what_most_of_them_do() -> None:
+    assert files([ONE]) == {"c0": ["1.png"], "c1": ["4.png"]}
+    assert files([ONE, NONE]) == {}
+    (first, _) = suspicious_labels([ONE, ONE, NONE])
+    image = first.images[0]
+    assert (image.models, first.models, first.found, first.held_out) == (2, 3, 1, 3)
+    assert (image.label, image.suggested, image.index) == ("cat", "dog", 100 + int(image.file[0]))
+    assert suspicious_labels([]) == []
+
+
+def test_the_largest_margin_comes_first_and_named_clients_before_all_others() -> None:
+    both = predictions([[0.15, 0.85, 0.0], WRONG, CAT, CAT, CAT, DOG], [0, 0, 0, 0, 0, 1], [5, 1])
+    assert files([both]) == {"c0": ["1.png", "0.png"]}
+    assert list(files([ONE], first=["c1"])) == ["c1", "c0"]
+    assert list(files([ONE], first=["c0"])) == ["c0", "c1"]
+
+
+def test_runs_that_hold_out_other_images_are_not_asked() -> None:
+    (first, _) = suspicious_labels([ONE, replace(NONE, index=NONE.index + 1)])
+    assert first.models == 1
+
+
+def test_at_most_ten_clients_are_listed() -> None:
+    many = predictions([CAT, WRONG] * 12 + [DOG], [0, 0] * 12 + [1], [2] * 12 + [1])
+    assert len(suspicious_labels([many])) == CLIENTS
+
+
+def test_the_card_says_what_it_is_and_has_no_image_unasked() -> None:
+    card = label_card(suspicious_labels([ONE]))
+    assert "many of these labels may be right" in card["lead"]
+    assert card["note"] == ""
+    pictured = replace(ONE, pictured=np.array([1]), images=np.zeros((1, 1, 8, 8), np.uint8))
+    assert (
+        "This page contains these images of the clients"
+        in label_card(suspicious_labels([pictured], pictures=True))["note"]
+    )
+    assert not any(each.pictured for each in suspicious_labels([pictured]))
+    assert label_card([])["clients"] == []
