@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import os
 import random
 import resource
@@ -64,7 +65,10 @@ def finished_here(cwd: Path, out: str) -> Path:
 def outputs(folder: Path) -> dict[str, Any]:
     """Every file of results, wall-clock values aside."""
     found: dict[str, Any] = {"results": without_clock(folder)}
-    for path in [folder / "study.json", folder / "study.toml", *sorted(folder.glob("cells.*"))]:
+    info = json.loads((folder / "study.json").read_text())
+    assert info.pop("command") == f"fedlens sweep study.toml --out {folder.name}"
+    found["study.json"] = info
+    for path in [folder / "study.toml", *sorted(folder.glob("cells.*"))]:
         found[path.name] = path.read_bytes()
     for path in sorted((folder / "tables").iterdir()):
         found[path.name] = path.read_bytes()

@@ -75,8 +75,8 @@ def folder_of(name: str, scale: str) -> Path:
 def study_command(
     path: Path | None,
     scale: str,
-    folder: Path,
-    usual: Path,
+    folder: Path | None = None,
+    usual: Path | None = None,
     *,
     changes: Sequence[str] = (),
     seeds: Sequence[int] | None = None,
@@ -87,7 +87,7 @@ def study_command(
     Args:
         path: the study file; None for a study in Python, of which `folder` has a copy.
         scale: "" for a study without scales.
-        folder: of the results.
+        folder: of the results; None for the one without `--out`.
         usual: the folder of `fedlens sweep` without `--out`.
         changes, seeds: what replaced settings and seeds of the file.
 
@@ -99,14 +99,16 @@ def study_command(
     """
     if path is not None and path.resolve().is_relative_to(FOLDER) and not changes and seeds is None:
         name, scale = _name(path.resolve()), scale or "paper"
-        out = None if folder == folder_of(name, scale) else folder
+        out = folder if folder != folder_of(name, scale) else None
         return shell_command("reproduce", name, scale=scale, out=out, data_dir=data_dir)
+    if path is None:
+        path = Path("STUDY_FILE") if folder is None else folder / COPY
     return shell_command(
         "sweep",
-        folder / COPY if path is None else path,
+        path,
         changes=changes,
         scale=scale if scale not in ("", "paper") else None,
         seeds=seeds,
-        out=None if folder == usual else folder,
+        out=folder if folder != usual else None,
         data_dir=data_dir,
     )

@@ -23,6 +23,7 @@ from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metri
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.pretrained import after_pretraining
 from fedlens.studies.pretraining_runs import pretraining_runs
+from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
@@ -57,7 +58,7 @@ class StudyPlan:
 
     source: StudySource
     cells: StudyCells
-    command: str = ""
+    command: str
 
     @classmethod
     def load(cls, study: str | Path | Values, scale: str | None = None, check: bool = True) -> StudyPlan:
@@ -78,7 +79,7 @@ class StudyPlan:
             refuse_search(cells, source.places)
             _refuse_evaluations(cells, source)
             refuse_analyses(cells, source)
-        plan = cls(source, cells)
+        plan = cls(source, cells, study_command(source.places.path, source.places.scale))
         plan.refuse_baseline()
         if check:
             _refuse_outputs(plan)
