@@ -184,7 +184,13 @@ def resume(
 
         def checked_plan() -> Plan:
             if about:  # compared before it is executed; a run without a checkpoint starts again
-                refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept_changes)
+                refuse_edited_since(
+                    f"round {round}",
+                    about.get(OWN_FILES),
+                    source.values,
+                    accept_changes,
+                    f"fedlens resume {run.path}",
+                )
             return plan(config, source)
 
         done = summary is not None and summary.get("status") == "finished"

@@ -91,6 +91,10 @@ def test_an_edited_file_is_refused_before_it_is_executed_and_resumed_when_accept
     assert answer.stderr.startswith(
         f"error: {here / name} was edited since round 2; undo the edit, or use the file as"
     )
+    assert (
+        "it is now with 'fedlens resume run --accept-changes' (in Python: accept_changes=True)"
+        in answer.stderr
+    )
     assert answer.stderr.count("\n") == 1
     assert not (here / "executed").exists()
     new_process()

@@ -93,7 +93,8 @@ def check(
 ) -> list[Change]:
     """What was edited or lost since the checkpoint of `round`. Raises `RunDirectoryError` unless it is accepted."""
     edited = check_settings(run, round, about, config, source, accept)
-    refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept)
+    command = f"fedlens resume {run.path}"
+    refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept, command)
     files = edited_files(about.get(OWN_FILES), source.values)
     changed = [
         {"after_round": round, "key": name, "before": old, "after": new} for name, (old, new) in files.items()

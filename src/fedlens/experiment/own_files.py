@@ -62,13 +62,16 @@ def edited_files(before: Any, values: Any) -> dict[str, tuple[str | None, str]]:
     return edited
 
 
-def refuse_edited_since(when: str, before: Any, values: Any, accept: bool) -> list[str]:
+def refuse_edited_since(
+    when: str, before: Any, values: Any, accept: bool, command: str | None = None
+) -> list[str]:
     """Compares the user's files that settings name with those of a run, before they are executed.
 
     Args:
         when: the time of `before`, such as "round 4".
         before, values: those of `edited_files`.
         accept: use the files as they are now.
+        command: the one that has `--accept-changes`; by default any that the user has called.
 
     Returns a note on the files that were edited and are accepted, and one if nothing is known of them.
     Raises `RunDirectoryError` for files that were edited, unless they are accepted, and `RunFailed` if they are and
@@ -81,7 +84,8 @@ def refuse_edited_since(when: str, before: Any, values: Any, accept: bool) -> li
     edited = edited_files(before, values)
     what = f"{', '.join(edited)} {'was' if len(edited) == 1 else 'were'} edited since {when}"
     if edited and not accept:
-        hint = "undo the edit, or use the file as it is now with --accept-changes (in Python: accept_changes=True)"
+        how = "with --accept-changes" if command is None else f"with '{command} --accept-changes'"
+        hint = f"undo the edit, or use the file as it is now {how} (in Python: accept_changes=True)"
         raise RunDirectoryError(what, hint=hint)
     for name, (_, now) in edited.items():
         if _sha256(Path(name).resolve()) != now:
