@@ -23,13 +23,14 @@ from typing import Any, Protocol
 
 from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
+from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.formats.check_command import check_command
 from fedlens.data.formats.registry import FORMATS
 from fedlens.experiment.atomic_files import refuse_link, write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
+from fedlens.experiment.full_disk import disk_full, stopped_when_full
 from fedlens.experiment.progress import Progress, Silent
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.session import Session
@@ -47,6 +48,10 @@ _NOT_POOLED = (
 )  # how much one of many clients trains
 
 _WRITTEN_BY_RUN = ("data.dataset.", "task.", "model.weights_sha256")
+
+
+class CostStopped(RunFailed):
+    """The comparison cannot continue, because the disk is full."""
 
 
 class CostProgress(Protocol):
@@ -142,8 +147,9 @@ def cost(
         out: the directory; default `runs/<name>-cost`. Runs in it that are finished are kept, others are resumed.
         report: write the result pages.
 
-    Raises `FedlensError` if the settings or the data are wrong, or if `out` has runs with other settings. A run that
-    fails later is a row with its reason. `KeyboardInterrupt` passes; the same call continues.
+    Raises `FedlensError` if the settings or the data are wrong, or if `out` has runs with other settings, and
+    `CostStopped` if the disk is full. A run that fails later is a row with its reason. `KeyboardInterrupt` passes; the
+    same call continues.
     """
     from fedlens.experiment.build import data_directory
 
@@ -182,19 +188,22 @@ def cost(
     }
     for sentence in (*notes, *few_seeds(seeds, len(runs))):
         listener.note(sentence)
-    _write(directory, about)
-    for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
-        watcher = listener.run_started(run.name, position, len(runs))
-        try:
-            _carry_out(run, directory / run.name, root, download, watcher, report, session)
-            row["untested"] = test_of_own_models(run, directory / run.name, root, session, work)
-        except Exception as error:  # the other runs are independent of it
-            row["error"] = (
-                str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
-            )
-        listener.run_ended(run.name, position, len(runs), row["error"])
+    with stopped_when_full(CostStopped, "the comparison", directory):
         _write(directory, about)
-    return _answered(directory, about, report)
+        for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
+            watcher = listener.run_started(run.name, position, len(runs))
+            try:
+                _carry_out(run, directory / run.name, root, download, watcher, report, session)
+                row["untested"] = test_of_own_models(run, directory / run.name, root, session, work)
+            except Exception as error:  # the other runs are independent of it
+                if disk_full(error):
+                    raise
+                row["error"] = (
+                    str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
+                )
+            listener.run_ended(run.name, position, len(runs), row["error"])
+            _write(directory, about)
+        return _answered(directory, about, report)
 
 
 def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResult:

@@ -162,7 +162,7 @@ def test_a_disk_that_fills_stops_the_study_with_a_sentence_and_it_continues(
     _, err = process.communicate(timeout=100)
     assert process.returncode == 1, err
     assert "error: the study stopped: " in err
-    assert "run the same command again: it continues" in err
+    assert "run the same command again: it keeps the finished runs, and continues" in err
     assert "Traceback" not in err
     assert lines(tmp_path / "broken") == 0
     assert outputs(finished_here(tmp_path, "broken")) == straight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -139,3 +140,35 @@ def test_weights_are_not_made_through_a_link(here: Path) -> None:
     assert answer.exit_code == 2
     assert answer.stderr.startswith("error: weights.run is a symbolic link (weights.run)")
     assert not any((here / "elsewhere").iterdir())
+
+
+FULL = {
+    "results.jsonl": (COMMANDS["study/study.json"], "the study"),
+    "study.json": (COMMANDS["study/study.json"], "the study"),
+    "curves.svg": (COMMANDS["study/study.json"], "the study"),
+    "cost.json": ("cost digits --out cost", "the comparison"),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_full_disk_is_said_with_how_to_continue(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whichever file it is that has no room."""
+    if name == "results.jsonl":
+        (here / "study" / name).unlink()  # else no line is added
+    write = os.write
+
+    def full(descriptor: int, content: bytes) -> int:
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", full)
+    command, thing = FULL[name]
+    answer = CliRunner().invoke(app, command.split())
+    assert answer.exit_code == 1, answer.output
+    (line,) = [line for line in answer.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: {thing} stopped: the disk is full, so ")
+    assert name in line
+    assert "; free some space, then run the same command again: it keeps the finished runs, and " in line

@@ -22,9 +22,11 @@ from fedlens.experiment import jsonl as lines
 from fedlens.experiment.atomic_files import (
     fsync_directory,
     not_regular,
+    refused,
     sweep,
     write_atomically,
 )
+from fedlens.experiment.full_disk import disk_full
 from fedlens.experiment.lock import locked
 from fedlens.experiment.text_files import read_json, read_toml_table
 
@@ -278,6 +280,8 @@ def _make(path: Path) -> Path:
     except (FileExistsError, NotADirectoryError):
         what, hint = "a file has the path of the run directory", another
     except OSError as error:
+        if disk_full(error):
+            raise refused(error, "the run directory", path, f"or {another}") from error
         what, hint = f"the run directory cannot be created: {error.strerror}", another
     else:
         if not occupied and os.access(path, os.W_OK | os.X_OK):

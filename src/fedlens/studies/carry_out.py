@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
 from fedlens.experiment.atomic_files import make_folder
+from fedlens.experiment.full_disk import disk_full, stopped_when_full
 from fedlens.experiment.own_files import refuse_edited
 from fedlens.experiment.progress import Silent
 from fedlens.report.study_results import RunLine
@@ -25,9 +25,6 @@ from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
 
 if TYPE_CHECKING:
     from fedlens.experiment.session import Session
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-CONTINUE = "then run the same command again: it continues with the runs that are left"
 
 
 @dataclass(frozen=True)
@@ -91,12 +88,9 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not from_code(error):
             raise
-        if disk_full(error):
-            raise StudyStopped(
-                f"the study stopped: {_reason(error)}",
-                where=str(directory),
-                hint=f"free some space, {CONTINUE}",
-            ) from error
+        if isinstance(error, Exception) and disk_full(error):
+            with stopped_when_full(StudyStopped, "the study", directory):
+                raise
         return line_of_failure(run, directory, _reason(error))
 
 
@@ -151,19 +145,6 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
     except Exception:  # it has no measurements, or its files caused the failure
         return failed_line(run, reason)
     return replace(line, status="failed", reason=reason)
-
-
-def disk_full(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it follows from, says that a disk is full.
-
-    >>> disk_full(OSError(errno.ENOSPC, "No space left on device")), disk_full(ValueError())
-    (True, False)
-    """
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _reason(error: BaseException) -> str:

@@ -22,8 +22,9 @@ from fedlens.core.interrupts import postponed
 from fedlens.core.threads import share_cores, usable_cores
 from fedlens.engines.ray_cluster import connect, import_ray, one_line
 from fedlens.engines.ray_worker import Source, actor_class, load_source, user_sources
+from fedlens.experiment.full_disk import CONTINUE
 from fedlens.report.study_results import RunLine
-from fedlens.studies.carry_out import CONTINUE, RunOptions, StudyStopped, carry_out, line_of_failure
+from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out, line_of_failure
 from fedlens.studies.jobs import TRIES, Ended
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import SilentStudy, StudyProgress

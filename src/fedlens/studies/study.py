@@ -12,9 +12,10 @@ import tomli_w
 from fedlens.core.errors import ConfigError
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config_source import Source, override
+from fedlens.experiment.full_disk import stopped_when_full
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
-from fedlens.studies.carry_out import RunOptions
+from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.estimate import StudyEstimate, estimate
 from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
@@ -205,7 +206,7 @@ class Study:
             self._source.settings.analyses,
             self._source.settings.keep_recordings,
         )
-        with store.lock():
+        with stopped_when_full(StudyStopped, "the study", folder), store.lock():
             for sentence in refuse_changed(folder, plan, accept_changes).sentences():
                 listener.note(sentence)
             self._write_file(folder)
@@ -214,7 +215,8 @@ class Study:
             sweep(plan, store, start, listener, plan.refuse_unmeasured)
         result = StudyResult(folder)
         if report:
-            result.write()
+            with stopped_when_full(StudyStopped, "the study", folder):
+                result.write()
         return result
 
     def estimate(
