@@ -152,7 +152,9 @@ def measure_notes(answer: Mapping[str, Any]) -> list[str]:
         name = measure_heading(metric, "test")
         own, tuned = (_of_kind(overall, kind, "test") for kind in ("own", "tuned"))
         of = f"on {many(tested, 'image')} that belong to no client" if tested else "on images of no client"
-        several = f" Of {own} it is the mean over the clients' own models." if own else ""
+        several = (
+            f" Of {own} it is the mean over the clients' own models, after the last round." if own else ""
+        )
         before = f" Of {tuned} it is that of the global model, before tuning." if tuned else ""
         notes.append(f"{name}: {of}.{several}{before}")
     if "clients" in shown:
