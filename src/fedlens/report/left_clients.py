@@ -44,7 +44,7 @@ def left_clients(run: Run) -> dict[str, Any] | None:
 def _at_the_server(ran: Mapping[str, Any]) -> list[str]:
     """Which operations ran on which examples at the server."""
     return [
-        f"The server ran {op} on {' and on '.join(_HELD.get(name, name) for name in names)}."
+        f"The server ran {op} on {' and on '.join(_HELD.get(name, name) for name in map(str, names))}."
         for op, names in ran.items()
         if isinstance(names, list)
     ]

@@ -34,6 +34,7 @@ def named(example: str, **settings: Any) -> dict[str, Any]:
 
 
 FLIP = {"client": named("sign_flip.py:sign_flip", clients=[0], scale=50.0)}
+SPLIT = {"model": "mlp", "local": {"lr": 0.1, "batch_size": 20, "steps": 2}}
 RUNS: dict[str, dict[str, Any]] = {
     "none": {},
     "attacked": FLIP,
@@ -49,6 +50,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "asleep": {
         "select": named("availability.py:awake", clients_per_round=3, zones=2), "record": {"clients": True}
     },
+    "cut low": {"algorithm": named("split_learning.py:split_learning", cut=2), **SPLIT},
+    "cut high": {"algorithm": named("split_learning.py:split_learning", cut=4), **SPLIT},
     "adapters": {"model": named("low_rank.py:low_rank", rank=2)},
     "fair": {"aggregate": named("loss_weighted.py:loss_weighted", q=2.0)},
     "even": {"aggregate": named("loss_weighted.py:loss_weighted", q=0.0)},
@@ -125,6 +128,14 @@ def test_clients_that_are_asleep_do_not_train(runs: dict[str, Result]) -> None:
     rows = [(row["round"], int(row["client"])) for row in map(json.loads, lines)]
     assert len(rows) > 5
     assert all(client % 2 != round % 2 for round, client in rows)
+
+
+def test_split_training_does_not_depend_on_the_cut(runs: dict[str, Result]) -> None:
+    low, high = runs["cut low"], runs["cut high"]
+    for one, other in zip(weights(low), weights(high), strict=True):
+        torch.testing.assert_close(one, other)
+    assert sent(low, "split")["outputs"] == 20 * 200
+    assert low.metrics[-1]["test_loss"] < low.metrics[0]["test_loss"]
 
 
 def test_adapters_alone_are_trained_and_sent(runs: dict[str, Result]) -> None:
