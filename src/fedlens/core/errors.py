@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from fedlens.core.interrupts import from_code
-from fedlens.core.shell_command import inline_toml
+from fedlens.core.shell_command import inline_toml, setting
 
 _LISTED = 3_000  # characters of a list of names
 _READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
@@ -171,7 +171,8 @@ def list_example(key: str, value: object, option: bool = True) -> str:
     text = str(value).strip("[]() ")
     parts = [part.strip(" '\"") for part in re.split("[,;]" if re.search("[,;]", text) else r"\s+", text)]
     full = [part for part in parts if part]
-    numbers = full and all(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", part) for part in full)
-    items = f"[{', '.join(full)}]" if numbers else inline_toml(full)
-    example = shlex.quote(f"{key}={items}") if option else f"{key} = {items}"
-    return f"write a list, e.g. {'--set ' if option else ''}{example}"
+    numbers = all(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", part) for part in full)
+    items = [float(part) if "." in part else int(part) for part in full] if numbers else full
+    if option:
+        return f"write a list, e.g. --set {shlex.quote(setting(key, items))}"
+    return f"write a list, e.g. {inline_toml({key: items})[1:-1]}"

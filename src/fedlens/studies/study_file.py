@@ -330,7 +330,7 @@ def read_study(
         problem = explained(error, values, "", places.locate_key, _setting_names)
         hint = problem.hint.partition(", or pass --set")[0] if problem.hint else None  # a study has no --set
         key = next((part for part in reversed(error.errors()[0]["loc"]) if part in _EXAMPLES), "")
-        if hint is None and key and re.search(r"must be a list|in it must be", problem.what):
+        if key and re.search(r"must be a list|in it must be", problem.what):
             hint = f"write a list, such as {_EXAMPLES[str(key)]}"
         raise ConfigError(problem.what, where=problem.where, hint=hint) from None
     refuse_loose(values, settings, "", places.locate_key, finite=True)

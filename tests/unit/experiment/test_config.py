@@ -119,7 +119,7 @@ class Many(BaseModel):
             {"numbers": [1, -1]},
             "'numbers' is [1, -1], but number 2 in it must be at least 0 (t.numbers).",
         ),
-        ({"numbers": 1}, "'numbers' is 1, but must be a list (t.numbers)."),
+        ({"numbers": 1}, "'numbers' is 1, but must be a list (t.numbers); write a list, e.g. numbers = [1]."),
         ({"word": ""}, "'word' is '', but must have at least 1 character (t.word)."),
         ({"word": 3}, "'word' is 3, but must be a string (t.word)."),
         ({"kind": "sofd"}, "'kind' is 'sofd', but must be 'soft' or 'hard' (t.kind); did you mean 'soft'."),

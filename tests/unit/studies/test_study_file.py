@@ -45,7 +45,10 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
         ("[grid]", 'such as "local.lr" = [0.1, 0.3] (study.toml, line 2: grid).'),
         ('[grid]\n"local.lr" = []', "must have at least one value (study.toml, line 3: [grid] local.lr)."),
         ("[grid]\nlocal.lr = [1, 1]", "the value 1 twice (study.toml, line 3: [grid] local.lr)."),
-        ('[grid]\n"local.lr" = 1', "is 1, but must be a list (study.toml, line 3: [grid] local.lr)."),
+        (
+            '[grid]\n"local.lr" = 1',
+            'is 1, but must be a list (study.toml, line 3: [grid] local.lr); write a list, e.g. "local.lr" = [1].',
+        ),
         (
             '[grid]\n"local.lrr" = [1]',
             "unknown setting 'lrr' (study.toml, line 3: [grid] local.lrr); did you mean 'lr'.",
