@@ -161,3 +161,27 @@ def test_a_wrong_folder_of_real_data_skips_no_test(
     monkeypatch.setenv("FEDLENS_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(pytest.UsageError, match="nowhere"):
         conftest.pytest_configure(request.config)
+
+
+def test_a_test_that_proves_nothing_is_an_error(tmp_path: Path) -> None:
+    faults = {
+        "no_values": "@pytest.mark.parametrize('value', [])\ndef test(value): ...",
+        "wrong_marker": "@pytest.mark.nonsense\ndef test(): ...",
+        "unexpected_pass": "@pytest.mark.xfail\ndef test(): ...",
+        "warning": "def test(): warnings.warn('old')",
+    }
+    for name, text in faults.items():
+        (tmp_path / f"test_{name}.py").write_text(
+            f"import warnings\nimport pytest\n{text}\n", encoding="utf-8"
+        )
+    options = [
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(tmp_path),
+        "--continue-on-collection-errors",
+    ]
+    done = run(tmp_path, [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(tmp_path)])
+    assert done.returncode != 0
+    assert "2 failed, 2 errors" in done.stdout, done.stdout + done.stderr
+    assert all(f"test_{name}.py" in done.stdout for name in faults)
