@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -15,6 +17,9 @@ from typer.testing import CliRunner
 from fedlens import Experiment, Study
 from fedlens.analyses.analyze import analyze
 from fedlens.cli.main import app
+from fedlens.core.errors import DataError, RunDirectoryError
+from fedlens.data.partition.partition import Partition
+from fedlens.experiment import checkpoint
 
 pytestmark = pytest.mark.timeout(120)  # a pipe that is waited for never ends
 
@@ -104,6 +109,33 @@ def test_a_planted_file_is_one_sentence_that_names_it(here: Path, name: str) -> 
         assert "unexpected" not in lines[0], (planted, answer.stderr)
         shutil.rmtree(path) if planted == "a folder" else path.unlink()
         kept.rename(path)
+
+
+@pytest.mark.parametrize("key", ["model", "task", "classes", "preprocessing", "personal"])
+def test_deep_metadata_of_a_model_are_one_sentence(here: Path, key: str) -> None:
+    path = here / "run/model.safetensors"
+    tree, about = checkpoint.read_model(path)
+    checkpoint.write_model(path, tree, {**about, key: DEEP})
+    answer = CliRunner().invoke(app, COMMANDS["run/model.safetensors"].split())
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith(
+        f"error: the metadata of model.safetensors are corrupt: '{key}': it is nested"
+    )
+
+
+def test_deep_json_in_a_partition_and_a_manifest_is_named(here: Path) -> None:
+    path = here / "run/partition.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **{**arrays, "ids": np.frombuffer(DEEP.encode(), np.uint8)})
+    with pytest.raises(DataError, match="not a readable partition file: it is nested"):
+        Partition.load(path)
+    folder = checkpoint.path_of(here / "run/checkpoint", 1)
+    content = f'{{"payload": {DEEP}'.encode()
+    text = b'{"sha256": "%s", "content": %s}\n' % (hashlib.sha256(content).hexdigest().encode(), content)
+    (folder / "manifest.json").write_bytes(text)
+    with pytest.raises(RunDirectoryError, match=r"manifest\.json is not JSON: it is nested"):
+        checkpoint.load(folder)
 
 
 @pytest.mark.parametrize("name", ["study/runs", "study/runs/RUN", "study/tables", "study/figures"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from fedlens.core.errors import FedlensError
+from fedlens.core.errors import FedlensError, one_line
 from fedlens.core.printable import UNPRINTABLE, printable
 
 if TYPE_CHECKING:
@@ -90,11 +90,23 @@ def reported(debug: bool, as_json: bool = False) -> Iterator[CommandOutput]:
     """
     output = CommandOutput(as_json, debug=debug)
     try:
-        with _sentences(output):
+        with _sentences(output), _lengths_of_paths():
             yield output
     except OutputLost as lost:
         lost.report()
         raise typer.Exit(lost.exit_code) from None
+
+
+@contextmanager
+def _lengths_of_paths() -> Iterator[None]:
+    """Says of any path that was given, wherever it is opened first, that it is too long."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        what, hint = "the path is longer than the file system allows", "use a shorter one"
+        raise FedlensError(what, where=one_line(str(error.filename)), hint=hint) from error
 
 
 @contextmanager

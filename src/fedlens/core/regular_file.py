@@ -35,6 +35,19 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
 
 
+def too_long(path: Path) -> bool:
+    """Whether the file system refuses a path because of its length.
+
+    >>> too_long(Path("a" * 6000)), too_long(Path("a"))
+    (True, False)
+    """
+    try:
+        os.stat(path)
+    except (OSError, ValueError) as error:
+        return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+    return False
+
+
 def open_descriptor(path: Path, flags: int) -> int:
     """A descriptor of the regular file at `path`, opened with `flags` of `os.open`, without waiting.
 

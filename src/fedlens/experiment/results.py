@@ -241,7 +241,11 @@ def read_model_file(
     tree, about = checkpoint.read_model(path)
     spec = parsed_fact(about, "model", path)
     shape, prepare = tuple(spec["input_shape"]), Preparation(**spec.get("prepare", {}))
-    named = [spec["name"] if model is None else None, about.get("kind"), json.loads(about.get("task", "{}"))]
+    named = [
+        spec["name"] if model is None else None,
+        about.get("kind"),
+        parsed_fact({"task": "{}", **about}, "task", path),
+    ]
     saved = (RunDir(path.parent).read_environment() or {}).get(OWN_FILES)
     notes = refuse_edited_since("the run trained", saved, named, accept_changes)
     if model is None:

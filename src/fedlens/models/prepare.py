@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from fedlens.core.regular_file import too_long
 from fedlens.models.weights_setting import IMAGENET, NONE, RUN, names_a_file
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ class Preparation(BaseModel):
         if value is None or value == IMAGENET:
             return value
         kind = RUN if value.startswith(RUN) else ""
-        return f"{kind}{Path(value.removeprefix(RUN)).expanduser().absolute()}"
+        path = Path(value.removeprefix(RUN)).expanduser().absolute()
+        if too_long(path / "model.safetensors" if kind else path):
+            raise ValueError("the path of the weights is longer than the file system allows")
+        return f"{kind}{path}"
 
     def __call__(self, module: nn.Module, spec: ModelSpec, initial: bool) -> nn.Module:
         """The prepared module.

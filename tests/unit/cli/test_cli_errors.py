@@ -164,3 +164,38 @@ def test_an_interruption_before_the_start_leaves_nothing(
     answer = runner.invoke(app, ["run", str(recipe)])
     assert answer.exit_code == 130
     assert answer.stderr == "interrupted: nothing was started\n"
+
+
+LONG = ("a" * 6000, "a/" * 3000 + "b")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run digits --set model.weights=run:LONG --out out",
+        "run digits --set model.weights=LONG.pt --out out",
+        "run LONG",
+        "resume LONG",
+        "report LONG",
+        "compare LONG",
+        "predict LONG image.png --out out",
+        "export LONG --out model.onnx",
+        "analyze LONG",
+        "sweep LONG.toml",
+        "cost digits --out LONG",
+        "pretrain digits --out LONG.safetensors",
+        "data check LONG",
+        "partition show LONG",
+    ],
+)
+@pytest.mark.parametrize("long", LONG, ids=["name", "path"])
+def test_a_path_of_6000_characters_is_one_sentence(
+    command: str, long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = runner.invoke(app, command.replace("LONG", long).split())
+    assert answer.exit_code in (1, 2)
+    assert answer.stderr.startswith("error: ")
+    assert answer.stderr.count("\n") == 1
+    assert "unexpected" not in answer.stderr
+    assert not any(tmp_path.iterdir())
