@@ -23,9 +23,14 @@ COMMAND = re.compile(rf"fedlens (?:{'|'.join(VERBS)})\b[^'`\"()\[;,]*")
 NO_COMMANDS = {
     "data/partition/partition.py: fedlens partition 1",  # the format of a file
 }
-QUOTES = {  # other uses of `shlex`
-    "cli/cost.py", "cli/partition_make.py", "core/shell_command.py", "experiment/environment.py", "report/run_page.py"
-}  # fmt: skip
+QUOTES = {  # modules with other uses of `shlex`: a command as it was given, a path, or a single option
+    "cli/cost.py",
+    "cli/partition_make.py",
+    "core/errors.py",
+    "core/shell_command.py",
+    "experiment/environment.py",
+    "report/run_page.py",
+}
 
 
 def texts(tree: ast.Module) -> Iterator[tuple[str, bool]]:
