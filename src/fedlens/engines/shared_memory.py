@@ -13,8 +13,10 @@ import os
 import pickle
 import tempfile
 import weakref
+from collections import ChainMap
 from collections.abc import Callable
-from typing import Any
+from types import CodeType
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -280,8 +282,20 @@ class _PlainPickler(pickle.Pickler):
         return self._place(value)
 
 
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """A code object with the name of its file: errors name it, and cloudpickle drops it from version 3.1.3 on."""
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _code_of_file, (make, parts, code.co_filename)
+
+
+def _code_of_file(make: Callable[..., CodeType], parts: tuple[Any, ...], filename: str) -> CodeType:
+    return make(*parts).replace(co_filename=filename)
+
+
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Also takes functions and classes of a notebook or script, by value."""
+
+    dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
     def __init__(self, file: io.BytesIO, place: Callable[[Any], tuple[Any, ...] | None]) -> None:
         super().__init__(file, protocol=5)
