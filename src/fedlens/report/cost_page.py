@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report import figures
-from fedlens.report.cost_labels import cost_label_card, labels_method
+from fedlens.report.cost_labels import cost_label_card, labels_method, low_client_sentences
 from fedlens.report.cost_measures import (
     MEASURES,
     WORDS,
@@ -81,6 +81,7 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "images": images_note(answer),
         "client_names": [str(row["client"]) for row in answer["clients"]],
         "labels": cost_label_card(finished, answer),
+        "alarms": low_client_sentences(answer),
     }
     return write_page(directory / "cost.html", "cost.html.j2", context)
 

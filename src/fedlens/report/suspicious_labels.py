@@ -19,7 +19,7 @@ from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.held_out_predictions import HeldOutPredictions
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.classification_section import data_url
-from fedlens.report.format import MISSING, many, percent
+from fedlens.report.format import many, percent
 from fedlens.report.read import Run
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
 
@@ -87,16 +87,17 @@ class SuspiciousLabels:
         shown = f", the first {len(self.images)} shown" if self.found > len(self.images) else ""
         return f"{self.client}: {self.found:,} of {many(self.held_out, 'held-out image')}{shown}"
 
+    def head(self) -> list[str]:
+        """The columns of `rows`."""
+        head = ["image", "label", "models suggest" if self.models > 1 else "the model suggests"]
+        return [*head, "probability of the label", *(["models that agree"] if self.models > 1 else [])]
+
     def rows(self) -> list[list[str]]:
-        """The cells of a table without pictures: file, label, suggested class, and what the models say."""
-        return [[i.name, i.label, i.suggested, percent(i.confidence), self.agreement(i)] for i in self.images]
-
-    def agreement(self, image: SuspiciousImage) -> str:
-        """How many models suggest the class; a dash for a single model."""
-        return f"{image.models} of {self.models}" if self.models > 1 else MISSING
-
-
-HEAD = ("image", "label", "models suggest", "probability of the label", "models that agree")
+        """One row an image, for a page without pictures."""
+        rows = [[i.name, i.label, i.suggested, percent(i.confidence)] for i in self.images]
+        if self.models == 1:
+            return rows
+        return [[*row, f"{i.models} of {self.models}"] for row, i in zip(rows, self.images, strict=True)]
 
 
 def suspicious_labels(
@@ -203,4 +204,4 @@ def label_card(clients: Sequence[SuspiciousLabels], how: str = "") -> dict[str, 
     note = how
     if any(each.pictured for each in clients):
         note = f"This page contains these images of the clients. {LEAVES_OUT}"
-    return {"lead": lead, "clients": clients, "head": HEAD, "note": note}
+    return {"lead": lead, "clients": clients, "note": note}

@@ -122,3 +122,13 @@ def test_means_over_seeds_are_rounded_in_favour_of_the_client() -> None:
     half = column(5.5), column(10), column(37.5), column(40)
     kinder = column(6), column(10), column(37), column(40)
     assert exact_p(*half) == pytest.approx(exact_p(*kinder))
+
+
+def test_the_others_are_weighed_by_the_clients_mix_of_classes() -> None:
+    # Others: class 0 always right, class 1 half; the client has 10 and 30 images of them.
+    owner = np.repeat([0, 1, 2], [40, 40, 40])
+    label = np.concatenate([np.tile([0, 0, 1, 1], 20), np.repeat([0, 1], [10, 30])])
+    right = np.concatenate([np.tile([1.0, 1.0, 1.0, 0.0], 20), np.zeros(40)])
+    (found,) = below_with_every_model({"federated": Answers(owner, label, right)}).values()
+    assert found["federated"].others == pytest.approx((10 * 1.0 + 30 * 0.5) / 40)
+    assert (found["federated"].share, found["federated"].images) == (0.0, 40)

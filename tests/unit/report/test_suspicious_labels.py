@@ -44,6 +44,11 @@ def test_one_model_lists_what_it_contradicts_and_several_what_most_of_them_do() 
     image = first.images[0]
     assert (image.models, first.models, first.found, first.held_out) == (2, 3, 1, 3)
     assert (image.label, image.suggested, image.index) == ("cat", "dog", 100 + int(image.file[0]))
+    assert first.head()[-1] == "models that agree"
+    assert first.rows()[0][-1] == "2 of 3"
+    assert [
+        len(row) for row in (suspicious_labels([ONE])[0].head(), suspicious_labels([ONE])[0].rows()[0])
+    ] == [4, 4]
     assert suspicious_labels([]) == []
 
 
