@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.interrupts import watched
+from fedlens.core.shell_command import quoted_command
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.atomic_files import read_regular
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
@@ -189,7 +190,7 @@ def resume(
                     about.get(OWN_FILES),
                     source.values,
                     accept_changes,
-                    f"fedlens resume {run.path}",
+                    quoted_command("resume", run.path, accept_changes=True),
                 )
             return plan(config, source)
 

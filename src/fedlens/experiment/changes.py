@@ -93,7 +93,7 @@ def check(
 ) -> list[Change]:
     """What was edited or lost since the checkpoint of `round`. Raises `RunDirectoryError` unless it is accepted."""
     edited = check_settings(run, round, about, config, source, accept)
-    command = f"fedlens resume {run.path}"
+    command = quoted_command("resume", run.path, accept_changes=True)
     refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept, command)
     files = edited_files(about.get(OWN_FILES), source.values)
     changed = [

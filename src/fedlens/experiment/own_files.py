@@ -71,7 +71,7 @@ def refuse_edited_since(
         when: the time of `before`, such as "round 4".
         before, values: those of `edited_files`.
         accept: use the files as they are now.
-        command: the one that has `--accept-changes`; by default any that the user has called.
+        command: the one that accepts them, in quotation marks; by default the user's own with `--accept-changes`.
 
     Returns a note on the files that were edited and are accepted, and one if nothing is known of them.
     Raises `RunDirectoryError` for files that were edited, unless they are accepted, and `RunFailed` if they are and
@@ -84,7 +84,7 @@ def refuse_edited_since(
     edited = edited_files(before, values)
     what = f"{', '.join(edited)} {'was' if len(edited) == 1 else 'were'} edited since {when}"
     if edited and not accept:
-        how = "with --accept-changes" if command is None else f"with '{command} --accept-changes'"
+        how = "with --accept-changes" if command is None else f"with {command}"
         hint = f"undo the edit, or use the file as it is now {how} (in Python: accept_changes=True)"
         raise RunDirectoryError(what, hint=hint)
     for name, (_, now) in edited.items():
