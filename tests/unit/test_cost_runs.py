@@ -167,6 +167,24 @@ def test_a_line_of_the_log_has_the_measure_of_the_page(result: CostResult) -> No
         assert title.outcome.startswith(f"the clients' mean accuracy on held-out images {value}, ")
 
 
+def test_the_bytes_of_a_client_are_those_of_the_messages_of_its_runs(result: CostResult) -> None:
+    """Each of the two clients of a round receives and sends a model of 650 values, four bytes each."""
+    sent, model = result.answer["bytes_per_client"], 4 * 650
+    for role in ("federated", "iid"):
+        of = sent[role]
+        assert (
+            model
+            <= min(of["down_round"], of["up_round"])
+            <= max(of["down_round"], of["up_round"])
+            < 1.1 * model
+        )
+        rounds = runs(result)[role].rounds_done
+        assert of["down"] == pytest.approx(of["down_round"] * 2 * rounds / 4)
+        assert of["measuring_down"] >= model
+    assert sent["local-only"]["down_round"] < 100  # no model leaves or reaches a client
+    assert sent["centralized"] is None
+
+
 def test_each_own_model_is_tested_on_the_images_that_belong_to_no_client(result: CostResult) -> None:
     """It knows the three classes of its client, so it can be right for no more images than these have."""
     for seed in (0, 1):

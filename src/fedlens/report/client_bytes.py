@@ -23,7 +23,8 @@ def client_bytes(runs: Sequence[Run]) -> dict[str, float] | None:
 
 
 def _of_run(run: Run) -> dict[str, float] | None:
-    traffic = {op: subtable(subtable(run.summary, "traffic"), op) for op in subtable(run.summary, "traffic")}
+    rows = subtable(subtable(run.summary, "traffic"), "clients")
+    traffic = {op: subtable(rows, op) for op in rows}
     clients, replies = run.clients(), sum(value for value in run.finite("clients"))
     if not clients or not replies or not traffic:
         return None

@@ -208,11 +208,12 @@ def test_the_table_has_the_bytes_of_one_client(tmp_path: Path) -> None:
         path.write_text("".join(json.dumps(each) + "\n" for each in lines))
         summary = json.loads((path.parent / "summary.json").read_text())
         summary["partition"]["clients"] = 3
-        summary["traffic"] = {
+        of_clients = {
             "train": {"asks": 4, "replies": 4, "bytes_down": 3_000, "bytes_up": 6_000},
             "gradient": {"asks": 4, "replies": 4, "bytes_down": 1_000, "bytes_up": 2_000},
             "evaluate-own": {"asks": 9, "replies": 9, "bytes_down": 900, "bytes_up": 90},
         }
+        summary["traffic"] = {"clients": of_clients, "server": {"evaluate": ["@test"]}}
         (path.parent / "summary.json").write_text(json.dumps(summary))
     answer = cost_answer(tmp_path, about)
     sent = answer["bytes_per_client"]
