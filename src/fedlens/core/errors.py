@@ -155,6 +155,15 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in short)
 
 
+def option_example(key: str, type: object = None) -> str:
+    """The option that sets a setting which is missing, with an example if a list of texts is needed.
+
+    >>> print(option_example("rounds"), option_example("classes", list[str]))
+    --set rounds=VALUE --set 'classes=["a", "b"]'
+    """
+    return f"--set {shlex.quote(setting(key, ['a', 'b']))}" if type == list[str] else f"--set {key}=VALUE"
+
+
 def needs_list(value: object, faults: Iterable[str]) -> bool:
     """Whether a single value is given where only a list is valid, from the types of pydantic's faults."""
     return isinstance(value, str | int | float) and set(faults) <= _LIST_TYPES

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from fedlens.core.errors import ConfigError, list_example, nearest, needs_list
+from fedlens.core.errors import ConfigError, list_example, nearest, needs_list, option_example
 from fedlens.core.shell_command import shell_command
 from fedlens.experiment.config_source import NOT_SET, RECIPE
 
@@ -40,6 +42,7 @@ def explained(
     locate: Locate,
     known: Callable[[str], list[str]],
     elsewhere: Callable[[str], list[str]] = lambda name: [],
+    fields: Mapping[str, FieldInfo] = MappingProxyType({}),
 ) -> ConfigError:
     """The most telling part of a pydantic error, as one sentence.
 
@@ -49,6 +52,7 @@ def explained(
         locate: turns a key into its file and line, or the option that sets it.
         known: the settings of a table, by its key below `key`.
         elsewhere: the full keys of settings of this name in other tables.
+        fields: the settings of the table, for examples of values.
     """
     faults = error.errors()
     # A misspelled key that is required is also missing: what was written says more than what was not.
@@ -62,9 +66,10 @@ def explained(
         where = locate(full).removesuffix(NOT_SET)  # said already
         name = where.removeprefix(RECIPE).partition(",")[0]
         other = f"copy the recipe and edit it: {shell_command('show', name)} > my.toml"
-        hint = f"add it there, or pass --set {full}=VALUE"
+        example = option_example(full, fields[last].annotation if last in fields else None)
+        hint = f"add it there, or pass {example}"
         if where.startswith(RECIPE):
-            hint = f"add --set {full}=VALUE, or {other}"
+            hint = f"add {example}, or {other}"
         return ConfigError(f"the setting '{last}' is missing", where=where, hint=hint)
     value = _at(values, path)
     messages = [fault["msg"] for fault in faults if _path(fault["loc"], values) == path]

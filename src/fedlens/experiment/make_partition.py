@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.dataset_info import Kind
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, option_example
 from fedlens.core.random import derive
 from fedlens.core.registry import Registry, settings_model
 from fedlens.core.shell_command import setting
@@ -149,7 +149,9 @@ def _refuse_missing(registry: Registry, name: str, settings: Mapping[str, Any], 
     missing = [field for field, info in fields.items() if info.is_required() and field not in settings]
     if missing and set(settings) <= set(fields):
         told = [f"'{field}' ({fields[field].description or 'not described'})" for field in missing]
-        options = [f"--set {f'{key}.' if key else ''}{field}=VALUE" for field in missing]
+        options = [
+            option_example(f"{key}.{field}" if key else field, fields[field].annotation) for field in missing
+        ]
         raise ConfigError(
             f"the {registry.kind} '{name}' needs {' and '.join(told)}", hint=f"add {' '.join(options)}"
         )

@@ -262,7 +262,7 @@ def _settings(
     try:
         checked = model.model_validate(dict(values))
     except ValidationError as error:
-        raise explained(error, values, key, locate, lambda _: names) from None
+        raise explained(error, values, key, locate, lambda _: names, fields=model.model_fields) from None
     settings = {name: getattr(checked, name) for name in names}
     refuse_loose(values, settings, key, locate, finite=finite)
     return settings
