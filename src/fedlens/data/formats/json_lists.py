@@ -41,9 +41,7 @@ def read_lists(file: TextIO, lists: Mapping[str, Callable[[Batches], Any]]) -> d
         window.expect(":")
         long = key in lists and window.next() == "["
         content[key] = lists[key](window.batches()) if long else window.value()
-        more = window.next() == ","
-        if more:
-            window.expect(",")
+        more = window.comma()
     window.expect("}")
     if window.next():
         raise ValueError("the file goes on after the object")
@@ -90,23 +88,30 @@ class _Window:
     def batches(self) -> Batches:
         """The entries of the next value, a list."""
         self.expect("[")
-        self._single = 0
         more = self.next() != "]"
         while more:
-            yield self._batch() or [self.value()]
-            more = self.next() == ","
-            if more:
-                self.expect(",")
+            batch = self._batch()
+            if batch:
+                more = self.comma()
+            self._single = 0 if batch else _WINDOW
+            while more and self._single > 0:
+                batch.append(self.value())
+                more = self.comma()
+            yield batch
         self.expect("]")
 
-    def _batch(self) -> list[Any] | None:
-        """The entries up to the end of an object near the end of the window; None if no such end is found.
+    def comma(self) -> bool:
+        """Goes beyond the next character if it is a comma, and returns whether it is."""
+        comma = self.next() == ","
+        self._at += comma
+        return comma
+
+    def _batch(self) -> list[Any]:
+        """The entries up to the end of an object near the end of the window; empty if no such end is found.
 
         pydantic's parser reads a list in half of the time of Python's. It refuses lone surrogates, which Python's
         accepts. Where it fails, the next entries are read one by one, so that the work stays proportional to the file.
         """
-        if self._single > 0:
-            return None
         if len(self._text) - self._at < _WINDOW:
             self._read_on()
         size = len(self._text) - self._at
@@ -123,8 +128,7 @@ class _Window:
                 self._at = end + 1
                 return batch
             size //= 2
-        self._single = _WINDOW
-        return None
+        return []
 
     def _read_on(self) -> bool:
         """Reads more of the file, as much as a value that is incomplete has so far; False at the end of the file."""

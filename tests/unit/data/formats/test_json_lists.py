@@ -43,6 +43,11 @@ def test_lists_in_parts_are_those_of_the_standard_library(
     assert same(json.dumps(content, ensure_ascii=True, separators=(",\r\n", "\t: ")))
 
 
+def test_entries_that_are_read_one_by_one_are_gathered() -> None:
+    text = json.dumps({"a": [{"name": "\ud800"}] * 1000 + [1] * 1000})
+    assert read_lists(io.StringIO(text), {"a": lambda batches: [*map(len, batches)]}) == {"a": [2000]}
+
+
 def test_the_last_value_of_a_key_counts() -> None:
     assert same('{"a": [1], "a": [2, 3], "b": [1], "b": 7}')
 
