@@ -123,7 +123,7 @@ def _show_use(checked: Check, write: Path | None) -> None:
 
     if checked.ready is None:
         if write is not None:
-            say(f"{write} is not written: fix the problems of the whole dataset first")
+            say(f"{write} is not written, because no run could start: fix the problems first")
         return
     which = "it without these problems" if checked.findings else "it"
     say(f"to train on {which}, write in an experiment: [data] dataset = {dataset_table(checked.ready)}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
+from fedlens.core.printable import printable
 from fedlens.core.shell_command import inline_toml
 from fedlens.data.formats.check_command import check_command
 from fedlens.experiment.atomic_files import refused, write_durably
@@ -59,7 +60,8 @@ def recipe_text(dataset: Mapping[str, Any], facts: Mapping[str, Any], file: Path
     The partition is that of the clients in the data, or else four equal ones. The model follows the kind of targets.
     """
     settings = {key: value for key, value in dataset.items() if key != "name"}
-    command = check_command(str(dataset["name"]), settings, write=file).replace("\n", " ")
+    # A comment in TOML has one line, and no control characters.
+    command = printable(check_command(str(dataset["name"]), settings, write=file), line_feeds=False)
     if file.parent.resolve() != Path.cwd():
         named = [key for key in ("path", "table") if os.path.exists(str(dataset.get(key, "")))]
         dataset = {**dataset, **{key: os.path.abspath(dataset[key]) for key in named}}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,26 @@ def test_nothing_is_written_if_no_run_could_start(folder: Path) -> None:
     )
     assert answer.exit_code == 1
     assert (
-        answer.stdout.splitlines()[-1] == "o.toml is not written: fix the problems of the whole dataset first"
+        answer.stdout.splitlines()[-1]
+        == "o.toml is not written, because no run could start: fix the problems first"
     )
     assert not Path("o.toml").exists()
+
+
+def test_nothing_is_written_if_no_image_is_left(folder: Path) -> None:
+    for path in folder.glob("*/*.png"):
+        path.write_bytes(b"")
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder", "--write", "o.toml"])
+    assert "to train on it" not in answer.stdout
+    assert answer.stdout.splitlines()[-1].startswith("o.toml is not written")
+    assert not Path("o.toml").exists()
+
+
+def test_the_command_in_a_written_experiment_may_have_any_character(folder: Path) -> None:
+    odd = folder.rename("odd\x1b[31m\r\n\x7f\u202e")
+    for at in range(20):
+        write(odd / ("cat", "dog")[at % 2] / f"{at}.png", 50 + at)
+    assert runner.invoke(app, ["check", str(odd), "--write", "o.toml"]).exit_code == 0
+    first, *rest = Path("o.toml").read_bytes().decode().split("\n")
+    assert first.isprintable()
+    assert tomllib.loads("\n".join([first, *rest]))["data"]["dataset"]["path"] == str(odd)

@@ -38,8 +38,13 @@ class Check:
 
     @property
     def ready(self) -> Mapping[str, Any] | None:
-        """The table `data.dataset` with which a run starts; None if a problem of the whole dataset stops every run."""
+        """The table `data.dataset` with which a run starts; None if the problems stop every run.
+
+        These are problems of the whole dataset, or of so many examples that too few images, or no boxes, remain.
+        """
         if any(not finding.example for finding in self.findings):
+            return None
+        if self.findings and (self.facts["images"] < 2 or self.facts.get("boxes") == 0):
             return None
         return {**self.dataset, "on_error": "skip"} if self.findings else self.dataset
 
