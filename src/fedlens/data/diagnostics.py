@@ -52,7 +52,7 @@ class Findings:
 
     def add(self, where: object, what: str, hint: str | None = None, *, example: bool = True) -> None:
         """Adds a problem; the reader continues without the faulty part."""
-        self.found.append(Finding(str(where), shortened(what), hint, example))
+        self.found.append(Finding(shortened(str(where)), shortened(what), hint, example))
 
     def add_whole(self, where: object, what: str, hint: str | None = None) -> None:
         """Adds a problem of the whole set, which no skipping solves."""
@@ -60,7 +60,7 @@ class Findings:
 
     def warn(self, where: object, what: str, hint: str | None = None) -> None:
         """Adds a warning about the whole set."""
-        self.warnings.append(Finding(str(where), shortened(what), hint, example=False))
+        self.warnings.append(Finding(shortened(str(where)), shortened(what), hint, example=False))
 
     def attempt(self, read: Callable[..., Result], *args: object, example: bool = True) -> Result | None:
         """`read(*args)`; None if it raises `DataError`, which is added as a problem."""

@@ -19,6 +19,13 @@ def test_a_finding_is_a_sentence() -> None:
     assert str(found(True).found[0]) == "0.png: fault 0 a; mend 0."
 
 
+def test_a_place_is_shortened_as_a_sentence_is() -> None:
+    findings = Findings()
+    findings.add("n" * 9000, "s" * 9000)
+    findings.warn("n" * 9000, "s" * 9000)
+    assert all(len(str(finding)) < 2200 for finding in (*findings, *findings.warnings))
+
+
 def test_nothing_found_is_nothing_to_say() -> None:
     assert Findings().settle("stop") == ()
     assert not Findings()

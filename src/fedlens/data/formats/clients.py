@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -252,7 +253,7 @@ def _rows_of(scan: Scan, table: CsvTable, path_column: str) -> list[int | None]:
 
 def _absent(path: str, scan: Scan) -> tuple[str, str]:
     """(problem, hint) of a path in a table that is no image of the dataset."""
-    if (scan.folder / path).exists():
+    if os.path.exists(scan.folder / path):  # of a name that is too long, `Path.exists` raises
         return f"'{path}' is not an image of this dataset", "remove the line"
     file = path.rpartition("/")[2]
     elsewhere = next((name for name in scan.names if name.rpartition("/")[2] == file), None)

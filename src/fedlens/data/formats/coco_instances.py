@@ -87,12 +87,11 @@ def read_instances(path: Path, findings: Findings, folder: Path | None = None) -
 
     The file is read in parts: a million annotations take 60 MB.
     """
-    before = len(findings)
     content = findings.attempt(_read_object, path, folder, example=False)
     if content is None:
         return None
     lists = {name: _list(content, name, path, findings) for name in _LISTS}
-    if len(findings) > before:
+    if any(found is None for found in lists.values()):
         return None
     categories = _categories(lists["categories"], path, findings)
     images = _images(lists["images"], path, findings)
@@ -208,8 +207,9 @@ def _list(content: Entry, name: str, path: Path, findings: Findings) -> Any:
         what = f"'{name}' is {_kind(found)}" if name in content else f"there is no '{name}'"
         findings.add_whole(path, what, f"it is a list in COCO's format of instances; {_AGAIN}")
         return None
+    add = findings.add_whole if name == "categories" else findings.add
     for number, kind in found.others:
-        findings.add(f"{path}, {name}, entry {number}", f"it is {kind}, not an object", _AGAIN)
+        add(f"{path}, {name}, entry {number}", f"it is {kind}, not an object", _AGAIN)
     return found.content
 
 

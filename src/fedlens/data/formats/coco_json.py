@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -157,7 +158,7 @@ def _image_folder(path: Path, given: Files, split: str | None, content: CocoInst
     of_file = content.path.stem.removeprefix("instances_")
     candidates = [".", beside, "images", of_file, f"images/{of_file}", split or ".", f"images/{split}"]
     first = [image.file for image in content.images[:20]]
-    return next((c for c in candidates if any((path / c / file).is_file() for file in first)), ".")
+    return next((c for c in candidates if any(os.path.isfile(path / c / file) for file in first)), ".")
 
 
 def _categories(contents: Sequence[CocoInstances], findings: Findings) -> dict[int, str]:

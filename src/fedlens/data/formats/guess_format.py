@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +17,7 @@ from fedlens.data.formats.probe import FORMATS as IMAGE_ENDINGS
 _HEAD = 1 << 16  # bytes of a file that are looked at
 _FILES = 20  # of one kind that are looked at
 _MOST = 1000  # files of all kinds that are looked at
+_BOX = re.compile(rb"\s*\d+(?:\s+[-+.\deE]+){4}(?:\s|\Z)")  # not the text of a picture
 _COCO_KEYS = (b'"images"', b'"annotations"', b'"categories"')
 
 
@@ -79,8 +81,11 @@ def _yolo(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return f"{path.relative_to(folder).as_posix()} is in a folder of labels"
     files = list(islice(folder.rglob("*"), _MOST))
     images = {path.with_suffix("") for path in files if path.suffix.lower() in IMAGE_ENDINGS}
-    text = next((path for path in files if path.suffix == ".txt" and path.with_suffix("") in images), None)
-    return None if text is None else f"{text.relative_to(folder).as_posix()} has the name of an image"
+    beside = [path for path in files if path.suffix == ".txt" and path.with_suffix("") in images]
+    text = next((path for path in beside[:_FILES] if _BOX.match(_head(path))), None)
+    return (
+        None if text is None else f"{text.relative_to(folder).as_posix()} has a box, and the name of an image"
+    )
 
 
 def _masks(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -126,11 +126,12 @@ def test_fields_of_annotations_serve_as_columns() -> None:
 
 
 def test_files_that_are_missing_on_either_side_are_found(tmp_path: Path) -> None:
-    text = "path,client\nnorth/ward1/a.png,x\nc.png,y\nnorth/ward9/z.png,y\n"
+    text = f"path,client\nnorth/ward1/a.png,x\nc.png,y\nnorth/ward9/z.png,y\n{'n' * 300}.png,z\n"
     found, findings = with_table(tmp_path, text, [*NAMES, "e.png", "f.png"])
     assert told(findings) == [
         "t.csv, line 3: the file 'c.png' does not exist",
         "t.csv, line 4: the file 'north/ward9/z.png' does not exist",
+        f"t.csv, line 5: the file '{'n' * 300}.png' does not exist",
         "t.csv: 4 of 5 images are not in the table: north/ward2/b.png, south/ward1/c.png, e.png and 1 more",
     ]
     assert "did you mean 'south/ward1/c.png'?" in str(findings.found[0])

@@ -351,6 +351,10 @@ def test_an_entry_at_fault_is_named_by_its_id(tmp_path: Path, change: Change, sa
             "DATA/images/e.png: the file does not exist; check its name, upper and lower case too.",
         ),
         (
+            put("images", 0, "file_name", value="n" * 300),
+            f"DATA/images/{'n' * 300}: the file cannot be read: File name too long; check its permissions.",
+        ),
+        (
             put("categories", 0, "name", value="hound"),
             "DATA/train.json: category 7 is 'hound', and 'dog' in another file; use the same ids in all files.",
         ),
@@ -359,6 +363,16 @@ def test_an_entry_at_fault_is_named_by_its_id(tmp_path: Path, change: Change, sa
 def test_what_does_not_fit_the_images_is_named(tmp_path: Path, change: Change, said: str) -> None:
     _, sentences = looked(write_coco(tmp_path, change))
     assert sentences == [said]
+
+
+def test_an_entry_that_is_no_object_costs_no_other_entry(tmp_path: Path) -> None:
+    content = instances("ab")
+    content["annotations"].insert(0, "a text")
+    found, sentences = parsed(tmp_path, content)
+    assert sentences == [
+        "DATA/x.json, annotations, entry 1: it is a text, not an object; export the file again."
+    ]
+    assert (len(found.images), len(found.objects)) == (2, len(content["annotations"]) - 1)
 
 
 def test_one_class_under_two_ids_is_named(tmp_path: Path) -> None:

@@ -52,7 +52,13 @@ def test_the_format_is_guessed_from_the_files_with_the_reason(
 def test_labels_beside_their_images_are_those_of_yolo(tmp_path: Path) -> None:
     write(tmp_path / "a.png", 1)
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.1 0.1\n")
-    assert guess_format(tmp_path, {}).why == "a.txt has the name of an image"
+    assert guess_format(tmp_path, {}).why == "a.txt has a box, and the name of an image"
+
+
+def test_texts_beside_images_are_no_boxes(tmp_path: Path) -> None:
+    write_classes(tmp_path)
+    (tmp_path / "cat" / "a.txt").write_text("3 cats on a sofa")
+    assert guess_format(tmp_path, {}).format == "image-folder"
 
 
 def test_files_of_several_formats_are_one_sentence_with_the_candidates(tmp_path: Path) -> None:
