@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,12 @@ def _named_by(source: str, folder: str) -> dict[str, str]:
 
 
 def _files_behind(source: str, digest: Callable[[Path], str | None]) -> dict[str, str]:
-    """The file of a source and those that it imports, with their digests."""
-    path = Path(source).expanduser() if source.endswith(".py") else _module_path(source)
-    if path is None or not path.is_file():
+    """The file of a source, those of the packages that it is in, and those that they import, with their digests."""
+    waiting = [Path(source).expanduser()] if source.endswith(".py") else _module_files(source)
+    if not waiting or not waiting[-1].is_file():
         return {}
-    start = path.parent if source.endswith(".py") else _top(path, source)
+    start = waiting[-1].parent if source.endswith(".py") else _top(waiting[-1], source)
     files: dict[str, str] = {}
-    waiting = [path]
     while waiting:
         path = waiting.pop()
         sha256 = digest(path.resolve())
@@ -142,14 +141,34 @@ def _files_behind(source: str, digest: Callable[[Path], str | None]) -> dict[str
     return dict(sorted(files.items()))
 
 
-def _module_path(name: str) -> Path | None:
-    with suppress(ImportError, ValueError, AttributeError):  # no such module, or one without a specification
-        spec = importlib.util.find_spec(name)
-        if spec is not None:
-            return Path(spec.origin) if spec.origin is not None and spec.has_location else None
-    # `fedlens.core.registry.load_target` searches the current folder, too.
-    below = list(_files_of(Path.cwd(), name.split(".")))
-    return below[-1] if below else None
+def _module_files(name: str) -> list[Path]:
+    """The files that importing a module executes: those of its packages, and its own. None of them is executed.
+
+    `importlib.util.find_spec` would import the packages.
+    """
+    files: list[Path] = []
+    searched: Sequence[str] | None = None
+    parts = name.split(".")
+    for k in range(len(parts)):
+        spec = _spec_of(".".join(parts[: k + 1]), searched)
+        if spec is None or (spec.submodule_search_locations is None and k + 1 < len(parts)):
+            # `fedlens.core.registry.load_target` searches the current folder, too.
+            return list(_files_of(Path.cwd(), parts))
+        if spec.origin is not None and spec.has_location:
+            files.append(Path(spec.origin))
+        searched = spec.submodule_search_locations
+    return files
+
+
+def _spec_of(name: str, searched: Sequence[str] | None) -> ModuleSpec | None:
+    """What Python would import under this name, from `searched` or else from `sys.path`."""
+    with suppress(
+        ImportError, ValueError, AttributeError, KeyError
+    ):  # the last: a namespace package in another
+        for finder in sys.meta_path:
+            if (spec := finder.find_spec(name, searched)) is not None:
+                return spec
+    return None
 
 
 def _top(path: Path, module: str) -> Path:

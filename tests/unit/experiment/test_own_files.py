@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import fedlens
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.experiment import own_files as module
-from fedlens.experiment.own_files import own_files
+from fedlens.experiment.own_files import own_files, refuse_edited_since
 from fedlens.experiment.session import Session
 from fedlens.report.study_results import StudyResults
 from fedlens.studies.carry_out import RunOptions, carry_out
@@ -79,11 +80,27 @@ def test_files_are_those_that_settings_name_and_the_modules_beside_them_that_the
     listed = ["mine.py", "parts/__init__.py", "parts/names.py", "parts/scales.py"]
     assert list(own_files(named)) == listed
     monkeypatch.syspath_prepend(folder)
-    assert list(own_files("parts.scales:scale")) == [str(folder / "parts" / "scales.py")]
+    assert list(own_files("parts.scales:scale")) == [str(folder / name) for name in listed[1:]]
     assert (
         own_files(["torch.nn:Linear", "fedlens.algorithms.fedavg:fedavg", "json:dumps", "no.such:x", "a: b"])
         == {}
     )
+
+
+@pytest.mark.parametrize("beside", [True, False])  # the current folder, or one of `sys.path`
+def test_a_module_is_compared_with_its_packages_and_none_is_executed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    if not beside:
+        monkeypatch.chdir(folder.parent)
+        monkeypatch.syspath_prepend(folder)
+    before = own_files("parts.scales:scale")
+    executed = folder / "executed"
+    (folder / "parts/__init__.py").write_text(f"open({str(executed)!r}, 'w')\n", encoding="utf-8")
+    with pytest.raises(RunDirectoryError, match=r"parts/__init__\.py was edited since round 4"):
+        refuse_edited_since("round 4", before, "parts.scales:scale", accept=False)
+    assert not executed.exists()
+    assert "parts" not in sys.modules
 
 
 def test_an_edited_file_is_refused_and_only_the_runs_that_name_it_are_repeated(folder: Path) -> None:
