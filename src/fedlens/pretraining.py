@@ -95,6 +95,7 @@ def pretrain(
     progress: Progress | None = None,
     report: bool = True,
     force: bool = False,
+    accept_changes: bool = False,
 ) -> Pretrained:
     """Trains a model, and writes the weights of the last round as one file that `model.weights` takes.
 
@@ -109,10 +110,12 @@ def pretrain(
         overrides: such as `"local.lr=0.1"`.
         data_dir, download, progress, report: as in `Experiment.run`.
         force: replaces existing files; a finished run is not repeated.
+        accept_changes: as in `fedlens.resume`: continue although files of the run, or Python files of your own, were
+            edited since it trained.
 
     Raises `ConfigError` before training if `out` cannot be written, if a file is there and not `force`, or if the
     algorithm makes a model for each client, or the model is an object; `RunDirectoryError` if the run directory has a
-    run with other settings, or another process trains in it.
+    run with other settings, was edited, or another process trains in it.
 
     >>> import tempfile
     >>> out = Path(tempfile.mkdtemp()) / "weights.safetensors"
@@ -148,14 +151,15 @@ def pretrain(
     if not force:
         _refuse_existing(files, started)
     if started:
-        result = resume(files.run, data_dir=data_dir, progress=progress, report=report)
+        how: dict[str, Any] = {"data_dir": data_dir, "accept_changes": accept_changes}
+        result = resume(files.run, progress=progress, report=report, **how)
+        if not files.sheet.is_file():
+            _draw_sheet(files, open_run(files.run, **how).built)
     else:
         before = partial(_begin, files, settings)
         run = partial(experiment.run, files.run, data_dir=data_dir, download=download, progress=progress)
         result = run(report=report, before=before)
-    if started and not files.sheet.is_file():
-        _draw_sheet(files, open_run(files.run, data_dir=data_dir).built)
-    _write(files)
+    _write(files, accept_changes)
     return Pretrained(files, result, True)
 
 
@@ -282,10 +286,10 @@ def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | No
     return pixels
 
 
-def _write(files: PretrainedFiles) -> None:
+def _write(files: PretrainedFiles, accept_changes: bool) -> None:
     """Writes the weights and what is beside them, from the finished run."""
     run = RunDir.open(files.run)
-    trained = read_trained(run, "last")
+    trained = read_trained(run, "last", accept_changes=accept_changes)
     write_atomically(files.card, _card(files, trained, run).encode())
     export(trained, files.weights, force=True)  # the last, so that a kill before it leaves no weights
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 from typer.testing import CliRunner
 
@@ -139,6 +140,25 @@ def test_models_are_not_built_by_an_edited_file(here: Path, name: str) -> None:
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["notes"] == [f"accepted: {here / name} was edited since the run trained"]
     assert load_result("run", accept_changes=True).model is not None
+
+
+def test_a_pretraining_continues_with_an_edited_file_when_accepted(here: Path) -> None:
+    (here / "e.toml").write_text(tomli_w.dumps({**SETTINGS, "rounds": 1}))
+    command = ["pretrain", "e.toml", "--out", "w.safetensors", "--no-report"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    weights = here / "w.safetensors"
+    weights.unlink()
+    new_process()
+    edited(here / "own_model.py")
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == 2
+    assert "own_model.py was edited since the run trained" in answer.stderr
+    assert "--accept-changes" in answer.stderr
+    assert not weights.exists()
+    new_process()
+    answer = CliRunner().invoke(app, [*command, "--accept-changes"])
+    assert answer.exit_code == 0, answer.output
+    assert weights.exists()
 
 
 def test_a_rule_does_not_build_the_model(here: Path) -> None:

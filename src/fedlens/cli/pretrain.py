@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report, Strict
+from fedlens.cli.options import (
+    AcceptEdits,
+    Changes,
+    DataDir,
+    Debug,
+    Download,
+    EngineName,
+    Json,
+    Quiet,
+    Report,
+    Strict,
+)
 from fedlens.cli.output import reported
 from fedlens.cli.run import overrides
 from fedlens.cli.run_with_progress import train
@@ -35,6 +46,7 @@ def pretrain(
     download: Download = False,
     report: Report = True,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    accept_changes: AcceptEdits = False,
     quiet: Quiet = False,
     as_json: Json = False,
     strict: Strict = False,
@@ -58,6 +70,7 @@ def pretrain(
                 progress=progress,
                 report=report,
                 force=force,
+                accept_changes=accept_changes,
             )
             written.update({"weights": made.files.weights, "card": made.files.card})
             if made.files.sheet.is_file():
