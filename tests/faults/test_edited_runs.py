@@ -354,6 +354,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "failures": at(*PAYLOAD, "failures", value=[3]),
     "changes and settings": lambda content: content["about"].update(changes=3, settings={"local.lr": 9}),
     "settings": at("about", "settings", value={"local.lr": {"deep": [1]}}),
+    "traffic": at(*PAYLOAD, "traffic", value={"map": {"clients": {"map": {"train": {"map": {"asks": 3}}}}}}),
     "own files": at("about", "own_files", value={"own.py": [1]}),
     "lines": at(
         "about", "lines", value={"metrics.jsonl": {"lines": -1, "every": 1, "sha256": "a", "marks": [[1]]}}

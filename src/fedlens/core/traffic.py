@@ -38,10 +38,15 @@ class Traffic:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> Traffic:
-        """What `to_payload` returned; an empty mapping is no message."""
+        """What `to_payload` returned; an empty mapping is no message. Raises `ValueError` for anything else."""
         made = cls()
         made.rows = dict(payload.get("clients", {}))
         made.server = dict(payload.get("server", {}))
+        kinds = {name: type(value) for name, value in _empty(0).items()}
+        for row in made.rows.values():
+            fits = {name: type(value) for name, value in row.items()} == kinds
+            if not (fits and list(map(type, row["rounds"])) == [int, int]):
+                raise ValueError("these are not the messages of a run")
         return made
 
     def asked(self, ask: Ask, round: int, nbytes: int) -> None:
@@ -66,15 +71,16 @@ class Traffic:
         row = self._row(ask.op, round)
         row["replies"] += 1
         row["bytes_up"] += reply.nbytes
-        if ask.expect.fields is not None:
-            for name, field in ask.expect.fields.items():
-                row["up"].setdefault(name, _announced(field))
-        _note(row["up"], reply.payload)
+        up = row["up"]
+        for name, field in (ask.expect.fields or {}).items():
+            if name not in up:
+                up[name] = _announced(field)
+        _note(up, reply.payload)
         if reply.metrics.keys() - row["measured"]:
             row["measured"] = sorted({*row["measured"], *reply.metrics})
 
-    def add(self, other: Traffic) -> None:
-        """Adds the messages of later rounds."""
+    def add(self, other: Traffic) -> Traffic:
+        """Adds the messages of later rounds, and returns all; `other` is not changed."""
         for op, holders in other.server.items():
             self.server[op] = sorted({*holders, *self.server.get(op, ())})
         for op, more in other.rows.items():
@@ -87,6 +93,7 @@ class Traffic:
                 min(row["rounds"][0], more["rounds"][0]),
                 max(row["rounds"][1], more["rounds"][1]),
             ]
+        return self
 
     def _row(self, op: str, round: int) -> Row:
         row = self.rows.setdefault(op, _empty(round))

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.protocol import ClientId, State
 from fedlens.core.states import Mark, Saved
+from fedlens.core.traffic import Traffic
 from fedlens.core.user_objects import offered
 from fedlens.experiment.state_files import is_key
 
@@ -66,7 +67,7 @@ class RunState:
                 and isinstance(run_state.state, Mapping)
                 and run_state.line["round"] == run_state.round
                 and all(isinstance(row, Mapping) for row in run_state.rows)
-                and isinstance(run_state.traffic, Mapping)
+                and Traffic.of(run_state.traffic) is not None
                 and isinstance(run_state.cpu_seconds, int | float)
                 and (run_state.best is None or isinstance(run_state.best["round"], int))
                 and all(map(is_key, keys.values()))

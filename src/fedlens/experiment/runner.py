@@ -252,12 +252,14 @@ class Runner:
         warned = self._watch(line, tally, replies)
         if round and any(not math.isfinite(value) for name, value in measured.items() if "loss" in name):
             self._refuse_broken(trained)
+        notes: list[str] = []
         if trained.collector is not None:
             write_evaluation(self.built, self.directory, round, trained.collector)
-            write_held_out(self.built, self.directory, round, trained.collector.confidences)
+            notes = write_held_out(self.built, self.directory, round, trained.collector.confidences)
         if round == 0 and any(name.startswith("test_") for name in measured):
-            for sentence in write_examples(self.built, self.directory, {"first": (0, trained.state)}):
-                self.progress.note(sentence)
+            notes += write_examples(self.built, self.directory, {"first": (0, trained.state)})
+        for sentence in notes:
+            self.progress.note(sentence)
         rows = self._client_lines(round, tally) if config.record.clients else []
         at_clients = self._measured_lines(round, trained.measuring)
         score = self.built.task.score
@@ -270,6 +272,7 @@ class Runner:
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         clients = trained.clients or self._states.mark()
         rows += at_clients
+        traffic = Traffic.of(self.run_state.traffic if self.run_state else {}).add(tally.traffic)
         self.run_state = RunState(
             round,
             trained.state,
@@ -282,7 +285,7 @@ class Runner:
             digests={name: digest.saved() for name, digest in self._digests.items()},
             norms=trained.norms,
             divergence=self._divergence.state,
-            traffic=self._traffic_with(tally),
+            traffic=traffic.to_payload(),
             cpu_seconds=round_to(self._cpu_before + time.process_time() - self._cpu_began),
         )
         if best and best["round"] == round:
@@ -398,12 +401,6 @@ class Runner:
         for client, reasons in tally.failures.items():
             failures.setdefault(self._name(client), Counter()).update(reasons)
         return failures
-
-    def _traffic_with(self, tally: Tally) -> dict[str, Any]:
-        """What crossed in all rounds, this one included."""
-        traffic = Traffic.of(self.run_state.traffic if self.run_state else {})
-        traffic.add(tally.traffic)
-        return traffic.to_payload()
 
     def _note_missing_score(self, line: Mapping[str, Any]) -> None:
         """Notes that no best round can be chosen, if the evaluation has metrics and the score is not among them."""
