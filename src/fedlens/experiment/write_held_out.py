@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.core.errors import FedlensError, told
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import scaled_down
 from fedlens.experiment.held_out_predictions import PIXELS, HeldOutPredictions, most_suspicious
@@ -18,20 +19,28 @@ from fedlens.experiment.rundir import RunDir
 
 def write_held_out(
     built: Built, directory: RunDir, round: int, confidences: Mapping[int, Mapping[str, Tensor]]
-) -> None:
+) -> list[str]:
     """Writes the predictions of the last round; a file of an earlier last round is replaced, or removed without any.
 
     Args:
         confidences: by client, the rows of `fedlens.tasks.task.Task.confidences` on all that it holds out.
 
-    Raises `RunFailed` if the disk refuses.
+    Returns a sentence if they cannot be collected, for example because `confidences` of a user's own task does not fit,
+    or an image file is gone: the run continues without them. Raises `RunFailed` if the disk refuses.
     """
-    predictions = held_out_predictions(built, round, confidences)
+    predictions, notes = None, []
+    try:
+        with torch.random.fork_rng(devices=[]):
+            predictions = held_out_predictions(built, round, confidences)
+    except Exception as error:  # of a user's own task or dataset, which may raise anything
+        reason = str(error) if isinstance(error, FedlensError) else told(error)
+        notes = [f"the page lists no suspicious labels: {reason}"]
     if predictions is not None:
         predictions.write(directory.held_out_path)
-        return
+        return notes
     with suppress(OSError):
         directory.held_out_path.unlink()
+    return notes
 
 
 def held_out_predictions(

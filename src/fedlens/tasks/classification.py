@@ -167,13 +167,20 @@ class Classification(ClassWeighted):
         return {name: value.cpu() for name, value in rows.items()}
 
     def confidences(self, outputs: Tensor, targets: Tensor, most: int) -> dict[str, Tensor]:
-        """The probability of each label, and the most probable classes.
+        """The probability of each label, and the most probable classes; empty if a target is no class of the outputs.
 
         >>> logits = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
         >>> rows = Classification().confidences(logits, torch.tensor([0, 1]), 1)
         >>> rows["classes"].tolist(), [round(value, 3) for value in rows["confidence"].tolist()]
         ([[1], [0]], [0.119, 0.5])
         """
+        # A task of the user's own may inherit this and have other targets, such as -100 for no label.
+        if (
+            targets.dim() != 1
+            or targets.is_floating_point()
+            or not ((targets >= 0) & (targets < outputs.shape[1])).all()
+        ):
+            return {}
         probabilities = outputs.float().softmax(1).nan_to_num_(0.0)
         scores, classes = probabilities.sort(dim=1, descending=True, stable=True)
         confidence = probabilities.gather(1, targets[:, None]).squeeze(1)

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 from fedlens import Experiment, Result, resume
 from fedlens.core.errors import RunDirectoryError
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.held_out_predictions import PICTURED, HeldOutPredictions, most_suspicious
+from fedlens.experiment.progress import ProgressBase
 from fedlens.report.run_page import write_report
+from fedlens.tasks.classification import Classification
 from tests.unit.report.reading import read_page
 
 TRAIN = digits(Path(), False, 0).train
@@ -98,6 +101,31 @@ def test_models_of_the_clients_own_are_asked_too(algorithm: str, tmp_path: Path)
     measured = [row for row in map(json.loads, lines) if row["round"] == 1]
     shares = [found.right[found.offsets[k] : found.offsets[k + 1]].mean() for k in range(len(found.clients))]
     assert shares == pytest.approx([row["validation_accuracy"] for row in measured])
+
+
+class Odd(Classification):
+    """A task of the user's own, whose `confidences` has too few rows."""
+
+    def confidences(self, outputs: Tensor, targets: Tensor, most: int) -> dict[str, Tensor]:
+        return {"label": targets}
+
+
+def test_a_run_is_not_ended_by_confidences_that_do_not_fit(tmp_path: Path) -> None:
+    heard = Noted()
+    settings = {**SETTINGS, "task": f"{__name__}:Odd", "rounds": 1}
+    result = Experiment(**settings).run(tmp_path / "run", report=False, progress=heard)
+    assert result.summary["status"] == "finished"
+    assert not (result.directory / "held_out.npz").exists()
+    (note,) = [note for note in heard.notes if note.startswith("the page lists no suspicious labels: ")]
+    assert "'confidence'" in note
+
+
+class Noted(ProgressBase):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def test_images_from_files_keep_their_names(tmp_path: Path) -> None:

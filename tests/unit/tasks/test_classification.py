@@ -48,3 +48,10 @@ def test_random_targets_are_classes() -> None:
     assert (targets.shape, targets.dtype) == ((200,), torch.int64)
     assert set(targets.tolist()) == {0, 1, 2}
     assert torch.isfinite(TASK.losses(torch.zeros(200, 3), targets)).all()
+
+
+def test_targets_that_are_no_class_have_no_confidences() -> None:
+    logits = torch.zeros(2, 3)
+    assert TASK.confidences(logits, torch.tensor([0, -100]), 1) == {}
+    assert TASK.confidences(logits, torch.full((2, 3), 1 / 3), 1) == {}
+    assert TASK.confidences(logits, torch.tensor([0, 2]), 1)["label"].tolist() == [0, 2]
