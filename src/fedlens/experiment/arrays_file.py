@@ -8,20 +8,30 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.parse_text import parse_json
-from fedlens.experiment.atomic_files import read_regular, write_atomically
+from fedlens.experiment.atomic_files import read_regular, refused, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
 
 _LARGEST = 2**27  # bytes of all arrays of a file
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, EOFError)
 Read = TypeVar("Read")
+
+
+class Written(Protocol):
+    """The contents of a file of arrays."""
+
+    def write(self, path: Path) -> None:
+        """Writes the file."""
+
+
+Contents = TypeVar("Contents", bound=Written)
 
 
 def write_arrays(path: Path, format: str, about: Mapping[str, Any], arrays: Arrays) -> None:
@@ -74,6 +84,31 @@ def parts_of(name: str, arrays: Arrays) -> dict[str, NDArray[Any]]:
 def named(name: str, parts: Arrays) -> dict[str, NDArray[Any]]:
     """The arrays with `name.` before their names: what `parts_of` takes apart."""
     return {f"{name}.{key}": array for key, array in parts.items()}
+
+
+def rewrite_without_images(
+    path: Path, read: Callable[[Path], Contents], without: Callable[[Contents], Contents | None]
+) -> None:
+    """Rewrites the file at `path` without its images; a corrupt file, which may contain images, is removed.
+
+    Args:
+        read: reads the file, and raises `RunDirectoryError` if it is corrupt.
+        without: the contents without images; None if they have none.
+
+    Raises `RunFailed` if the disk refuses.
+    """
+    if not path.exists():
+        return
+    try:
+        bare = without(read(path))
+    except RunDirectoryError:
+        try:
+            path.unlink()
+        except OSError as error:
+            raise refused(error, f"{path.name} without its images", path) from error
+        return
+    if bare is not None:
+        bare.write(path)
 
 
 def _unpacked(content: bytes, format: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

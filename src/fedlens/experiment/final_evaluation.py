@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.arrays_file import named, parts_of, read_arrays, write_arrays
-from fedlens.experiment.atomic_files import refused
+from fedlens.experiment.arrays_file import named, parts_of, read_arrays, rewrite_without_images, write_arrays
 
 FORMAT = "fedlens-evaluation-1"
 WORST = 24  # mistakes with their images
@@ -86,18 +84,11 @@ def remove_images(path: Path) -> None:
 
     >>> remove_images(Path("no such file"))
     """
-    if not path.exists():
-        return
-    try:
-        evaluation = FinalEvaluation.read(path)
-    except RunDirectoryError:
-        try:
-            path.unlink()  # it may contain images
-        except OSError as error:
-            raise refused(error, f"{path.name} without its images", path) from error
-        return
-    if evaluation.images is not None:
-        replace(evaluation, images=None).write(path)
+
+    def without(kept: FinalEvaluation) -> FinalEvaluation | None:
+        return None if kept.images is None else replace(kept, images=None)
+
+    rewrite_without_images(path, FinalEvaluation.read, without)
 
 
 def _checked(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> FinalEvaluation:

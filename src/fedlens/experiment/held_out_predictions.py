@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.arrays_file import read_arrays, write_arrays
-from fedlens.experiment.atomic_files import refused
+from fedlens.experiment.arrays_file import read_arrays, rewrite_without_images, write_arrays
 from fedlens.experiment.confident_learning import Contradictions, contradictions
 
 FORMAT = "fedlens-held-out-1"
@@ -104,18 +102,11 @@ def remove_held_out_images(path: Path) -> None:
 
     >>> remove_held_out_images(Path("no such file"))
     """
-    if not path.exists():
-        return
-    try:
-        predictions = HeldOutPredictions.read(path)
-    except RunDirectoryError:
-        try:
-            path.unlink()  # it may contain images
-        except OSError as error:
-            raise refused(error, f"{path.name} without its images", path) from error
-        return
-    if predictions.images is not None:
-        replace(predictions, pictured=None, images=None).write(path)
+
+    def without(kept: HeldOutPredictions) -> HeldOutPredictions | None:
+        return None if kept.images is None else replace(kept, pictured=None, images=None)
+
+    rewrite_without_images(path, HeldOutPredictions.read, without)
 
 
 def _checked(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> HeldOutPredictions:
