@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed
+from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.formats.check_command import check_command
 from fedlens.data.formats.registry import FORMATS
@@ -194,13 +194,11 @@ def cost(
             watcher = listener.run_started(run.name, position, len(runs))
             try:
                 _carry_out(run, directory / run.name, root, download, watcher, report, session)
-                row["untested"] = test_of_own_models(run, directory / run.name, root, session, work)
+                row["untested"] = why_untested(run, directory / run.name, root, session, work)
             except Exception as error:  # the other runs are independent of it
                 if disk_full(error):
                     raise
-                row["error"] = (
-                    str(error) if isinstance(error, FedlensError) else f"{type(error).__name__}: {error}"
-                )
+                row["error"] = str(error) if isinstance(error, FedlensError) else told(error)
             listener.run_ended(run.name, position, len(runs), row["error"])
             _write(directory, about)
         return _answered(directory, about, report)
@@ -450,12 +448,12 @@ def _carry_out(
         )
 
 
-def test_of_own_models(
+def why_untested(
     run: CostRun, directory: Path, root: Path, session: Session, work: Mapping[str, Any]
 ) -> str | None:
     """Tests the clients' own models of a finished run on the test images; why not, or None if it is done.
 
-    A run with one model for all has tested it, and is left alone.
+    A run with one model for all has tested it, and is left alone. Raises an error of a full disk.
     """
     from fedlens.experiment.client_tests import too_costly, write_client_tests
     from fedlens.report.read import read_run
@@ -470,8 +468,10 @@ def test_of_own_models(
         return why
     try:
         write_client_tests(RunDir(directory), Source(dict(run.settings)), root, session)
-    except FedlensError as error:  # the run is whole without this measure
-        return error.what
+    except Exception as error:  # the run is whole without this measure
+        if disk_full(error):
+            raise
+        return error.what if isinstance(error, FedlensError) else told(error)
     return None
 
 

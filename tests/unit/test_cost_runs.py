@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from fedlens.cli.cost import RunTitle
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
+from fedlens.experiment import client_tests
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.progress import Progress, Silent
@@ -217,6 +220,13 @@ def test_with_one_client_its_own_model_has_the_test_accuracy_of_the_federated_on
     assert "Not measured: test accuracy of local-only: no time." in measure_notes(stale)
 
 
+def raising(error: Exception) -> Callable[..., None]:
+    def write(*given: Any) -> None:
+        raise error
+
+    return write
+
+
 def test_models_that_would_take_longer_to_test_than_to_train_are_not_tested(
     result: CostResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,10 +238,19 @@ def test_models_that_would_take_longer_to_test_than_to_train_are_not_tested(
     directory = result.directory / run.name
     monkeypatch.setattr(RunDir, "read_client_tests", lambda self: None)
     work = {**result.answer["work"], "clients": 10**6}
-    why = cost_runs.test_of_own_models(run, directory, Path(), Session(), work)
+    why = cost_runs.why_untested(run, directory, Path(), Session(), work)
     assert why == "testing 1,000,000 models on 360 images would take longer than the run's training"
+    work = result.answer["work"]
+    for error in (RuntimeError("out of memory"), OSError(errno.ENOSPC, "No space left on device")):
+        monkeypatch.setattr(client_tests, "write_client_tests", raising(error))
+        if isinstance(error, OSError):
+            with pytest.raises(OSError, match="No space"):
+                cost_runs.why_untested(run, directory, Path(), Session(), work)
+        else:  # the run itself is finished
+            why = cost_runs.why_untested(run, directory, Path(), Session(), work)
+            assert str(why).startswith("RuntimeError: out of memory")
     federated = result.directory / "federated-seed0"
-    assert cost_runs.test_of_own_models(run, federated, Path(), Session(), work) is None
+    assert cost_runs.why_untested(run, federated, Path(), Session(), work) is None
 
 
 def test_it_continues_where_it_was_interrupted_and_adds_seeds(tmp_path: Path, result: CostResult) -> None:

@@ -16,6 +16,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built, build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.plan import plan
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
@@ -53,7 +54,8 @@ def write_client_tests(
     Args:
         source: the settings of the run.
 
-    Raises `RunDirectoryError` if the run keeps no model at its clients, or its checkpoint is gone or corrupt.
+    Raises `RunDirectoryError` if the run keeps no model at its clients, if a Python file of the user's own was edited
+    since it trained, or if its checkpoint is gone or corrupt.
     """
     engine = dict(run.read_config().get("engine", {}))
     kept = (
@@ -61,6 +63,8 @@ def write_client_tests(
     )
     values = {**source.values, "engine": {"name": "inline", **kept}}
     settings = Source(values, source.path, source.lines, source.overridden, source.renamed)
+    saved = (run.read_environment() or {}).get(OWN_FILES)
+    refuse_edited_since("the run trained", saved, values, accept=False)
     initial = run.initial_path if run.initial_path.exists() else None
     planned = plan(read_config(values, settings.locate), settings)
     built = build(planned, data_dir, False, initial=initial, session=session)
