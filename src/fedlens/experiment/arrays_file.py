@@ -24,14 +24,14 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zli
 Read = TypeVar("Read")
 
 
-class Written(Protocol):
+class ArrayContents(Protocol):
     """The contents of a file of arrays."""
 
     def write(self, path: Path) -> None:
         """Writes the file."""
 
 
-Contents = TypeVar("Contents", bound=Written)
+Contents = TypeVar("Contents", bound=ArrayContents)
 
 
 def write_arrays(path: Path, format: str, about: Mapping[str, Any], arrays: Arrays) -> None:
