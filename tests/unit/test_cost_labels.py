@@ -13,7 +13,9 @@ import fedlens
 from fedlens.cli.cost import show
 from fedlens.cost_runs import CostResult, cost
 from fedlens.data.dataset import Dataset
+from fedlens.report.cost_labels import label_findings, low_client_sentences
 from fedlens.report.cost_page import write_cost_page
+from fedlens.report.read import read_run
 from tests.unit.report.reading import read_page
 
 SHARES = [0.4, 0.3, 0.26, 0.04]  # of the images; Fulda has few
@@ -90,6 +92,29 @@ def test_the_listed_images_are_mostly_those_with_wrong_labels(
     assert "many of these labels may be right" in log
     assert "Labels to check" in page
     assert f"training image {listed[0]}" in page
+
+
+def test_without_the_centralized_model_nobody_is_named(wrong: CostResult) -> None:
+    """A client that federated training serves badly would look the same."""
+    finished = {
+        (row["role"], row["seed"]): read_run(wrong.directory / row["name"]) for row in wrong.answer["runs"]
+    }
+    assert [row["client"] for row in label_findings(finished)["low_clients"]] == ["Bonn"]
+    del finished["centralized", 0]
+    assert label_findings(finished)["low_clients"] == []
+
+
+def test_the_sentence_counts_the_images_that_were_compared(wrong: CostResult) -> None:
+    (low,) = wrong.answer["low_clients"]
+    (said,) = low_client_sentences(wrong.answer)
+    assert f"of its {low['held_out']} held-out images right" in said
+    fewer = {**low, "models": {role: {**each, "images": 7} for role, each in low["models"].items()}}
+    (said,) = low_client_sentences({"low_clients": [{**fewer, "client": "3"}]})
+    assert said.startswith("Client 3 is clearly below")
+    assert (
+        f"of 7 of its {low['held_out']} held-out images (no other client has the classes of the rest) right"
+        in said
+    )
 
 
 def test_right_labels_name_nobody(tmp_path: Path) -> None:

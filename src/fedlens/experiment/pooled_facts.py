@@ -8,8 +8,9 @@ from fedlens.experiment.build import Built
 def pooled_facts(built: Built) -> list[str]:
     """Sentences on what the server knows of the clients' data without an ask, for the run's report."""
     config, data, federation = built.config, built.holders.dataset, built.federation
-    names = ", and how many it holds out" if federation.held_out is not None else ""
-    facts = [f"How many training examples each client holds{names}."]
+    each = "of each class " if built.partition.census is not None else ""
+    held_out = ", and how many it holds out" if federation.held_out is not None else ""
+    facts = [f"How many training examples {each}each client holds{held_out}."]
     if data.classes:
         facts.append("The names of the classes, those of all clients together.")
     if config.data.normalize == "standard" and data.moments_of:

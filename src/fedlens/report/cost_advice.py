@@ -8,7 +8,7 @@ from typing import Any
 from fedlens.core.shell_command import shell_command
 from fedlens.report.cost_sentences import alike, hold_out_more
 from fedlens.report.differences import LEAST_SEEDS
-from fedlens.report.format import label, many, metric_value, points
+from fedlens.report.format import client_name, label, many, metric_value, points
 
 MOST = 3
 _FEW = 50  # held-out images of a client
@@ -39,10 +39,12 @@ def _step(answer: Mapping[str, Any], why: str, suffix: str, *changes: str, seeds
         ]
         return {"why": why, "command": f"fedlens.cost({', '.join(arguments)})"}
     number = seeds or len(answer["seeds"])
+    keys = {change.partition("=")[0] for change in changes}
+    kept = [change for change in given.get("changes", ()) if change.partition("=")[0].strip() not in keys]
     command = shell_command(
         "cost",
         given["recipe"],
-        changes=(*given.get("changes", ()), *changes),
+        changes=(*kept, *changes),
         seeds=None if number == DEFAULT_SEEDS else number,
         data_dir=given.get("data_dir"),
         out=directory if changes or given.get("out") else None,
@@ -81,7 +83,8 @@ def _look_at_images(answer: Mapping[str, Any]) -> dict[str, str] | None:
     low, command = answer["low_clients"], answer["work"].get("data_check")
     if not low or not command:
         return None
-    why = f"{low[0]['client']} is clearly lower with every model: check its images and labels."
+    name = client_name(low[0]["client"], begins=True)
+    why = f"{name} is clearly lower with every model: check its images and labels."
     return {"why": why, "command": command}
 
 

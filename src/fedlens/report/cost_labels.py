@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.held_out_predictions import HeldOutPredictions
-from fedlens.report.format import percent
+from fedlens.report.format import client_name, percent
 from fedlens.report.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of
 from fedlens.report.read import Run
 from fedlens.report.shown_images import may_get_images, shows_images
@@ -71,12 +71,14 @@ def _low_client_sentence(row: Mapping[str, Any]) -> str:
         "local-only": "models of their own",
     }
     more = "; ".join(f"{_shares(each)} with {words[role]}" for role, each in others)
-    name = f"Client {row['client']}" if row["client"].isdigit() else row["client"]
+    name, images = client_name(row["client"], begins=True), first[1]["images"]
+    of = f"its {images:,} held-out images"
+    if images < row["held_out"]:
+        of = f"{images:,} of its {row['held_out']:,} held-out images (no other client has the classes of the rest)"
     return (
         f"{name} is clearly below the other clients with every model: check its labels. The federated model has "
-        f"{percent(first[1]['share'])} of its {row['held_out']:,} held-out images right, and "
-        f"{percent(first[1]['others'])} of the others' images of the same classes ({more}). If its labels are right, "
-        "its images differ from all others'."
+        f"{percent(first[1]['share'])} of {of} right, and {percent(first[1]['others'])} of the others' images of the "
+        f"same classes ({more}). If its labels are right, its images differ from all others'."
     )
 
 
@@ -108,11 +110,12 @@ def labels_method(answer: Mapping[str, Any]) -> str:
     if answer["suspicious"] is None:
         return "Labels are checked for images of one class each only; these runs have none, or were made without."
     return (
-        "A client is clearly below the others if, with every model, its share of right held-out images is at least "
-        f"{100 * GAP:.0f} points below that of the other clients' images of the same classes, neither chance (an exact "
-        f"test, p < {LEVEL:g} / {len(answer['clients'])} clients) nor the differences between the others explains it, "
-        "and there are two others. The IID twin's model is measured on those of the client's images that the twin's "
-        "clients hold out."
+        "A client is clearly below the others if three things hold with every model. Its share of right held-out "
+        f"images is at least {100 * GAP:.0f} points below that of the other clients' images of the same classes. "
+        f"Chance does not explain the gap (an exact test, p < {LEVEL:g} / {len(answer['clients'])} clients). The "
+        "differences between the others do not explain it; models of the clients' own leave this out. It takes two "
+        "other clients and the centralized run. The IID twin's model is measured on those of the client's images that "
+        "the twin's clients hold out."
     )
 
 
@@ -136,7 +139,8 @@ def _low_clients(
     by_role: Mapping[str, Sequence[HeldOutPredictions]], finished: Finished
 ) -> list[dict[str, Any]]:
     partition = next((run.partition for (role, _), run in finished.items() if role == "federated"), None)
-    if partition is None or len(by_role) < 2:
+    # Without the centralized model, a client that federated training serves badly looks as one with wrong labels.
+    if partition is None or "centralized" not in by_role:
         return []
     first = by_role["federated"][0]
     answers = answers_of(

@@ -8,7 +8,7 @@ from typing import Any
 from fedlens.report.cost_labels import low_client_sentences
 from fedlens.report.cost_measures import listed, measure
 from fedlens.report.differences import LEAST_SEEDS, UNSURE
-from fedlens.report.format import is_share, many, metric_value, points, signed
+from fedlens.report.format import client_name, is_share, many, metric_value, points, signed
 
 _NAMES = 3  # clients named in a sentence
 WIDE = 0.3  # the width from which on an interval of shares needs a word
@@ -97,7 +97,7 @@ def _worst_sentence(answer: Mapping[str, Any]) -> str:
         f"{metric_value(metric, worst['federated'])} on its {many(worst['held_out'], 'held-out image')}"
         f"{' (' + '; '.join(known) + ')' if known else ''}"
     )
-    others, name = alike(answer), _named(worst["client"])
+    others, name = alike(answer), client_name(worst["client"], begins=True)
     below = below_largest(worst)
     trivial = (
         f" Always its largest class would be right for {metric_value(metric, worst['largest'])}."
@@ -106,7 +106,7 @@ def _worst_sentence(answer: Mapping[str, Any]) -> str:
     )
     if not others:
         return f"{name} does worst: {measured}.{trivial}"
-    named = ", ".join(str(client) for client in others[:_NAMES])
+    named = ", ".join(map(client_name, others[:_NAMES]))
     more = f" and {many(len(others) - _NAMES, 'other')}" if len(others) > _NAMES else ""
     hint = hold_out_more(answer)
     return (
@@ -126,17 +126,14 @@ def hold_out_more(answer: Mapping[str, Any]) -> float | None:
     return 0.4 if share < 0.4 else None
 
 
-def _named(client: str) -> str:
-    """A client at the start of a sentence: its name, or "Client 7" for a number."""
-    return f"Client {client}" if client.isdigit() else client
-
-
 def wide_note(answer: Mapping[str, Any]) -> str:
     """A sentence if intervals are so wide that they say nothing about the size of a difference; empty otherwise."""
     if not is_share(answer["metric"]):
         return ""
     keys = ("vs_centralized", "vs_local_only")
-    clients = [str(row["client"]) for row in answer["clients"] if any(_is_wide(row[key]) for key in keys)]
+    clients = [
+        client_name(row["client"]) for row in answer["clients"] if any(_is_wide(row[key]) for key in keys)
+    ]
     overall = ["overall"] if any(map(_is_wide, answer["differences"].values())) else []
     if not clients and not overall:
         return ""

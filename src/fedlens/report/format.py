@@ -76,6 +76,15 @@ def number(value: float | None) -> str:
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def client_name(client: str, begins: bool = False) -> str:
+    """The name of a client in a sentence, which it may begin; a number alone is no name.
+
+    >>> client_name("Bonn"), client_name("7"), client_name("7", begins=True)
+    ('Bonn', 'client 7', 'Client 7')
+    """
+    return f"{'C' if begins else 'c'}lient {client}" if client.isdigit() else client
+
+
 def count(value: float | None) -> str:
     """A whole number with its thousands set apart.
 

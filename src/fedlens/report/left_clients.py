@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedlens.core.errors import RunDirectoryError
 from fedlens.report.format import MISSING, count, finite, many, size
 from fedlens.report.read import Run, subtable
+from fedlens.report.suspicious_labels import read_held_out
 
 HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
 _LEAD = (
@@ -29,7 +31,11 @@ def left_clients(run: Run) -> dict[str, Any] | None:
     told, traffic = _sentences(run, "disclosures"), run.summary.get("traffic")
     traffic = traffic if isinstance(traffic, Mapping) else {}
     rows = [_row(op, row) for op, row in subtable(traffic, "clients").items()]
-    pooled = [*_at_the_server(subtable(traffic, "server")), *_sentences(run, "pooled")]
+    pooled = [
+        *_at_the_server(subtable(traffic, "server")),
+        *_sentences(run, "pooled"),
+        *_held_out_images(run),
+    ]
     if not (rows or pooled or told):
         return None
     return {
@@ -48,6 +54,22 @@ def _at_the_server(ran: Mapping[str, Any]) -> list[str]:
         for op, names in ran.items()
         if isinstance(names, list)
     ]
+
+
+def _held_out_images(run: Run) -> list[str]:
+    """What `held_out.npz` holds of the clients' images beside the predictions that they sent."""
+    try:
+        kept = read_held_out(run)
+    except RunDirectoryError:
+        return []  # "Labels to check" says that the file is corrupt
+    if kept is None:
+        return []
+    said = [f"The names of {many(len(kept.files), 'held-out image')} (held_out.npz)."] if kept.files else []
+    if kept.images is not None:
+        said.append(
+            f"{many(len(kept.images), 'held-out image')}, with their pixels (held_out.npz, record.images)."
+        )
+    return said
 
 
 def _sentences(run: Run, key: str) -> Sequence[str]:

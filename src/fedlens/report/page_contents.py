@@ -24,7 +24,7 @@ def page_contents(body: str, clients: Collection[str] = ()) -> list[str]:
     """What the body of a page holds of the data and the machine, as sentences.
 
     Args:
-        body: the HTML.
+        body: the HTML, and what stands around it.
         clients: the names of the clients, to be looked for; numbers are no names.
 
     >>> body = '<img src="data:image/png;base64,x"><p data-holds="The settings."></p><td>Ulm</td>'

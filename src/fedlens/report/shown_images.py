@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedlens.experiment.kept_images import AUTO, is_published, keeps_images
 from fedlens.report.read import Run, subtable
 
-HOW = 'The command under "What this page contains" repeats the run with them.'
+HOW = 'The command under "What this page contains" repeats the run with the images.'
 LEAVES_OUT = "record.images = false leaves them out."
 
 

@@ -201,6 +201,10 @@ def label_card(clients: Sequence[SuspiciousLabels], how: str = "") -> dict[str, 
         lead = "No held-out image has a label that the models contradict with confidence."
         return {"lead": lead, "clients": [], "note": ""}
     lead = f"Held-out images whose label the models contradict with confidence, the most suspicious first. {NOTE}"
+    if clients[0].models == 1:
+        lead = lead.replace("the models contradict", "the model contradicts").replace(
+            "The models", "The model"
+        )
     note = how
     if any(each.pictured for each in clients):
         note = f"This page contains these images of the clients. {LEAVES_OUT}"

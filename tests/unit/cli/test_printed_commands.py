@@ -187,12 +187,13 @@ def test_what_cost_suggests_keeps_what_was_given() -> None:
         "warnings": ["more rounds"],
         "work": {"rounds": 9, "lr": 0.1},
         "clients": [],
+        "low_clients": [],
         "differences": {"partition": None, "federation": None},
         "metric": "accuracy",
     }
     (step,) = next_steps(answer)
     verbs, given = parsed(step["command"])
-    assert (verbs, given["recipe"], given["changes"]) == ("cost", "my file.toml", ["rounds=9", "rounds=18"])
+    assert (verbs, given["recipe"], given["changes"]) == ("cost", "my file.toml", ["rounds=18"])
     assert (given["seeds"], given["out"]) == (4, Path("my cost-rounds"))
     assert given["data_dir"] == Path("my data")
 

@@ -82,6 +82,19 @@ def test_the_most_suspicious_images_are_kept_unless_the_settings_leave_images_ou
     assert predictions_of(without).index.tolist() == found.index.tolist()
 
 
+def test_names_and_pixels_of_held_out_images_are_among_what_left_the_clients(result: Result) -> None:
+    kept = predictions_of(result)
+    assert kept.images is not None
+    named = replace(kept, files=tuple(f"{k}.png" for k in kept.index))
+    for shown in (kept, named, replace(named, pictured=None, images=None)):
+        shown.write(result.directory / "held_out.npz")
+        words = read_page(write_report(result.directory).read_text("utf-8")).words
+        pixels = f"{len(kept.images)} held-out images, with their pixels (held_out.npz, record.images)."
+        assert (pixels in words) == (shown.images is not None)
+        assert (f"The names of {len(kept.files or kept.index)} held-out images" in words) == bool(shown.files)
+    kept.write(result.directory / "held_out.npz")
+
+
 def test_images_are_removed_if_the_settings_leave_them_out_later(result: Result, tmp_path: Path) -> None:
     paused = Experiment(**{**SETTINGS, "rounds": 3}).run(tmp_path / "run", until=1, report=False)
     assert not (paused.directory / "held_out.npz").exists()

@@ -57,7 +57,9 @@ def test_data_that_the_server_holds_or_pools_is_listed(tmp_path: Path) -> None:
         "training examples that are held out, of all clients together." in words
     )
     clients = run(tmp_path / "b", data={**data, "validation_from": "client"}, algorithm="centralized")
-    assert "each client holds, and how many it holds out" in facts(clients)
+    assert "How many training examples of each class each client holds, and how many it holds out" in facts(
+        clients
+    )
     assert clients.summary["traffic"] == {
         "clients": {},
         "server": {"evaluate": ["@test", "@validation"], "train": ["@train"]},

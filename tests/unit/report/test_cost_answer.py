@@ -200,6 +200,11 @@ def test_each_row_of_cards_has_one_measure_of_all_four_models(tmp_path: Path) ->
             assert f"{name} {value} {what}" in words
 
 
+def test_the_list_of_contents_has_the_folder_above_the_body(tmp_path: Path) -> None:
+    words = page_of(tmp_path, cost_answer(tmp_path, study(tmp_path))).words
+    assert f"1 file path, such as {tmp_path}." in words.partition("What this page contains")[2]
+
+
 def test_the_table_has_the_bytes_of_one_client(tmp_path: Path) -> None:
     """Two clients of three take part in each of two rounds; evaluations at the clients are left out."""
     about = study(tmp_path)

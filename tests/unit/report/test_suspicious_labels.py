@@ -70,7 +70,10 @@ def test_at_most_ten_clients_are_listed() -> None:
 
 
 def test_the_card_says_what_it_is_and_has_no_image_unasked() -> None:
+    assert "the models contradict" in label_card(suspicious_labels([ONE, ONE]))["lead"]
     card = label_card(suspicious_labels([ONE]))
+    assert "the model contradicts" in card["lead"]
+    assert "The model did not train on these images" in card["lead"]
     assert "many of these labels may be right" in card["lead"]
     assert card["note"] == ""
     pictured = replace(ONE, pictured=np.array([1]), images=np.zeros((1, 1, 8, 8), np.uint8))
