@@ -143,9 +143,17 @@ def write_atomically(path: Path, content: bytes, named: bool = True, hint: str |
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Create the file `path` with this content and wait until the disk has it; raises `OSError`."""
+    """Create the file `path` with this content and wait until the disk has it.
+
+    Raises `OSError`, as on a full disk; no part of the file is left then.
+    """
     with open(create(path), "wb") as file:
-        _write(file.fileno(), content)
+        try:
+            _write(file.fileno(), content)
+        except BaseException:
+            with suppress(OSError):
+                path.unlink()
+            raise
 
 
 def _write(descriptor: int, content: bytes) -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import errno
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.experiment.config import read_config
-from fedlens.experiment.own_data_recipe import check_writable, recipe_text
+from fedlens.experiment.own_data_recipe import check_writable, recipe_text, write_recipe
 
 SMALL, LARGE = {"training": {"width": 8, "height": 64}}, {"training": {"width": 224, "height": 8}}
 
@@ -54,3 +56,13 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None
         check_writable(tmp_path / "link.toml")
     with pytest.raises(ConfigError, match=r"the folder .* does not exist"):
         check_writable(tmp_path / "none" / "x.toml")
+
+
+def test_a_full_disk_leaves_no_file_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunFailed, match=r"the disk is full, so own\.toml could not be written"):
+        write_recipe({"name": "csv", "path": "data"}, SMALL, tmp_path / "own.toml")
+    assert not list(tmp_path.iterdir())
