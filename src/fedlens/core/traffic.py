@@ -76,8 +76,9 @@ class Traffic:
             if name not in up:
                 up[name] = _announced(field)
         _note(up, reply.payload)
-        if reply.metrics.keys() - row["measured"]:
-            row["measured"] = sorted({*row["measured"], *reply.metrics})
+        measured = row["measured"]
+        if any(name not in measured for name in reply.metrics):
+            row["measured"] = sorted({*measured, *reply.metrics})
 
     def add(self, other: Traffic) -> Traffic:
         """Adds the messages of later rounds, and returns all; `other` is not changed."""
@@ -96,7 +97,9 @@ class Traffic:
         return self
 
     def _row(self, op: str, round: int) -> Row:
-        row = self.rows.setdefault(op, _empty(round))
+        row = self.rows.get(op)
+        if row is None:
+            row = self.rows[op] = _empty(round)
         row["rounds"][1] = max(row["rounds"][1], round)
         return row
 
