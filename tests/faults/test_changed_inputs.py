@@ -45,6 +45,25 @@ def tensor() -> Tensor:
     return torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
 
 
+FORMS: dict[str, Callable[[], Tensor]] = {
+    "one value": lambda: torch.tensor(1.0),
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "expanded": lambda: torch.ones(1).expand(3),
+    "transposed": lambda: torch.ones(2, 3).T,
+    "conjugate": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negative view": lambda: torch.ones(3, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tensors_of_all_forms_are_compared(form: str) -> None:
+    passed, value = PassedInputs(), FORMS[form]()
+    passed.add("sent", value)
+    assert passed.changed() is None
+    (value.data[..., :1] if value.dim() else value.data).add_(1)
+    assert passed.changed() == "sent"
+
+
 def context() -> LocalContext:
     made = LocalContext(["w"], [tensor().detach()], {"sent": tensor().detach()}, {}, 0.1, 1)
     made.batch, made.at_anchor = (tensor().detach(), tensor().detach()), [tensor().detach()]

@@ -115,7 +115,8 @@ def checksum(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided:
         return 0
     with torch.no_grad():
-        plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        plain = torch.view_as_real(plain) if plain.is_complex() else plain
         bits = plain.view(_INTEGERS[plain.element_size()])
         if bits.device.type == "cpu":
             return zlib.crc32(bits.contiguous().numpy().data)
