@@ -114,7 +114,8 @@ def labels_method(answer: Mapping[str, Any]) -> str:
         f"images is at least {100 * GAP:.0f} points below that of the other clients' images of the same classes. "
         f"Chance does not explain the gap (an exact test, p < {LEVEL:g} / {len(answer['clients'])} clients). The "
         "differences between the others do not explain it; models of the clients' own leave this out. It takes two "
-        "other clients and the centralized run. The IID twin's model is measured on those of the client's images that "
+        "other clients and the centralized run. The test takes images as independent: frames of a video or images of "
+        "one patient are not. The IID twin's model is measured on those of the client's images that "
         "the twin's clients hold out."
     )
 
