@@ -140,8 +140,8 @@ def wide_note(answer: Mapping[str, Any]) -> str:
     named = [*overall, *clients[:_NAMES]]
     named += [many(len(clients) - _NAMES, "other client")] if len(clients) > _NAMES else []
     return (
-        f"Intervals wider than {100 * WIDE:.0f} points ({listed(named)}) do not say how large a difference is, and "
-        "hardly its sign: a client's held-out images or the seeds are too few. Hold out more images, or run more seeds."
+        f"Intervals wider than {100 * WIDE:.0f} points ({listed(named)}) do not say how large a difference is: "
+        "a client's held-out images or the seeds are too few. Hold out more images, or run more seeds."
     )
 
 
