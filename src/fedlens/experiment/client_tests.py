@@ -100,6 +100,6 @@ def _tested(run: RunDir, built: Built, reached: RunState) -> dict[str, dict[str,
     for client in clients:
         # The global tree has the initial values, which a client that never took part has too.
         own = {**tree, **states.get(client).get(PERSONAL, {})}
-        found = driver.drive(central(model.sent(own), federation, built.task, [TEST]), reached.round)
-        tested[built.partition.ids[client]] = dict(built.task.metrics(found[TEST]))
+        measured = driver.drive(central(model.sent(own), federation, built.task, [TEST]), reached.round)
+        tested[built.partition.ids[client]] = dict(built.task.metrics(measured[TEST]))
     return tested

@@ -48,9 +48,10 @@ def stopped_when_full(kind: type[Stopped], thing: str, where: Path) -> Iterator[
             raise
         large = refusal.errno == errno.EFBIG
         advice = "raise the limit (ulimit -f)" if large else "free some space"
-        told = error if isinstance(error, FedlensError) else None
-        what = told.what if told else "a file is larger than the limit" if large else "the disk is full"
-        place = (told and told.where) or refusal.filename or where
+        what = "a file is larger than the limit" if large else "the disk is full"
+        place = refusal.filename or where
+        if isinstance(error, FedlensError):
+            what, place = error.what, error.where or place
         raise kind(f"{thing} stopped: {what}", where=str(place), hint=f"{advice}, {CONTINUE}") from error
 
 

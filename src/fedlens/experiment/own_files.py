@@ -56,7 +56,8 @@ def edited_files(before: Any, values: Any) -> dict[str, tuple[str | None, str]]:
     edited: dict[str, tuple[str | None, str]] = {}
     for source in _sources(values):
         for name, sha256 in _files_behind(source, _read_sha256).items():
-            if before.get(name) != sha256 and (Path(name).name, sha256) not in moved:
+            same_path = name in before
+            if before[name] != sha256 if same_path else (Path(name).name, sha256) not in moved:
                 same = [old for old in before if Path(old).name == Path(name).name]
                 edited[name] = before.get(name, before[same[0]] if len(same) == 1 else None), sha256
     return edited

@@ -12,7 +12,7 @@ import pytest
 import fedlens
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.experiment import own_files as module
-from fedlens.experiment.own_files import own_files, refuse_edited_since
+from fedlens.experiment.own_files import edited_files, own_files, refuse_edited_since
 from fedlens.experiment.session import Session
 from fedlens.report.study_results import StudyResults
 from fedlens.studies.carry_out import RunOptions, carry_out
@@ -85,6 +85,19 @@ def test_files_are_those_that_settings_name_and_the_modules_beside_them_that_the
         own_files(["torch.nn:Linear", "fedlens.algorithms.fedavg:fedavg", "json:dumps", "no.such:x", "a: b"])
         == {}
     )
+
+
+def test_an_edited_file_is_not_taken_for_another_one_of_its_name(folder: Path) -> None:
+    edited = folder / "parts/scales.py"
+    edited.write_text("scale = 2\n", encoding="utf-8")
+    changed = own_files("mine.py:mine")["parts/scales.py"]
+    edited.write_text("scale = 1\n", encoding="utf-8")
+    new_process()
+    before = {**own_files("mine.py:mine"), "elsewhere/scales.py": changed}
+    edited.write_text("scale = 2\n", encoding="utf-8")
+    assert list(edited_files(before, "mine.py:mine")) == ["parts/scales.py"]
+    del before["parts/scales.py"]
+    assert edited_files(before, "mine.py:mine") == {}  # it has moved here
 
 
 @pytest.mark.parametrize("beside", [True, False])  # the current folder, or one of `sys.path`
