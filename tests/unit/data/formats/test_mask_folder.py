@@ -257,3 +257,11 @@ def test_pixels_of_each_class_are_counted_and_masks_without_objects_are_named(tm
         "1 mask shows no class, only void: masks/c.png",
         "no mask has a pixel of 'bus'",
     ]
+
+
+def test_pixels_of_a_class_named_void_are_counted_apart_from_those_without_a_class(tmp_path: Path) -> None:
+    pairs(tmp_path, *"ab")
+    found, _ = check(tmp_path, classes=["void", "sky", "car"])
+    assert found.pixels is not None
+    assert list(found.pixels) == ["void", "sky", "car", "no class"]
+    assert (sum(found.pixels.values()), found.pixels["no class"]) == (128, 0)
