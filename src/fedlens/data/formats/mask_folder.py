@@ -187,8 +187,8 @@ def _check_pixels(scan: Scan, pixels: Mapping[int, NDArray[np.int64]]) -> None:
     if not pixels:
         return
     total = np.sum(list(pixels.values()), axis=0)
-    names = (*scan.classes, "no class" if "void" in scan.classes else "void")
-    scan.pixels = {name: int(count) for name, count in zip(names, total, strict=True)}
+    counted = (*scan.classes, "no class" if "void" in scan.classes else "void")
+    scan.pixels = {name: int(count) for name, count in zip(counted, total, strict=True)}
     first, masks = scan.classes[0], [(scan.masks[row], counts) for row, counts in pixels.items()]
     alone = [name for name, counts in masks if counts[0] and not counts[1:-1].any()]
     void = [name for name, counts in masks if not counts[:-1].any()]
