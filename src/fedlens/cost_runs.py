@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -34,6 +35,7 @@ from fedlens.experiment.full_disk import disk_full, stopped_when_full
 from fedlens.experiment.progress import Progress, Silent
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.session import Session
+from fedlens.experiment.text_files import read_json
 from fedlens.report.differences import LEAST_SEEDS
 
 ROLES = ("federated", "iid", "centralized", "local-only")
@@ -189,7 +191,7 @@ def cost(
     for sentence in (*notes, *few_seeds(seeds, len(runs))):
         listener.note(sentence)
     with stopped_when_full(CostStopped, "the comparison", directory):
-        _write(directory, about)
+        _write_begun(directory, about)
         for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
             watcher = listener.run_started(run.name, position, len(runs))
             try:
@@ -200,7 +202,7 @@ def cost(
                     raise
                 row["error"] = str(error) if isinstance(error, FedlensError) else told(error)
             listener.run_ended(run.name, position, len(runs), row["error"])
-            _write(directory, about)
+            _write_begun(directory, about)
         return _answered(directory, about, report)
 
 
@@ -473,6 +475,14 @@ def why_untested(
             raise
         return error.what if isinstance(error, FedlensError) else told(error)
     return None
+
+
+def _write_begun(directory: Path, about: Mapping[str, Any]) -> None:
+    """Writes the runs so far into cost.json, but not over an earlier answer: that stays until the next one is there."""
+    with suppress(RunDirectoryError):  # a damaged file is written anew
+        if "sentences" in (read_json(directory / "cost.json") or {}):
+            return
+    _write(directory, about)
 
 
 def _write(directory: Path, content: Mapping[str, Any]) -> None:

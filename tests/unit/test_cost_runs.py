@@ -137,6 +137,29 @@ class Watching(SilentCost):
         return Run()
 
 
+def test_an_answer_stays_until_the_next_one_replaces_it(result: CostResult, tmp_path: Path) -> None:
+    class Stops(SilentCost):
+        def run_started(self, name: str, position: int, total: int) -> Progress:
+            if position == 2:
+                raise KeyboardInterrupt
+            return Silent()
+
+    answer = result.directory / "cost.json"
+    before = answer.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        cost(experiment(), seeds=2, out=result.directory, progress=Stops(), report=False)
+    assert answer.read_bytes() == before
+    # A first call leaves its runs so far, and so does one that finds a damaged file.
+    for damaged in (None, b"{"):
+        if damaged is not None:
+            (tmp_path / "c/cost.json").write_bytes(damaged)
+        with pytest.raises(KeyboardInterrupt):
+            cost(experiment(), seeds=1, out=tmp_path / "c", progress=Stops(), report=False)
+        begun = json.loads((tmp_path / "c/cost.json").read_bytes())
+        assert "sentences" not in begun
+        assert len(begun["runs"]) == 4
+
+
 class Listening(SilentCost):
     """Collects what is said, with the number of runs that had started by then."""
 
