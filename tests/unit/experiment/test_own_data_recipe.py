@@ -12,7 +12,8 @@ from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.experiment.config import read_config
 from fedlens.experiment.own_data_recipe import check_writable, recipe_text, write_recipe
 
-SMALL, LARGE = {"training": {"width": 8, "height": 64}}, {"training": {"width": 224, "height": 8}}
+SMALL = {"images": 100, "training": {"width": 8, "height": 64}}
+LARGE = {"images": 100, "training": {"width": 224, "height": 8}}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,22 @@ def test_model_task_and_partition_follow_the_data(
     )
     batch_normalization = model != "small-cnn"
     assert values["local"].get("last_batch") == ("drop" if batch_normalization else None)
+
+
+@pytest.mark.parametrize(
+    ("more", "epochs", "why"),
+    [
+        ({"boxes": 9, "clients": {"a": 39, "b": 40, "c": 41}}, 5, "32 training images: 20 steps"),
+        ({"boxes": 9, "splits": {"train": 24, "test": 96}}, 10, "6 training images: 10 steps"),
+        ({"pixels": {"road": 3}, "images": 4000}, 1, "800 training images: 100 steps"),
+        ({"classes": ["a"], "images": 400}, 4, "80 training images: 20 steps"),
+    ],
+)
+def test_a_client_makes_enough_steps_a_round_to_learn(more: dict[str, Any], epochs: int, why: str) -> None:
+    facts: dict[str, Any] = LARGE | {"images": 120} | more
+    text = recipe_text({"name": "coco-json", "path": "cells"}, facts, Path("cells.toml"))
+    assert tomllib.loads(text)["local"]["epochs"] == epochs
+    assert f"has about {why} a round." in text
 
 
 def test_paths_are_absolute_in_a_file_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
