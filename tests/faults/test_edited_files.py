@@ -17,12 +17,11 @@ from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment
 from fedlens.cli.main import app
 from fedlens.core.errors import RunDirectoryError, RunFailed
-from fedlens.core.registry import USER_MODULE_PREFIX
-from fedlens.experiment import own_files
 from fedlens.experiment.rundir import RunDir
 from tests.faults.run_kit import sha, summary
 from tests.faults.test_edited_runs import forged
 from tests.faults.test_run_directories import Stops
+from tests.new_process import new_process
 
 SETTINGS = {
     "rounds": 3,
@@ -55,14 +54,6 @@ def halved() -> ClientRule:
 """
 
 
-def new_process() -> None:
-    """Forgets what this process has read of the user's files."""
-    own_files._named_by.cache_clear()
-    own_files._sha256.cache_clear()
-    for name in [name for name in sys.modules if name.startswith(USER_MODULE_PREFIX) or name == "widths"]:
-        del sys.modules[name]
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder, with a run that stopped after round 2 of 3, and the user's files; in a new process."""
@@ -72,9 +63,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / f"{name}.py").write_text(text)
     with pytest.raises(KeyboardInterrupt):
         Experiment(**SETTINGS).run("run", report=False, progress=Stops(2))
-    new_process()
+    new_process("widths")
     yield tmp_path
-    new_process()
+    new_process("widths")
 
 
 def edited(path: Path, text: str = "# mine\n") -> None:
@@ -98,7 +89,7 @@ def test_an_edited_file_is_refused_before_it_is_executed_and_resumed_when_accept
     )
     assert answer.stderr.count("\n") == 1
     assert not (here / "executed").exists()
-    new_process()
+    new_process("widths")
     answer = CliRunner().invoke(app, ["resume", "run", "--no-report", "--accept-changes"])
     assert answer.exit_code == 0, answer.output
     assert f"accepted: {here / name} was edited" in answer.output.replace("\n", " ")
@@ -113,7 +104,7 @@ def test_an_edited_file_is_refused_before_it_is_executed_and_resumed_when_accept
 @pytest.mark.parametrize("name", ["own_model.py", "widths.py"])
 def test_models_are_not_built_by_an_edited_file(here: Path, name: str) -> None:
     resume("run", report=False)
-    new_process()
+    new_process("widths")
     edited(here / name)
     (here / "executed").unlink()
     said = f"error: {here / name} was edited since the run trained; undo the edit, or use the file as it is now with"
@@ -135,7 +126,7 @@ def test_models_are_not_built_by_an_edited_file(here: Path, name: str) -> None:
         with pytest.raises(RunDirectoryError, match="was edited since the run trained"):
             build()
     assert not (here / "executed").exists()
-    new_process()
+    new_process("widths")
     answer = CliRunner().invoke(app, [*commands["export"], "--accept-changes", "--json"])
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["notes"] == [f"accepted: {here / name} was edited since the run trained"]
@@ -148,14 +139,14 @@ def test_a_pretraining_continues_with_an_edited_file_when_accepted(here: Path) -
     assert CliRunner().invoke(app, command).exit_code == 0
     weights = here / "w.safetensors"
     weights.unlink()
-    new_process()
+    new_process("widths")
     edited(here / "own_model.py")
     answer = CliRunner().invoke(app, command)
     assert answer.exit_code == 2
     assert "own_model.py was edited since the run trained" in answer.stderr
     assert "--accept-changes" in answer.stderr
     assert not weights.exists()
-    new_process()
+    new_process("widths")
     answer = CliRunner().invoke(app, [*command, "--accept-changes"])
     assert answer.exit_code == 0, answer.output
     assert weights.exists()
@@ -164,7 +155,7 @@ def test_a_pretraining_continues_with_an_edited_file_when_accepted(here: Path) -
 def test_a_rule_does_not_build_the_model(here: Path) -> None:
     resume("run", report=False)
     edited(here / "own_rule.py")
-    new_process()
+    new_process("widths")
     assert load_result("run").export(here / "model.safetensors").exists()
     with pytest.raises(RunDirectoryError, match=r"own_rule\.py was edited since the run trained"):
         open_run("run")
@@ -179,7 +170,7 @@ def test_an_edit_that_this_process_has_not_read_is_not_passed_off_as_the_code_th
 
 def test_files_of_a_run_may_move_to_another_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resume("run", report=False)
-    new_process()
+    new_process("widths")
     (here / "moved").mkdir()
     for name in ("own_model.py", "own_rule.py", "widths.py", "run"):
         (here / name).rename(here / "moved" / name)

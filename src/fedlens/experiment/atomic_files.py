@@ -53,7 +53,7 @@ def not_regular(path: Path) -> RunDirectoryError:
 
 
 def make_folder(path: Path) -> Path:
-    """Makes a folder inside the directory of a run or a study unless it exists, and returns its path.
+    """Makes a folder inside the directory of a run or a study, with its parents, and returns its path.
 
     Raises `RunDirectoryError` for a link, which would lead the files to be written elsewhere, and for a file; and
     `RunFailed` if the disk refuses.
@@ -64,7 +64,7 @@ def make_folder(path: Path) -> Path:
     """
     refuse_link(path)
     try:
-        path.mkdir(exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         what, hint = f"{path.name} is not a folder", "move it away"
         raise RunDirectoryError(what, where=str(path), hint=hint) from None

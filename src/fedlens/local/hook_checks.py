@@ -20,6 +20,7 @@ from fedlens.local.rules import HOOKS, ClientRule, Solved
 
 _WATCHED = ("start", "risk", "looks", "loss", "grad", "solve", "finish")
 _EACH_STEP = ("context.at_anchor", "context.batch")  # new tensors in every step
+_IN_STEPS = ("risk", "loss", "grad")  # the hooks that are called with the batch of a step
 T = TypeVar("T")
 
 
@@ -128,7 +129,8 @@ def _call(hook: Any, name: str, who: str, contents: _Contents, *given: Any) -> A
     contents.note(caller, place_of(hook), lasting)
     returned = hook(*given)
     after = {f"context.{part}": value for part, value in context.inputs().items()}
-    replaced = next((part for part, value in named.items() if after[part] is not value), None)
+    kept = named if name in _IN_STEPS else lasting  # others may compute gradients, and so change the batch
+    replaced = next((part for part, value in kept.items() if after[part] is not value), None)
     if replaced is not None:
         raise HookError(
             f"{caller} replaces its input {replaced}",

@@ -23,6 +23,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built, build, data_directory, images_of_the_run
 from fedlens.experiment.config import Config, read_config
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.held_out_predictions import MOST
 from fedlens.experiment.memory_check import memory_of_training
 from fedlens.experiment.plan import plan
 from fedlens.experiment.resolve import Resolved
@@ -33,6 +34,7 @@ from fedlens.experiment.session import Session, SharedDataset
 PATIENCE = 20.0  # seconds of measuring; later models then count with a speed measured before
 _STEPS, _CLIENTS, _TESTED = (1, 16), 4, (512, 128)  # of a round of the two short runs that are compared
 _SLOW = 2.0  # seconds of a first round after which there is no second run
+_PREDICTION = 40  # bytes of an image in held_out.npz, as it is compressed
 _CHECKPOINTS = 3  # that a run keeps at most: the last two, and that of the best round
 
 
@@ -95,11 +97,18 @@ class _Shape:
     @property
     def evaluated(self) -> int:
         """Images of one evaluation."""
+        return self._at_server + self._at_clients
+
+    @property
+    def predictions(self) -> int:
+        """Bytes of the predictions of the clients' held-out images, which a run keeps when it ends."""
+        kept = min(self._at_clients, MOST) if self.built.task.has_confidences else 0
+        return kept * _PREDICTION
+
+    @property
+    def _at_clients(self) -> int:
         sizes = self.built.holders.held_out_sizes()
-        at_clients = (
-            0 if sizes is None or self.built.config.evaluation.clients == "none" else int(sizes.sum())
-        )
-        return self._at_server + at_clients
+        return 0 if sizes is None or self.built.config.evaluation.clients == "none" else int(sizes.sum())
 
     def evaluated_of(self, tested: int) -> int:
         """Images of one evaluation without those at clients, with at most `tested` test images."""
@@ -170,7 +179,9 @@ class RunCosts:
         lines = speed.round * (1 + done) + speed.client * visits
         states = speed.state * min(visits, shape.built.federation.clients)
         kept = min(states, shape.built.engine.state_memory * 2**20)  # others are in files, once
-        disk = speed.files + lines + _CHECKPOINTS * (speed.checkpoint + kept) + states - kept
+        disk = (
+            speed.files + shape.predictions + lines + _CHECKPOINTS * (speed.checkpoint + kept) + states - kept
+        )
         return RunCost(images, seconds, disk, shape.memory + kept)
 
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:

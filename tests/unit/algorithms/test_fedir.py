@@ -85,7 +85,7 @@ def test_a_run_tells_what_was_gathered_in_its_summary_its_report_and_before_it_s
     result, plan = small(tmp_path, **{place: {"name": name, "target": "population"}})
     assert json.loads((result.directory / "summary.json").read_text())["disclosures"] == [DISCLOSURE]
     page = (result.directory / "report.html").read_text()
-    assert "Sent by clients beyond model updates" in page
+    assert "What left the clients" in page
     assert "how many examples of each class" in page
     assert f"beyond model updates: {DISCLOSURE}" in opening_lines(plan)
     assert [line["clients"] for line in result.metrics] == [

@@ -13,7 +13,7 @@ from fedlens.experiment.build import Built, build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
 from fedlens.experiment.plan import plan
-from fedlens.experiment.results import read_model_file
+from fedlens.experiment.results import read_module
 
 SHORT = ("rounds=2", "engine.name='inline'", "record.images=false")
 
@@ -26,7 +26,7 @@ def built_of(*overrides: str) -> Built:
 def run_of(folder: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The last line of metrics.jsonl and the final model."""
     result = Experiment.load("digits", [*SHORT, *overrides]).run(folder / "run", report=False)
-    module, _ = read_model_file(folder / "run" / "model.safetensors")
+    module = read_module(folder / "run" / "model.safetensors")
     return result.metrics[-1], module.state_dict()
 
 

@@ -25,6 +25,7 @@ from fedlens.experiment.predict import Output, predict
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.tensorfile import read_metadata
 from fedlens.experiment.trained_model import read_trained
+from tests.new_process import new_process
 from tests.unit.data.pictures import pixels, write
 
 SETTINGS: dict[str, Any] = {
@@ -422,22 +423,16 @@ def test_a_model_of_a_users_file_needs_the_file(images: Path, tmp_path: Path) ->
     again = load_result(tmp_path / "run")
     assert accuracy(again.predict(images, round="last")) == made.metrics[-1]["test_accuracy"]
     renamed = file.rename(tmp_path / "other.py")
-    forget(file)
+    new_process()
     with pytest.raises(ConfigError, match=r"net\.py does not exist"):
         load_result(tmp_path / "run").predict(images)
     renamed.write_text(source.format("nn.Linear(64, classes, bias=False)"))
     renamed.rename(file)
-    with pytest.raises(RunDirectoryError, match="now has other weights"):
+    new_process()
+    with pytest.raises(RunDirectoryError, match="was edited since the run trained"):
         load_result(tmp_path / "run").predict(images)
-
-
-def forget(file: Path) -> None:
-    """Lets the next run import a user's file again, as a new process does."""
-    import sys
-
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) == str(file):
-            del sys.modules[name]
+    with pytest.raises(RunDirectoryError, match="now has other weights"):
+        load_result(tmp_path / "run", accept_changes=True).predict(images)
 
 
 def test_a_model_that_was_an_object_is_predicted_with_an_equal_object(images: Path, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_mean_and_deviation_are_stated_or_those_of_the_training_images(
     [
         (b"{", "it is not valid JSON: Expecting property name", ", line 1, column 2"),
         (b'{"a": \xff}', "it is not in UTF-8: byte 6 cannot be decoded", ""),
-        (b"[" * 200_000, "maximum recursion depth", ""),
+        (b"[" * 200_000, "it is nested more than 200 levels deep", ""),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, what: str, place: str) -> None:
