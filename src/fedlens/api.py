@@ -117,10 +117,9 @@ class Experiment:
         complete round is saved; `resume(out)` then continues the run. `before` is called with the built experiment and
         its directory, which has no file yet; an error that it raises ends the run.
         """
-        import tomli_w
-
         from fedlens.experiment.build import build, data_directory
         from fedlens.experiment.plan import plan
+        from fedlens.experiment.run_description import write_settings
         from fedlens.experiment.rundir import RunDir
 
         _check_until(until)
@@ -135,7 +134,7 @@ class Experiment:
             with directory.lock():
                 if before is not None:
                     before(built, directory)
-                directory.write_config(tomli_w.dumps(plain(built.config)))
+                write_settings(directory, built)
                 return _carry_out(
                     built, directory, listener, None, root, report, until=until, session=session
                 )

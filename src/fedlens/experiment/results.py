@@ -21,7 +21,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
 from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
-from fedlens.experiment.pooled_facts import pooled_facts
+from fedlens.experiment.pooled_facts import chosen_at_start, pooled_facts
 from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
@@ -99,7 +99,7 @@ def summarize(
         "notes": list(built.notes),
         "changes": list(runner.changes),
         "disclosures": list(built.algorithm.discloses),
-        "pooled": pooled_facts(built),
+        "pooled": pooled_facts(built, chosen_at_start(directory, built)),
         "traffic": run_state.traffic if run_state else {},
         "engine": config.engine["name"],
         "seed": config.seed,

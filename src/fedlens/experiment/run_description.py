@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from fedlens.core.errors import RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.experiment.build import Built, data_digest
@@ -13,10 +15,17 @@ from fedlens.experiment.config import plain
 from fedlens.experiment.environment import command_words, describe_environment
 from fedlens.experiment.initial_weights import write_initial
 from fedlens.experiment.own_files import OWN_FILES, own_files
+from fedlens.experiment.pooled_facts import CHOSEN, chosen_at_start
 from fedlens.experiment.rundir import FORMAT, RunDir
 from fedlens.experiment.session import Session
 
 _NEIGHBOURS = "neighbours"  # in environment.json: the images of `evaluation.neighbours`
+
+
+def write_settings(directory: RunDir, built: Built) -> None:
+    """Writes config.toml, and before it which of its settings the reader chose, as it looks the same afterwards."""
+    directory.write_environment({CHOSEN: chosen_at_start(directory, built)})
+    directory.write_config(tomli_w.dumps(plain(built.config)))
 
 
 def describe(directory: RunDir, built: Built, root: Path, session: Session | None = None) -> None:
@@ -28,6 +37,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
         "data_dir": str(root.resolve()),
         "data_sha256": data_digest(built),
         "data_licence": built.holders.dataset.licence,
+        CHOSEN: chosen_at_start(directory, built),
     }
     if built.labelled is not None:
         data[_NEIGHBOURS] = built.labelled.description()

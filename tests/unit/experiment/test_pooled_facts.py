@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import fedlens
 from fedlens import Experiment, Result, resume
 from fedlens.data.dataset import Dataset
+from fedlens.experiment import run_description
 from fedlens.experiment.progress import Silent
 from fedlens.report.run_page import write_report
 from tests.unit.report.reading import read_page
@@ -64,6 +66,33 @@ def test_data_that_the_server_holds_or_pools_is_listed(tmp_path: Path) -> None:
         "clients": {},
         "server": {"evaluate": ["@test", "@validation"], "train": ["@train"]},
     }
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_the_size_of_the_images_is_listed_over_a_pause_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: bool
+) -> None:
+    """config.toml has the size, so that a resumed run does not choose it: not even before its first round."""
+    for k in range(24):
+        path = tmp_path / f"scans/{'ab'[k % 2]}/{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (6, 4), k).save(path)
+    settings = {**LEAST, "data": {**LEAST["data"], "dataset": {"name": "image-folder"}}}
+    settings["data"]["dataset"]["path"] = str(tmp_path / "scans")
+    if described:
+        Experiment(**settings).run(tmp_path / "paused", report=False, until=1)
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(run_description, "data_digest", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                Experiment(**settings).run(tmp_path / "paused", report=False)
+    listed = resume(tmp_path / "paused", report=False).summary["pooled"]
+    assert listed == run(tmp_path / "whole", **settings).summary["pooled"]
+    assert "The size of the images, chosen from the sizes of all images (data.dataset.size)." in listed
+
+
+def interrupted(*given: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_messages_are_counted_over_a_pause(tmp_path: Path) -> None:
