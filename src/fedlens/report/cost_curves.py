@@ -1,4 +1,4 @@
-"""Warnings about curves that are not at rest at their end, so that a comparison of final values is noise."""
+"""Warnings about runs whose final values say little: curves not at rest at their end, and models without skill."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.report.format import is_share, label, points, smaller_is_better
+from fedlens.report.format import is_share, label, metric_value, points, smaller_is_better
 from fedlens.report.read import Run
 
 _NAMES = {
@@ -17,6 +17,7 @@ _NAMES = {
 }
 # Of a metric in per cent, as shares; of any other, relative to the final value.
 _LOST, _LOST_ONCE, _GAINED, _SWING, _ABOVE = 0.03, 0.06, 0.02, 0.05, 0.01
+_LEAST_MAP = 0.05  # of a detector that finds some objects
 _RISE = 1.2  # test loss at the end, relative to its minimum
 
 
@@ -65,7 +66,7 @@ def curve_end(run: Run, seed: int, metric: str) -> CurveEnd | None:
 
 
 def curve_warnings(finished: Mapping[tuple[str, int], Run], answer: Mapping[str, Any]) -> list[str]:
-    """A sentence for each role whose curves fall, rise or jump at their end, and for a centralized run below."""
+    """Sentences: models that learned nothing; roles whose curves fall, rise or jump at their end; a reference below."""
     metric, said = answer["metric"], []
     for role, name in _NAMES.items():
         runs = {seed: run for (of, seed), run in finished.items() if of == role}
@@ -74,7 +75,32 @@ def curve_warnings(finished: Mapping[tuple[str, int], Run], answer: Mapping[str,
             said.append(f"{name} {words}")
     runs = {seed: run for (of, seed), run in finished.items() if of == "centralized"}
     said += [*_overfitted(runs), *_below(answer)]
-    return said
+    return [*_learned_nothing(finished, answer), *said]
+
+
+def _learned_nothing(finished: Mapping[tuple[str, int], Run], answer: Mapping[str, Any]) -> list[str]:
+    """A sentence if no model of any run finds objects, or every shared model ends at chance."""
+    metric = answer["metric"]
+    spreads = [row[on] for row in answer["overall"].values() for on in ("test", "clients")]
+    means = [spread["mean"] for spread in spreads if spread is not None]
+    if metric.startswith("map"):
+        nothing = bool(means) and max(means) < _LEAST_MAP
+    else:
+        shared = [run for (role, _), run in finished.items() if role in _NAMES]
+        nothing = bool(means and shared) and all(map(_ends_at_chance, shared))
+    if not nothing:
+        return []
+    return [
+        f"The models have learned next to nothing ({label(metric)} {metric_value(metric, max(means))} at most): the "
+        "differences say nothing. Train longer (rounds, local.epochs), or try another local.lr."
+    ]
+
+
+def _ends_at_chance(run: Run) -> bool:
+    """Whether the run warned that its accuracy is at chance, and it was so still at the last evaluation."""
+    warned = [warning for warning in run.warnings if warning.get("kind") == "accuracy-at-chance"]
+    rounds = [at for warning in warned for at in run.series(str(warning.get("metric")))[0]]
+    return bool(rounds) and any(warning["until"] >= max(rounds) for warning in warned)
 
 
 def _end_words(ends: list[CurveEnd], metric: str, rounds: int | None) -> str:

@@ -403,6 +403,40 @@ def test_a_reference_whose_test_loss_rises_while_training_loss_falls_overfits(tm
     assert with_curve(tmp_path / "b", "centralized", [0.97] * 5, **losses)["warnings"] == []
 
 
+def test_models_that_find_no_objects_are_no_basis_of_a_comparison(tmp_path: Path) -> None:
+    about = study(tmp_path, seeds=1)
+    for path in tmp_path.glob("*/*.json*"):
+        path.write_text(
+            re.sub(r'_accuracy": 0\.', '_map50": 0.0', path.read_text()).replace("accuracy", "map50")
+        )
+    said = cost_answer(tmp_path, about)["warnings"]
+    assert not any("next to nothing" in text for text in said), "a mAP of 9.7 % is some"
+    for path in tmp_path.glob("*/*.json*"):
+        path.write_text(path.read_text().replace('_map50": 0.0', '_map50": 0.00'))
+    said = cost_answer(tmp_path, about)["warnings"]
+    assert said[0].startswith(
+        "The models have learned next to nothing (mAP at IoU 0.5 1.0 % at most): the diff"
+    )
+
+
+@pytest.mark.parametrize(("until", "marked"), [(2, 1), (1, 0)])
+def test_shared_models_that_end_at_chance_are_no_basis_of_a_comparison(
+    tmp_path: Path, until: int, marked: int
+) -> None:
+    warning = {
+        "kind": "accuracy-at-chance", "metric": "test_accuracy", "since": 1, "until": until, "sentence": "", "try": "",
+    }  # fmt: skip
+    summary = {"status": "finished", "warnings": [warning]}
+    runs = {f"{role}-seed{seed}": summary for role in TEST for seed in range(3)}
+    said = cost_answer(tmp_path, study(tmp_path, seeds=2, **runs))["warnings"]
+    assert (
+        sum(text.startswith("The models have learned next to nothing (accuracy") for text in said) == marked
+    )
+    runs["iid-seed1"] = {"status": "finished"}
+    said = cost_answer(tmp_path / "other", study(tmp_path / "other", seeds=2, **runs))["warnings"]
+    assert not any("learned next to nothing" in text for text in said), "one run has learned"
+
+
 def test_a_client_below_its_largest_class_is_marked(tmp_path: Path) -> None:
     about = study(tmp_path)
     about["work"] = {**WORK, "largest_class": {"mercy": 0.6, "oak": 0.5, "<b>": 0.5}}
