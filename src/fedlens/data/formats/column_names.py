@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedlens.core.errors import nearest
 from fedlens.data.diagnostics import Findings
@@ -26,6 +30,7 @@ CLIENT_WORDS = (
     "city",
 )
 _LIKE = 0.7  # of SequenceMatcher: names of columns that are alike
+_DIFFERENT = 1 / 3  # of the cells of a column of clients, at most
 _SAMPLE = 200  # cells of a column that are looked at
 _FILES = 0.8  # the share of these from which a column is one of image files
 
@@ -41,6 +46,21 @@ def closest(columns: Sequence[str], words: Sequence[str]) -> str | None:
     }
     best = max(likeness, key=lambda name: likeness[name], default=None)
     return best if best is not None and likeness[best] >= _LIKE else None
+
+
+def client_column(columns: Mapping[str, NDArray[Any]]) -> str | None:
+    """The column that likely names the clients: by its name, or else the first of texts with few different ones.
+
+    >>> client_column({"age": np.arange(9), "shop": np.array(["Celle", "Dessau", "Gera"] * 3)})
+    'shop'
+    """
+    few = (name for name, cells in columns.items() if cells.dtype.kind == "U" and _repeats(cells))
+    return closest(list(columns), CLIENT_WORDS) or next(few, None)
+
+
+def _repeats(cells: NDArray[Any]) -> bool:
+    different = len(np.unique(cells))
+    return 2 <= different <= len(cells) * _DIFFERENT
 
 
 def image_column(table: CsvTable) -> str | None:

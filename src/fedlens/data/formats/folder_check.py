@@ -10,8 +10,10 @@ from typing import Any
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.data.diagnostics import Finding, unique
-from fedlens.data.formats.column_names import CLIENT_WORDS, closest
+from fedlens.data.diagnostics import Finding, Findings, unique
+from fedlens.data.formats.cells import typed
+from fedlens.data.formats.column_names import client_column, image_column
+from fedlens.data.formats.csv_table import read_csv
 from fedlens.data.formats.guess_format import Guess, guess_format
 from fedlens.data.formats.registry import find_format
 from fedlens.data.formats.scan import Scan, examine
@@ -87,10 +89,31 @@ def check_folder(folder: Path, format: str | None = None, settings: Mapping[str,
 
 
 def _client_hint(scan: Scan) -> str:
-    """How to name the clients, with the table's columns that may do so."""
-    column = closest(list(scan.columns), CLIENT_WORDS)
-    example = "" if column is None else f", such as client_column={column}"
+    """How to name the clients, with the column that may do so, of the table or of one that is not used yet."""
+    column = client_column(scan.columns)
+    setting = "" if column is None else f"client_column={column}"
+    if not setting and scan.settings.get("table") is None:
+        setting = next(filter(None, map(_clients_of_table, sorted(scan.folder.glob("*.csv")))), "")
+    example = f", such as {setting}" if setting else ""
     return f"name a column of the table (client_column{example}), a folder (client_level) or a client_pattern"
+
+
+def _clients_of_table(path: Path) -> str:
+    """The settings with which a table of images names the clients; empty if it does not."""
+    table = read_csv(path, Findings(), path.parent)
+    images = None if table is None else image_column(table)
+    if table is None or images is None:
+        return ""
+    others = {
+        name: typed(table.column(name)) for name in table.columns if name not in (images, "label", "split")
+    }
+    column = client_column(others)
+    if column is None:
+        return ""
+    given = {"table": path.name, "client_column": column} | (
+        {} if images == "path" else {"path_column": images}
+    )
+    return " ".join(f"{key}={value}" for key, value in given.items())
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:

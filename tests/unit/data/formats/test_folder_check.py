@@ -230,3 +230,18 @@ def test_a_path_that_is_in_two_image_folders_is_a_problem(tmp_path: Path) -> Non
     (tmp_path / "t.csv").write_text("path,site\na.png,x\nb.png,y\nc.png,x\nd.png,y\nimages/test/a.png,x\n")
     first = check_folder(tmp_path, "yolo-txt", {"table": "t.csv"}).findings[-1]
     assert first.what == "'a.png' is in several folders: images/test, images/train"
+
+
+def test_the_check_suggests_the_table_and_the_column_that_name_the_clients(tmp_path: Path) -> None:
+    folders_of_classes(tmp_path)
+    lines = [
+        f"{name}/{k}.png,{name}{k},{('Celle', 'Gera')[k % 2]}" for name in ("cat", "dog") for k in range(3)
+    ]
+    (tmp_path / "shops.csv").write_text("file,id,shop\n" + "\n".join(lines) + "\n")
+    (tmp_path / "prices.csv").write_text("shop,price\nCelle,3\n")
+    hint = str(check_folder(tmp_path, "image-folder").warnings[-1])
+    assert "(client_column, such as table=shops.csv client_column=shop path_column=file)" in hint
+    hint = str(
+        check_folder(tmp_path, "image-folder", {"table": "shops.csv", "path_column": "file"}).warnings[-1]
+    )
+    assert "(client_column, such as client_column=shop)" in hint
