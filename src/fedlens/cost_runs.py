@@ -18,7 +18,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +25,6 @@ from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
 from fedlens.data.client_datasets import ClientDatasets
-from fedlens.data.formats.check_command import check_command
 from fedlens.data.formats.registry import FORMATS
 from fedlens.experiment.atomic_files import refuse_link, write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
@@ -210,9 +208,11 @@ def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResul
     from fedlens.report.cost_answer import cost_answer
     from fedlens.report.cost_page import write_cost_page
     from fedlens.report.run_page import write_report
+    from fedlens.report.suspicious_labels import FILE, write_labels
 
     answer = cost_answer(directory, about)
     _write(directory, answer)
+    write_labels(directory / FILE, answer["suspicious"] or [])
     if report:
         for run in about["runs"]:
             # Again: the bound of a run is drawn in its page, and was not there when the page was written.
@@ -279,7 +279,8 @@ def federated_work(
     Keys: rounds; clients and cohort (of a round); images (of all clients, held-out images aside), images_per_round,
     passes (over all images, in the whole run), batch and steps (of a centralized round); test_images; largest_class,
     the share of each client's held-out images in its most frequent training class; and of the settings algorithm, lr,
-    norm (None for a model without the setting) and validation; data_check, the command that checks a folder of images.
+    norm (None for a model without the setting) and validation; test_drawn, whether the test images are drawn from
+    the clients' own images; keeps_images, whether the pages have test images.
     """
     from fedlens.experiment.build import build, images_of_the_run
     from fedlens.experiment.plan import plan
@@ -307,7 +308,9 @@ def federated_work(
             "lr": config.local.lr,
             "norm": config.model.get("norm"),
             "validation": config.data.validation,
-            "data_check": data_check(config.data.dataset),
+            # Other seeded datasets are synthetic: their test images are not those of a client.
+            "test_drawn": built.holders.dataset.seeded and config.data.dataset["name"] in FORMATS,
+            "keeps_images": config.keeps_images,
         }
     finally:
         built.engine.close()
@@ -322,16 +325,6 @@ def largest_classes(holders: ClientDatasets, names: Sequence[str]) -> dict[str, 
             continue
         shares[name] = float((held_out.read_targets() == counts.argmax()).double().mean())
     return shares
-
-
-def data_check(dataset: Mapping[str, Any]) -> str | None:
-    """The command that checks the images of a dataset; None for a dataset that fedlens reads from archives."""
-    entry = FORMATS.get(str(dataset["name"]))
-    if entry is None:
-        return None
-    defaults = {name: parameter.default for name, parameter in signature(entry.reader()).parameters.items()}
-    changed = {key: value for key, value in dataset.items() if key in defaults and value != defaults[key]}
-    return check_command(str(dataset["name"]), changed)
 
 
 def _places(source: Source) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import fedlens
 from fedlens.cli.cost import show
 from fedlens.cost_runs import CostResult, cost
 from fedlens.data.dataset import Dataset
-from fedlens.report.cost_labels import label_findings, low_client_sentences
+from fedlens.report.cost_labels import label_findings, label_warnings, low_client_sentences
 from fedlens.report.cost_page import write_cost_page
 from fedlens.report.read import read_run
 from tests.unit.report.reading import read_page
@@ -90,6 +91,15 @@ def test_the_listed_images_are_mostly_those_with_wrong_labels(
     log, page = capsys.readouterr().out, read_page(wrong.page.read_text("utf-8")).text
     assert f"training image {listed[0]}: label " in log
     assert "many of these labels may be right" in log
+    assert first["found"] == len(listed)
+    path = wrong.directory / "labels_to_check.csv"
+    assert f"and {len(listed) - 5} more" in log
+    assert f"to check: {path}" in log
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["training image"]) for row in rows if row["client"] == "Bonn"] == listed
+    assert len(rows) == sum(row["found"] for row in wrong.answer["suspicious"])
+    assert "labels_to_check.csv beside this page" in page
     assert "Labels to check" in page
     assert f"training image {listed[0]}" in page
 
@@ -115,6 +125,16 @@ def test_the_sentence_counts_the_images_that_were_compared(wrong: CostResult) ->
         f"of 7 of its {low['held_out']} held-out images (no other client has the classes of the rest) right"
         in said
     )
+
+
+def test_test_images_of_the_clients_are_said_to_have_the_same_mistakes(wrong: CostResult) -> None:
+    assert label_warnings(wrong.answer) == []
+    own = {**wrong.answer, "work": {**wrong.answer["work"], "test_drawn": True}}
+    (said,) = label_warnings(own)
+    assert said.startswith(
+        "The test images are drawn from the clients' own images. If labels of Bonn are wrong"
+    )
+    assert label_warnings({**own, "low_clients": []}) == []
 
 
 def test_right_labels_name_nobody(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def show(result: CostResult, quiet: bool) -> None:
             print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")
         for note in filter(None, (below_note(answer), wide_note(answer), images_note(answer))):
             print(printable(note))
-    if lines := suspicious_lines(answer):
+    if lines := suspicious_lines(answer, result.directory):
         print()
         for line in lines:
             print(printable(line))

@@ -78,6 +78,7 @@ class RunDir:
     evaluation_path = _Inside("evaluation.npz")
     examples_path = _Inside("examples.npz")
     held_out_path = _Inside("held_out.npz")
+    labels_path = _Inside("labels_to_check.csv")
     initial_path = _Inside("initial.safetensors")
     summary_path = _Inside("summary.json")
     pretraining_path = _Inside("pretraining.json")

@@ -80,12 +80,12 @@ def _hold_out(answer: Mapping[str, Any]) -> dict[str, str] | None:
 
 def _look_at_images(answer: Mapping[str, Any]) -> dict[str, str] | None:
     """For a client that is clearly below the others with every model."""
-    low, command = answer["low_clients"], answer["work"].get("data_check")
-    if not low or not command:
+    low = answer["low_clients"]
+    if not low or answer["work"].get("keeps_images"):  # this page has the images
         return None
     name = client_name(low[0]["client"], begins=True)
-    why = f"{name} is clearly lower with every model: check its images and labels."
-    return {"why": why, "command": command}
+    why = f"{name} is clearly lower with every model: look at its images. The page of this command has them."
+    return _step(answer, why, "images", "record.images=true")
 
 
 def _algorithm(answer: Mapping[str, Any]) -> dict[str, str] | None:

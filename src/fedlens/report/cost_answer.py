@@ -16,7 +16,7 @@ from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_curves import curve_warnings
-from fedlens.report.cost_labels import label_findings
+from fedlens.report.cost_labels import label_findings, label_warnings
 from fedlens.report.cost_measures import MEASURES, WORDS, measure
 from fedlens.report.cost_sentences import sentences
 from fedlens.report.differences import (
@@ -135,7 +135,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         "emd": next((run.emd() for (role, _), run in finished.items() if role == "federated"), None),
     }
     answer |= label_findings(finished)
-    answer["warnings"] = curve_warnings(finished, answer)
+    answer["warnings"] = [*label_warnings(answer), *curve_warnings(finished, answer)]
     return {**answer, "sentences": sentences(answer), "next_steps": next_steps(answer)}
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.held_out_predictions import HeldOutPredictions
-from fedlens.report.format import client_name, percent
+from fedlens.report.cost_measures import listed
+from fedlens.report.format import client_name, many, percent
 from fedlens.report.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of
 from fedlens.report.read import Run
 from fedlens.report.shown_images import may_get_images, shows_images
 from fedlens.report.suspicious_labels import (
+    CLIENTS,
+    FILE,
     NOTE,
     label_card,
     read_held_out,
@@ -34,7 +38,7 @@ def label_findings(finished: Finished) -> dict[str, Any]:
 
     - `low_clients`: the clients that are clearly below the others with every model, the lowest first: client, held_out,
       and `models`, by role share, others, images, p and allowed; see `fedlens.report.low_clients`.
-    - `suspicious`: for up to 10 clients, those above first, the held-out images whose label the federated and the
+    - `suspicious`: by client, those above first, all held-out images whose label the federated and the
       centralized models contradict: client, held_out, found, models and images; see
       `fedlens.report.suspicious_labels`. None if the task is not the classification of images.
     """
@@ -42,9 +46,8 @@ def label_findings(finished: Finished) -> dict[str, Any]:
     if "federated" not in by_role:
         return {"low_clients": [], "suspicious": None}
     low = _low_clients(by_role, finished)
-    listed = suspicious_labels(_asked(by_role), [row["client"] for row in low])
-    rows = [{**asdict(each), "images": [_as_row(image) for image in each.images]} for each in listed]
-    return {"low_clients": low, "suspicious": rows}
+    found = suspicious_labels(_asked(by_role), [row["client"] for row in low])
+    return {"low_clients": low, "suspicious": [each.as_row() for each in found]}
 
 
 def cost_label_card(finished: Finished, answer: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -54,13 +57,24 @@ def cost_label_card(finished: Finished, answer: Mapping[str, Any]) -> dict[str, 
     runs = list(finished.values())
     first = [row["client"] for row in answer["low_clients"]]
     shown = all(map(shows_images, runs))
-    listed = suspicious_labels(_asked(_predictions(finished)), first, pictures=shown)
-    return label_card(listed, HOW if all(map(may_get_images, runs)) else "")
+    found = suspicious_labels(_asked(_predictions(finished)), first, pictures=shown)
+    return label_card(found, HOW if all(map(may_get_images, runs)) else "")
 
 
 def low_client_sentences(answer: Mapping[str, Any]) -> list[str]:
     """A sentence for each client that is clearly below the others with every model."""
     return [_low_client_sentence(row) for row in answer["low_clients"]]
+
+
+def label_warnings(answer: Mapping[str, Any]) -> list[str]:
+    """A sentence if the test images have the mistakes of a client that is to check its labels."""
+    low = [client_name(row["client"]) for row in answer["low_clients"]]
+    if not low or not answer["work"].get("test_drawn"):
+        return []
+    return [
+        f"The test images are drawn from the clients' own images. If labels of {listed(low)} are wrong, so are labels "
+        "of test images, and the models look worse than they are: correct the labels before you read the test values."
+    ]
 
 
 def _low_client_sentence(row: Mapping[str, Any]) -> str:
@@ -86,8 +100,8 @@ def _shares(each: Mapping[str, Any]) -> str:
     return f"{percent(each['share'])} and {percent(each['others'])}"
 
 
-def suspicious_lines(answer: Mapping[str, Any]) -> list[str]:
-    """The suspicious images for the terminal; empty without any.
+def suspicious_lines(answer: Mapping[str, Any], directory: Path) -> list[str]:
+    """The suspicious images for the terminal; empty without any. The last line names the file with all of them.
 
     Clients that are below the others are shown with their first images; of the rest there is a count.
     """
@@ -96,13 +110,18 @@ def suspicious_lines(answer: Mapping[str, Any]) -> list[str]:
         return []
     low = {row["client"] for row in answer["low_clients"]}
     lines = ["Held-out images whose label the federated and centralized models contradict:"]
-    for row in rows:
+    for row in rows[:CLIENTS]:
         lines.append(f"  {row['client']}: {row['found']:,} of {row['held_out']:,}")
         for image in row["images"][:_IN_TEXT] if row["client"] in low else ():
             name = image["file"] or f"training image {image['index']}"
             said = f"{image['models']} of {row['models']} models"
             lines.append(f"    {name}: label {image['label']}, {said} suggest {image['suggested']}")
-    return [*lines, NOTE]
+        if row["client"] in low and row["found"] > _IN_TEXT:
+            lines.append(f"    and {row['found'] - _IN_TEXT:,} more")
+    if len(rows) > CLIENTS:
+        lines.append(f"  and {many(len(rows) - CLIENTS, 'more client')}")
+    total = sum(row["found"] for row in rows)
+    return [*lines, NOTE, f"list of {many(total, 'label')} to check: {directory / FILE}"]
 
 
 def labels_method(answer: Mapping[str, Any]) -> str:
@@ -157,7 +176,3 @@ def _low_clients(
         for client, models in below_with_every_model(answers).items()
     ]
     return sorted(rows, key=lambda row: row["models"]["federated"]["share"])
-
-
-def _as_row(image: Any) -> dict[str, Any]:
-    return {name: value for name, value in asdict(image).items() if name != "picture"}

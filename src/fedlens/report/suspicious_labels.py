@@ -8,23 +8,28 @@ model that does not contradict.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.held_out_predictions import HeldOutPredictions
 from fedlens.experiment.rundir import RunDir
 from fedlens.report.classification_section import data_url
 from fedlens.report.format import many, percent
 from fedlens.report.read import Run
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
+from fedlens.report.table_format import csv_text
 
-SHOWN = 12  # images of a client
+SHOWN = 12  # images of a client on a page
 CLIENTS = 10
+FILE = "labels_to_check.csv"
 NOTE = (
     "The models did not train on these images. Models are wrong too, and many of these labels may be right: look at "
     "the images before you change a label."
@@ -67,7 +72,7 @@ class SuspiciousLabels:
         held_out: its held-out images.
         found: how many of them are suspicious.
         models: how many models were asked.
-        images: the first ones.
+        images: all of them, or on a page the first ones.
     """
 
     client: str
@@ -87,6 +92,11 @@ class SuspiciousLabels:
         shown = f", the first {len(self.images)} shown" if self.found > len(self.images) else ""
         return f"{self.client}: {self.found:,} of {many(self.held_out, 'held-out image')}{shown}"
 
+    def as_row(self) -> dict[str, Any]:
+        """For JSON, without pictures."""
+        images = [{k: v for k, v in asdict(image).items() if k != "picture"} for image in self.images]
+        return {**asdict(self), "images": images}
+
     def head(self) -> list[str]:
         """The columns of `rows`."""
         head = ["image", "label", "models suggest" if self.models > 1 else "the model suggests"]
@@ -101,16 +111,15 @@ class SuspiciousLabels:
 
 
 def suspicious_labels(
-    runs: Sequence[HeldOutPredictions], first: Collection[str] = (), pictures: bool = False, most: int = SHOWN
+    runs: Sequence[HeldOutPredictions], first: Collection[str] = (), pictures: bool = False
 ) -> list[SuspiciousLabels]:
-    """The suspicious images of up to 10 clients: those in `first`, then those with the largest share of them.
+    """The suspicious images of each client: of those in `first`, then of those with the largest share of them.
 
     Args:
         runs: predictions by models that did not train on these images. Those that hold out other images than the first
             are left out.
         first: the names of clients that come first.
         pictures: with the images, if a run keeps them.
-        most: images of a client.
     """
     alike = [run for run in runs if np.array_equal(run.index, runs[0].index)]
     if not alike:
@@ -127,8 +136,8 @@ def suspicious_labels(
         np.flatnonzero(found).tolist(), key=lambda k: (one.clients[k] not in first, -found[k] / sizes[k])
     )
     results = []
-    for client in ranked[:CLIENTS]:
-        rows = order[one.owners[order] == client][:most].tolist()
+    for client in ranked:
+        rows = order[one.owners[order] == client].tolist()
         images = [
             SuspiciousImage(
                 int(one.index[row]),
@@ -186,14 +195,30 @@ def label_section(run: Run) -> dict[str, Any] | None:
     except RunDirectoryError as error:
         return {"lead": f"This section is missing: {error}.", "clients": [], "note": ""}
     if predictions is None:
+        write_labels(RunDir(run.directory).labels_path, [])
         return None
-    return label_card(
-        suspicious_labels([predictions], pictures=shows_images(run)), HOW if may_get_images(run) else ""
-    )
+    listed = suspicious_labels([predictions], pictures=shows_images(run))
+    write_labels(RunDir(run.directory).labels_path, [each.as_row() for each in listed])
+    return label_card(listed, HOW if may_get_images(run) else "")
+
+
+def write_labels(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes all suspicious images, from `SuspiciousLabels.as_row`, as a CSV file; without any, removes the file."""
+    if not rows:
+        with suppress(OSError):
+            path.unlink()
+        return
+    head = ("client", "file", "training image", "label", "models suggest")
+    table: list[tuple[object, ...]] = [(*head, "probability of the label", "models that agree", "models")]
+    for row in rows:
+        for image in row["images"]:
+            seen = (image["suggested"], image["confidence"], image["models"], row["models"])
+            table.append((row["client"], image["file"] or None, image["index"], image["label"], *seen))
+    write_atomically(path, csv_text(table).encode(errors="backslashreplace"))
 
 
 def label_card(clients: Sequence[SuspiciousLabels], how: str = "") -> dict[str, Any]:
-    """The card "Labels to check".
+    """The card "Labels to check", with up to 12 images of up to 10 clients.
 
     `how` says how to get the images, if they are left out only because nobody asked for them.
     """
@@ -205,7 +230,9 @@ def label_card(clients: Sequence[SuspiciousLabels], how: str = "") -> dict[str, 
         lead = lead.replace("the models contradict", "the model contradicts").replace(
             "The models", "The model"
         )
-    note = how
+    lead += f" {FILE} beside this page lists {many(sum(each.found for each in clients), 'such image')}"
+    lead += f" of {many(len(clients), 'client')}."
+    clients, note = [replace(each, images=each.images[:SHOWN]) for each in clients[:CLIENTS]], how
     if any(each.pictured for each in clients):
         note = f"This page contains these images of the clients. {LEAVES_OUT}"
     return {"lead": lead, "clients": clients, "note": note}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,8 @@ import fedlens
 from fedlens.cli.main import app
 from fedlens.cli.sweep import parsed_seeds
 from fedlens.core.errors import DataError
-from fedlens.cost_runs import data_check
-from fedlens.experiment.config import read_config
+from fedlens.cost_runs import federated_work
 from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.read import read_run
 from fedlens.report.run_commands import images_command, measuring_command, repeating_command, resuming_command
@@ -145,20 +142,17 @@ def scans(here: Path) -> dict[str, Any]:
     }
 
 
-def test_the_check_of_the_data_that_cost_names_reads_the_same_data(scans: dict[str, Any]) -> None:
-    settings = {
-        **EXPERIMENT,
-        "data": {"dataset": scans, "partition": {"name": "natural"}},
-    }
-    source = Source(settings)
-    command = data_check(plan(read_config(settings), source).config.data.dataset)
-    assert command is not None
-    done = CliRunner().invoke(app, [*shlex.split(command)[1:], "--json"])
-    assert done.exit_code == 0, done.output
-    checked = json.loads(done.stdout)
-    assert (checked["images"], checked["clients"]) == (12, {"Bonn": 4, "Ulm": 8})
-    assert {**checked["dataset"], "path": "my scans"} == scans
-    assert data_check({"name": "digits"}) is None
+def test_cost_knows_whether_the_test_images_are_the_clients_own(scans: dict[str, Any]) -> None:
+    def drawn(dataset: Any) -> bool:
+        settings = {**EXPERIMENT, "data": {"dataset": dataset, "partition": {"name": "natural"}}}
+        return bool(federated_work(Source(settings), Path("."), download=False)["test_drawn"])
+
+    assert drawn(scans)
+    table = Path("my scans/t.csv")
+    head, *rows = table.read_text().splitlines()
+    split = [f"{row},{'test' if k % 4 == 1 else 'train'}" for k, row in enumerate(rows)]
+    table.write_text("\n".join([f"{head},split", *split]))
+    assert not drawn(scans)
 
 
 def test_the_check_that_an_error_names_lists_its_faults(scans: dict[str, Any]) -> None:
@@ -196,6 +190,13 @@ def test_what_cost_suggests_keeps_what_was_given() -> None:
     assert (verbs, given["recipe"], given["changes"]) == ("cost", "my file.toml", ["rounds=18"])
     assert (given["seeds"], given["out"]) == (4, Path("my cost-rounds"))
     assert given["data_dir"] == Path("my data")
+    (step, _) = next_steps({**answer, "low_clients": [{"client": "Bonn"}]})
+    assert step["why"].startswith("Bonn is clearly lower with every model: look at its images.")
+    verbs, given = parsed(step["command"])
+    assert (verbs, given["changes"]) == ("cost", ["rounds=9", "record.images=true"])
+    assert given["out"] == Path("my cost-images")
+    kept = {**answer, "low_clients": [{"client": "Bonn"}], "work": {**answer["work"], "keeps_images": True}}
+    assert len(next_steps(kept)) == 1
 
 
 def test_hints_of_runs_name_them_so_that_a_shell_finds_them(here: Path) -> None:

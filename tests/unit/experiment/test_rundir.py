@@ -413,6 +413,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "evaluation_path": "evaluation.npz",
         "examples_path": "examples.npz",
         "held_out_path": "held_out.npz",
+        "labels_path": "labels_to_check.csv",
         "initial_path": "initial.safetensors",
         "metrics_path": "metrics.jsonl",
         "model_path": "model.safetensors",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from fedlens.experiment.held_out_predictions import HeldOutPredictions
-from fedlens.report.suspicious_labels import CLIENTS, label_card, suspicious_labels
+from fedlens.report.suspicious_labels import CLIENTS, label_card, suspicious_labels, write_labels
 
 
 def predictions(p: list[list[float]], labels: list[int], sizes: list[int]) -> HeldOutPredictions:
@@ -66,7 +68,29 @@ def test_runs_that_hold_out_other_images_are_not_asked() -> None:
 
 def test_at_most_ten_clients_are_listed() -> None:
     many = predictions([CAT, WRONG] * 12 + [DOG], [0, 0] * 12 + [1], [2] * 12 + [1])
-    assert len(suspicious_labels([many])) == CLIENTS
+    assert len(suspicious_labels([many])) == 12
+    card = label_card(suspicious_labels([many]))
+    assert len(card["clients"]) == CLIENTS
+    assert "labels_to_check.csv beside this page lists 12 such images of 12 clients." in card["lead"]
+
+
+def test_a_page_shows_twelve_images_of_a_client_and_the_file_all_of_them(tmp_path: Path) -> None:
+    named = replace(
+        predictions([WRONG] * 15 + [CAT] * 15 + [DOG], [0] * 30 + [1], [31]),
+        clients=("=1+2",), files=("a\x1b.png", *(f"{k}.png" for k in range(1, 31))),
+    )  # fmt: skip
+    listed = suspicious_labels([named])
+    assert len(listed[0].as_row()["images"]) == 15
+    (shown,) = label_card(listed)["clients"]
+    assert len(shown.images) == 12
+    path = tmp_path / "labels_to_check.csv"
+    write_labels(path, [each.as_row() for each in listed])
+    head, first, *others = csv.reader(path.read_text("utf-8").splitlines())
+    assert head[:4] == ["client", "file", "training image", "label"]
+    assert first == ["'=1+2", "a\\x1b.png", "100", "cat", "dog", "0.0", "1", "1"]
+    assert len(others) == 14
+    write_labels(path, [])
+    assert not path.exists()
 
 
 def test_the_card_says_what_it_is_and_has_no_image_unasked() -> None:
