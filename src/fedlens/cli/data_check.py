@@ -121,7 +121,7 @@ def _show_use(checked: Check, write: Path | None) -> None:
     from fedlens.core.shell_command import shell_command
     from fedlens.experiment.own_data_recipe import dataset_table
 
-    if checked.ready is None:
+    if checked.ready is None or (write is None and checked.hardly_any_left):
         if write is not None:
             say(f"{write} is not written, because no run could start: fix the problems first")
         return
@@ -203,6 +203,8 @@ def _verdict(checked: Check) -> str:
         return f"no errors, {warnings}" if checked.warnings else "no problems found"
     count = len(checked.findings)
     problems = many(count, "problem") + (f" and {warnings}" if checked.warnings else "")
+    if checked.hardly_any_left and all(finding.example for finding in checked.findings):
+        return f"{problems}; hardly any image is without one, so correct what they have in common first"
     whole = sum(not finding.example for finding in checked.findings)
     if not whole:
         return f'{problems}; a run stops at problems, or leaves them out with data.dataset.on_error = "skip"'

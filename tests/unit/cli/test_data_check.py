@@ -117,6 +117,15 @@ def test_every_fault_is_listed_file_by_file_and_the_exit_code_is_1(folder: Path)
     )
 
 
+def test_leaving_out_nearly_all_images_is_not_advised(folder: Path) -> None:
+    for at in range(12):
+        (folder / "cat" / f"x{at}.png").write_bytes(b"")
+    answer = runner.invoke(app, ["check", "data", "--format", "image-folder"])
+    assert answer.exit_code == 1
+    assert "; hardly any image is without one, so correct what they have in common first" in answer.stdout
+    assert "skip" not in answer.stdout
+
+
 def test_what_is_wrong_with_the_whole_is_told_apart(folder: Path) -> None:
     write_voc(folder / "voc")
     lists = folder / "voc" / "ImageSets" / "Main"

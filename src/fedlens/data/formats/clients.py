@@ -241,7 +241,8 @@ def _rows_of(scan: Scan, table: CsvTable, path_column: str) -> list[int | None]:
     if slashes := sum("\\" in cell for cell in cells):
         scan.notes.append(f"{slashes:,} paths of {table.path.name} had backslashes, read as slashes")
     scan.notes += [
-        f"{count:,} paths of {table.path.name} start at {folder}/" for folder, count in elsewhere.items()
+        f"{count:,} {'path' if count == 1 else 'paths'} of {table.path.name} found in {folder}/"
+        for folder, count in elsewhere.items()
     ]
     if absent := [at for at, row in enumerate(rows) if row is None]:
         count = f"{len(absent):,} of {len(scan.names):,} images are" if len(absent) > 1 else "an image is"

@@ -39,6 +39,12 @@ class Check:
     guessed: str = ""
 
     @property
+    def hardly_any_left(self) -> bool:
+        """Whether so many images have problems that leaving them out is no advice: three quarters, or all but one."""
+        left, bad = self.facts["images"], self.facts["left_out"]
+        return bool(bad) and (left < 2 or bad >= 3 * left)
+
+    @property
     def ready(self) -> Mapping[str, Any] | None:
         """The table `data.dataset` with which a run starts; None if the problems stop every run.
 

@@ -161,14 +161,16 @@ def _check_pairs(scan: Scan, ids: Sequence[int], void: int) -> None:
     mask_sizes = dict(zip(with_mask, stored_sizes(mask_headers), strict=True))
     scan.bad.update(row for row in range(len(masks)) if sizes[row] is None or mask_sizes.get(row) is None)
     readable = [row for row, size in mask_sizes.items() if size is not None]
-    found_pixels = map_threads(lambda row: _pixels(scan.folder / masks[row], ids, void), readable)
+    found_counts = list(map_threads(lambda row: _counts(scan.folder / masks[row]), readable))
+    usual = _usual_unknown([found for found in found_counts if not isinstance(found, tuple)], ids, void)
     pixels: dict[int, NDArray[np.int64]] = {}
-    for row, found in zip(readable, found_pixels, strict=True):
-        if isinstance(found, tuple):
+    for row, found in zip(readable, found_counts, strict=True):
+        problem = found if isinstance(found, tuple) else _unknown_ids(found, ids, void, usual)
+        if problem is not None:
             scan.bad.add(row)
-            scan.findings.add(scan.folder / masks[row], *found)
-        else:
-            pixels[row] = found
+            scan.findings.add(scan.folder / masks[row], *problem)
+        elif not isinstance(found, tuple):
+            pixels[row] = found[[*ids, void]]
     for row in readable:
         size, mask_size = sizes[row], mask_sizes[row]
         if size is None or mask_size is None or size == mask_size:
@@ -203,23 +205,42 @@ def _check_pixels(scan: Scan, pixels: Mapping[int, NDArray[np.int64]]) -> None:
         scan.findings.warn(scan.folder, f"{what}{more}", "check data.dataset.classes and ids")
 
 
-def _pixels(path: Path, ids: Sequence[int], void: int) -> NDArray[np.int64] | tuple[str, str]:
-    """int64 [classes + 1], the pixels of each class and of void; (problem, hint) if the mask has other ids."""
+def _counts(path: Path) -> NDArray[np.int64] | tuple[str, str]:
+    """int64 [256], the pixels of each id in a mask; (problem, hint) if it cannot be read."""
     try:
         with Image.open(path) as image:
-            counts = np.bincount(stored_ids(image).ravel(), minlength=256)
+            counts: NDArray[np.int64] = np.bincount(stored_ids(image).ravel(), minlength=256)
+            return counts
     except DataError as error:
         return error.what, error.hint or ""
     except Exception as error:  # a damaged file can make a decoder raise any exception
         return f"the mask cannot be decoded: {error or type(error).__name__}", "copy or export it again"
-    pixels: NDArray[np.int64] = counts[[*ids, void]]
-    counts[[*ids, void]] = 0
-    wrong: list[int] = np.flatnonzero(counts).tolist()
+
+
+def _usual_unknown(counts: Sequence[NDArray[np.int64]], ids: Sequence[int], void: int) -> int | None:
+    """The id without a class that most masks have, if none has void: it likely is void. None if there is none."""
+    if len(counts) < 2 or any(each[void] for each in counts):
+        return None
+    masks = np.sum([each > 0 for each in counts], axis=0)
+    masks[list(ids)] = 0
+    return int(masks.argmax()) if 2 * masks.max() > len(counts) else None
+
+
+def _unknown_ids(
+    counts: NDArray[np.int64], ids: Sequence[int], void: int, usual: int | None
+) -> tuple[str, str] | None:
+    """(problem, hint) if a mask has ids that are no class and not void; `usual` is that of `_usual_unknown`."""
+    wrong = [int(value) for value in np.flatnonzero(counts) if value not in (*ids, void)]
     if not wrong:
-        return pixels
+        return None
     shown = [f"{value} in {counts[value]:,} pixels" for value in wrong[:_NAMED]]
     more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
     span = f"{ids[0]} .. {ids[-1]}"
     known = span if list(ids) == list(range(ids[0], ids[0] + len(ids))) else listed([str(i) for i in ids])
     what = f"the mask has ids that are neither a class ({known}) nor void ({void}): {', '.join(shown)}{more}"
+    if usual in wrong:
+        return (
+            what,
+            f"most masks have {usual}: set data.dataset.void = {usual} if it means no class, or name its class",
+        )
     return what, "check data.dataset.classes, ids and void, or write the mask again"

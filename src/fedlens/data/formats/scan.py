@@ -395,7 +395,12 @@ def _split(scan: Scan, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64],
     twins = same_content(scan.folder, names, ["test" if drawn else "train" for drawn in taken])
     moved = [at for group in twins for at in group if taken[at]]
     taken[moved] = False
-    notes = [f"{len(moved):,} images stay in training because identical ones are there"] if moved else []
+    stay = (
+        "1 image drawn as test data stays"
+        if len(moved) == 1
+        else f"{len(moved):,} images drawn as test data stay"
+    )
+    notes = [f"{stay} in training, which has identical ones"] if moved else []
     return rows[~taken], rows[taken], notes
 
 

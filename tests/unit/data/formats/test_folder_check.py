@@ -221,7 +221,7 @@ def test_paths_of_a_table_may_start_at_the_folder_of_the_images(tmp_path: Path, 
     check = check_folder(tmp_path, format, settings)
     assert check.facts["clients"] == {"Bonn": 2, "Celle": 2}
     assert [finding.what for finding in check.findings] == ["the file 'e.png' does not exist"]
-    assert any("paths of t.csv start at " in note for note in check.facts["notes"])
+    assert any("of t.csv found in " in note for note in check.facts["notes"])
 
 
 def test_a_path_that_is_in_two_image_folders_is_a_problem(tmp_path: Path) -> None:

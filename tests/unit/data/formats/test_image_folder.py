@@ -426,7 +426,7 @@ def test_the_draw_of_test_images_makes_no_leak(tmp_path: Path) -> None:
         write(tmp_path / f"cat/{at}.png", pixels(77))  # all cats are one and the same
     found = dataset(tmp_path)
     assert [name.split("/")[0] for name in names(found.test)] == ["dog", "dog"]
-    assert found.notes == ("2 images stay in training because identical ones are there",)
+    assert found.notes == ("2 images drawn as test data stay in training, which has identical ones",)
 
 
 def test_the_folder_has_to_be_there(tmp_path: Path) -> None:

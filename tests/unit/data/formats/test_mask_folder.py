@@ -9,6 +9,7 @@ from PIL import Image
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
+from fedlens.data.formats.folder_check import check_folder
 from fedlens.data.formats.mask_folder import fill, mask_folder
 from fedlens.data.formats.scan import Scan, examine
 from tests.unit.data.pictures import pixels, write
@@ -145,6 +146,22 @@ def test_a_table_says_client_and_split(tmp_path: Path) -> None:
     found = dataset(tmp_path, table="t.csv")
     assert found.train.columns["client"].tolist() == ["1", "2"]
     assert len(found.test) == 1
+
+
+def test_an_unknown_id_in_most_masks_is_likely_void(tmp_path: Path) -> None:
+    pairs(tmp_path, *"abc")
+    for name in "ab":
+        mask = ids(0)
+        mask[0, :3] = 11
+        write(tmp_path / f"masks/{name}.png", mask)
+    found = check_folder(tmp_path, "mask-folder", {"classes": ["x", "y", "z"]}).findings
+    assert [str(each.hint) for each in found] == [
+        "most masks have 11: set data.dataset.void = 11 if it means no class, or name its class"
+    ] * 2
+    mask[0, :3] = 255
+    write(tmp_path / "masks/b.png", mask)
+    (alone,) = check_folder(tmp_path, "mask-folder", {"classes": ["x", "y", "z"]}).findings
+    assert alone.hint == "check data.dataset.classes, ids and void, or write the mask again"
 
 
 def test_everything_that_does_not_match_is_told(tmp_path: Path) -> None:
