@@ -155,8 +155,9 @@ def _joining_sentence(answer: Mapping[str, Any]) -> str:
         return ""
     if joining[0]["verdict"] is None:
         better = sum(row["vs_local_only"]["mean"] > 0 for row in joining)
+        do = "does" if better == 1 else "do"
         return (
-            f"{better} of {len(joining)} clients do better in the federation than with a model of their own; "
+            f"{better} of {len(joining)} clients {do} better in the federation than with a model of their own; "
             f"{many(joining[0]['vs_local_only']['seeds'], 'seed')} cannot say how certain that is "
             f"(--seeds {LEAST_SEEDS})."
         )

@@ -197,7 +197,8 @@ def x_limits(last: float) -> tuple[float, float]:
 
 
 def share_limits(shares: Sequence[float]) -> tuple[float, float]:
-    """Limits that fit the shares and exceed [0, 1] by at most the width of a marker."""
+    """Limits that fit the shares and exceed [0, 1] by at most the width of a marker, so that no tick lies outside."""
     low, high = min(shares), max(shares)
     pad = max(0.06 * (high - low), 0.02)
-    return max(low - pad, -0.01), min(high + pad, 1.01)
+    top = min(high + pad, 1.01)
+    return max(low - pad, -0.01 * top), top

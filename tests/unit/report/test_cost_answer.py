@@ -403,6 +403,11 @@ def test_a_reference_whose_test_loss_rises_while_training_loss_falls_overfits(tm
     assert with_curve(tmp_path / "b", "centralized", [0.97] * 5, **losses)["warnings"] == []
 
 
+def test_one_client_does_better(tmp_path: Path) -> None:
+    answer = cost_answer(tmp_path, study(tmp_path, seeds=1, clients=small(federated=0.8, other=0.7)))
+    assert answer["sentences"][-1].startswith("1 of 2 clients does better in the federation")
+
+
 def test_models_that_find_no_objects_are_no_basis_of_a_comparison(tmp_path: Path) -> None:
     about = study(tmp_path, seeds=1)
     for path in tmp_path.glob("*/*.json*"):

@@ -16,7 +16,7 @@ import pytest
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.report.compare import write_comparison
-from fedlens.report.figures import Series, curves
+from fedlens.report.figures import Series, curves, share_limits
 from fedlens.report.partition_page import write_page
 from fedlens.report.plotly_figures import draw
 from fedlens.report.run_page import write_report
@@ -329,6 +329,12 @@ def test_no_run_directory_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(RunDirectoryError, match="the directory does not exist"):
         write_report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("top", [0.008, 0.4, 1.0])
+def test_an_axis_of_shares_has_no_tick_below_0(top: float) -> None:
+    low, high = share_limits([0.0, top])
+    assert -0.01 * high <= low < 0 < top < high, "room for a marker, but less than to a tick"
 
 
 def test_a_logarithmic_axis_has_few_labels_however_far_a_loss_jumps() -> None:
