@@ -61,7 +61,11 @@ def _settle(answer: Mapping[str, Any]) -> dict[str, str] | None:
         why = "The curves are not at rest at their end, so halve the learning rate."
         return _step(answer, why, "lr", f"local.lr={lr / 2:g}")
     if any("more rounds" in sentence for sentence in answer["warnings"]):
-        why = "The curves are not at rest at their end, so train longer."
+        moving = any("final value is" in sentence for sentence in answer["warnings"])
+        reason = (
+            "The curves are not at rest at their end" if moving else "The centralized reference ends too low"
+        )
+        why = f"{reason}, so train longer."
         return _step(answer, why, "rounds", f"rounds={2 * rounds}")
     return None
 

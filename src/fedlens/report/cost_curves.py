@@ -74,7 +74,8 @@ def curve_warnings(finished: Mapping[tuple[str, int], Run], answer: Mapping[str,
         if ends and (words := _end_words(ends, metric, answer["work"].get("rounds"))):
             said.append(f"{name} {words}")
     runs = {seed: run for (of, seed), run in finished.items() if of == "centralized"}
-    said += [*_overfitted(runs), *_below(answer)]
+    overfitted = _overfitted(runs, longer=any("more rounds" in sentence for sentence in said))
+    said += [*overfitted, *_below(answer, overfits=bool(overfitted))]
     return [*_learned_nothing(finished, answer), *said]
 
 
@@ -130,8 +131,11 @@ def _in_last(rounds: int) -> str:
     return "in its last round" if rounds == 1 else f"in its last {rounds:,} rounds"
 
 
-def _overfitted(runs: Mapping[int, Run]) -> list[str]:
-    """A sentence if the test loss of most centralized runs rises while the loss of training falls."""
+def _overfitted(runs: Mapping[int, Run], longer: bool) -> list[str]:
+    """A sentence if the test loss of most centralized runs rises while the loss of training falls.
+
+    With `longer`, another sentence advises more rounds, so that this one does not advise fewer.
+    """
     rises = []
     for run in runs.values():
         test = [(v, at) for at, v in zip(*run.series("test_loss"), strict=True) if v is not None]
@@ -146,11 +150,11 @@ def _overfitted(runs: Mapping[int, Run]) -> list[str]:
     at, low, end = rises[0]
     return [
         f"The centralized reference overfits: its test loss rose from {low:.3g} in round {at} to {end:.3g}, while its "
-        "training loss fell. Try fewer rounds, or augmentation (data.augment)."
+        f"training loss fell. Try {'' if longer else 'fewer rounds, or '}augmentation (data.augment)."
     ]
 
 
-def _below(answer: Mapping[str, Any]) -> list[str]:
+def _below(answer: Mapping[str, Any], overfits: bool) -> list[str]:
     row, metric = answer["differences"]["federation"], answer["metric"]
     if row is None or metric == "loss" or row["mean"] <= 0:
         return []
@@ -158,5 +162,5 @@ def _below(answer: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"The centralized reference ends {points(metric, row['mean'])} below the federated run: it is not an upper "
-        "bound here. Tune local.lr for it, or train more rounds."
+        f"bound here. Tune local.lr for it{'' if overfits else ', or train more rounds'}."
     ]

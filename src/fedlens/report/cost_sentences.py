@@ -164,4 +164,18 @@ def _joining_sentence(answer: Mapping[str, Any]) -> str:
     counts = {word: sum(row["verdict"] == word for row in joining) for word in ("gains", "loses", UNSURE)}
     gain, lose = (f"{counts[word]} {word if counts[word] == 1 else word[:-1]}" for word in ("gains", "loses"))
     shows = "shows" if counts[UNSURE] == 1 else "show"
-    return f"Of {many(len(joining), 'client')}, {gain} by joining, {lose}, and {counts[UNSURE]} {shows} {UNSURE}."
+    said = f"Of {many(len(joining), 'client')}, {gain} by joining, {lose}, and {counts[UNSURE]} {shows} {UNSURE}."
+    return said + _clear_on_average(answer, counts)
+
+
+def _clear_on_average(answer: Mapping[str, Any], counts: Mapping[str, int]) -> str:
+    """Why the mean over the clients can be clear where no client is; empty unless it is so."""
+    row, metric = answer["differences"]["joining"], answer["metric"]
+    if row is None or not row["sign"] or counts["gains" if row["sign"] > 0 else "loses"]:
+        return ""
+    unit = " points" if is_share(metric) else ""
+    return (
+        f" Their mean is clearly {'higher' if row['mean'] > 0 else 'lower'} all the same, "
+        f"{signed(metric, row['mean'])}{unit} (95 % interval {interval_text(metric, row)}): this interval covers the "
+        "seeds only, and that of one client also the chance of its few held-out images."
+    )

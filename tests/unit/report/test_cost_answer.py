@@ -442,6 +442,36 @@ def test_shared_models_that_end_at_chance_are_no_basis_of_a_comparison(
     assert not any("learned next to nothing" in text for text in said), "one run has learned"
 
 
+def test_a_reference_that_overfits_is_not_to_train_for_both_fewer_and_more_rounds(tmp_path: Path) -> None:
+    losses = {"test_loss": [2.0, 1.0, 0.5, 0.6, 0.8], "local_loss": [2.0, 1.0, 0.5, 0.2, 0.1]}
+    below = " ".join(with_curve(tmp_path / "a", "centralized", [0.85] * 5, **losses)["warnings"])
+    assert "Try fewer rounds" in below
+    assert "more rounds" not in below
+    gaining = with_curve(tmp_path / "b", "centralized", [0.9, 0.92, 0.93, 0.95, 0.99], **losses)
+    assert gaining["work"]["rounds"] == 2
+    said = " ".join([*gaining["warnings"], *(step["why"] for step in gaining["next_steps"])])
+    assert "Try more rounds" in said
+    assert "Try augmentation (data.augment)." in said
+    assert "fewer rounds" not in said
+
+
+def test_a_mean_that_is_clear_where_no_client_is_gets_the_reason(tmp_path: Path) -> None:
+    clients = {
+        "federated": dict.fromkeys("abc", (0.8, 0.81, 0.82)),
+        "local-only": dict.fromkeys("abc", (0.77, 0.78, 0.79)),
+    }
+    (said,) = (
+        sentence
+        for sentence in cost_answer(tmp_path, study(tmp_path, clients=clients))["sentences"]
+        if "by joining" in sentence
+    )
+    assert said.startswith(
+        "Of 3 clients, 0 gain by joining, 0 lose, and 3 show no clear difference. Their mean is"
+    )
+    assert "clearly higher all the same, +3.0 points (95 % interval +3.0 to +3.0)" in said
+    assert said.endswith("that of one client also the chance of its few held-out images.")
+
+
 def test_a_client_below_its_largest_class_is_marked(tmp_path: Path) -> None:
     about = study(tmp_path)
     about["work"] = {**WORK, "largest_class": {"mercy": 0.6, "oak": 0.5, "<b>": 0.5}}
