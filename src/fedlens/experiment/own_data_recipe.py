@@ -114,12 +114,12 @@ def training_images(dataset: Mapping[str, Any], facts: Mapping[str, Any]) -> int
     >>> training_images({"test": 0.5}, {"images": 18, "clients": {"mercy": 2, "north": 10, "oak": 6}})
     3
     """
-    images = facts["images"]
+    images: int = facts["images"]
     kept = facts["splits"].get("train", 0) / max(images, 1) if "splits" in facts else None
     if kept is None:
         kept = 1 - float(dataset.get("test", _HELD_OUT))
     clients = facts.get("clients")
-    median = statistics.median(clients.values()) if clients else images / _CLIENTS
+    median: float = statistics.median(clients.values()) if clients else images / _CLIENTS
     return max(1, round(kept * median))
 
 
