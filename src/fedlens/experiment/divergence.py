@@ -5,6 +5,7 @@
 | `loss-not-finite` | a loss is NaN or infinite |
 | `loss-jump` | a loss is a hundred times its earlier level in three measured rounds in a row |
 | `accuracy-at-chance` | the accuracy is at chance for a third of the run, and for three rounds at least |
+| `nothing-learned` | after three rounds or more, the last mAP or mean IoU is that of a model without skill |
 | `collapse` | embeddings of a self-supervised task have lost their spread for a quarter of the run, and three rounds |
 | `replies-beyond-bound` | the bound on norms rejected every reply of a round (`fedlens.core.norm_bounds`) |
 | `replies-not-finite` | at least half of a round's clients sent NaN or infinite values |
@@ -34,11 +35,12 @@ from fedlens.core.errors import RunFailed
 from fedlens.core.schema import beyond_bound, not_finite
 from fedlens.core.types import ClientId
 from fedlens.experiment.build import Built
-from fedlens.experiment.chance import Chance, chance_levels
+from fedlens.experiment.chance import Chance, chance_levels, nothing_learned
 from fedlens.experiment.not_finite import NotFiniteReplies
 
 COLLAPSE = "collapse"  # the kind of warning after which a run ends
 NOT_FINITE = "replies-not-finite"
+NOTHING_LEARNED = "nothing-learned"
 JUMP = 100.0  # times the earlier level
 STAYS = 3  # measured rounds in a row
 SHARE = 1 / 3  # of the run's rounds
@@ -112,6 +114,7 @@ class Divergence:
         chance: by the name of an accuracy, what chance is; accuracies without an entry are not looked at.
         collapse_advice: that of the task; None if there are no embeddings whose spread to look at.
         patience: rounds in a row with `replies-not-finite`, after which `refuse` ends the run; 0 for never.
+        mask_classes: the number of classes of the masks, if there are masks.
         state: `state` of a run's Divergence at an earlier round, to go on from.
 
     >>> watch = Divergence(rounds=10, lr=0.5)
@@ -130,7 +133,9 @@ class Divergence:
         state: State | None = None,
         collapse_advice: str | None = None,
         patience: int = 0,
+        mask_classes: int = 0,
     ) -> None:
+        self._mask_classes = mask_classes
         self._spreads = {} if collapse_advice is None else SPREADS
         self._collapse_advice, self._patience = collapse_advice, patience
         self._rounds, self._lr, self._clip_norm, self._chance = rounds, lr, clip_norm, chance or {}
@@ -173,6 +178,8 @@ class Divergence:
             if metric in self._chance and line.get(metric) is not None:
                 self._accuracy(line, metric)
                 break
+        if round == self._rounds >= STAYS and (nothing := nothing_learned(line, self._mask_classes)):
+            self._warn(NOTHING_LEARNED, nothing[0], round, round, nothing[1])
         for metric, least in self._spreads.items():
             if line.get(metric) is not None and round:
                 self._spread(round, metric, line[metric], least)
@@ -319,6 +326,8 @@ class Divergence:
         first = clients[0] if clients else {}
         if kind == COLLAPSE:
             return f"Try {smaller}, {self._collapse_advice}."
+        if kind == NOTHING_LEARNED:
+            return "Train longer (more rounds, or more local.epochs), or try another local.lr."
         if kind == "replies-beyond-bound":
             return f"If the loss rises from there on, try {smaller}, or {clip}."
         if first.get("times_median", 0.0) >= _FAR:
@@ -348,6 +357,7 @@ def divergence_of(built: Built, state: State | None) -> Divergence:
         state,
         built.task.collapse_advice,
         built.config.divergence.patience,
+        len(built.holders.dataset.classes) if built.holders.dataset.kind == "segmentation" else 0,
     )
 
 

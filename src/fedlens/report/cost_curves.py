@@ -98,8 +98,9 @@ def _learned_nothing(finished: Mapping[tuple[str, int], Run], answer: Mapping[st
 
 
 def _ends_at_chance(run: Run) -> bool:
-    """Whether the run warned that its accuracy is at chance, and it was so still at the last evaluation."""
-    warned = [warning for warning in run.warnings if warning.get("kind") == "accuracy-at-chance"]
+    """Whether the run warned that its score is that of a model without skill, and it was still at the end."""
+    kinds = ("accuracy-at-chance", "nothing-learned")
+    warned = [warning for warning in run.warnings if warning.get("kind") in kinds]
     rounds = [at for warning in warned for at in run.series(str(warning.get("metric")))[0]]
     return bool(rounds) and any(warning["until"] >= max(rounds) for warning in warned)
 

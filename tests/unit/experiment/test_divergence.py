@@ -129,6 +129,33 @@ def test_accuracy_is_at_chance_for_a_third_of_the_run(
     assert kinds(followed(lines("test_accuracy", *values), rounds)) == expected
 
 
+@pytest.mark.parametrize(
+    ("scores", "rounds", "metric"),
+    [
+        ({"test_map50": 0.012, "test_map": 0.003}, 3, "test_map50"),
+        ({"validation_map50": 0.0}, 3, "validation_map50"),
+        ({"test_map50": 0.06}, 3, None),
+        ({"test_map50": 0.012}, 4, None),  # it is not the end
+        (
+            {"test_mean_iou": 0.08, "test_accuracy": 0.32},
+            3,
+            "test_mean_iou",
+        ),  # one class everywhere, 4 classes
+        ({"test_mean_iou": 0.11, "test_accuracy": 0.4}, 3, None),
+    ],
+)
+def test_a_detector_or_segmenter_without_skill_is_told_at_the_end(
+    scores: dict[str, float], rounds: int, metric: str | None
+) -> None:
+    watch = Divergence(rounds, 0.5, mask_classes=4)
+    for round in range(4):
+        watch.after({"round": round, **scores}, Extremes())
+    assert [(w["kind"], w["metric"], w["since"]) for w in watch.warnings] == (
+        [("nothing-learned", metric, 3)] if metric else []
+    )
+    assert all("more local.epochs" in warning["try"] for warning in watch.warnings)
+
+
 def test_a_model_that_only_says_the_most_frequent_class_is_at_chance() -> None:
     chance = Chance(classes=2, examples=200, share=0.9)
     assert [chance.has(a) for a in (0.9, 0.895, 0.905, 0.5, 0.57, 0.58)] == [
