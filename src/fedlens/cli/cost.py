@@ -189,6 +189,7 @@ def show(result: CostResult, quiet: bool) -> None:
     from fedlens.report.cost_measures import byte_rows, bytes_note, measure_notes, side_by_side
     from fedlens.report.cost_page import below_note, client_head, client_texts, images_note
     from fedlens.report.cost_sentences import wide_note
+    from fedlens.report.data_notes import SHOWN
 
     answer = result.answer
     page = result.page if result.page.exists() else result.directory / "cost.json"
@@ -220,6 +221,12 @@ def show(result: CostResult, quiet: bool) -> None:
         print()
         for line in lines:
             print(printable(line))
+    if notes := answer["data_notes"]:
+        print("\nNotes on the data and the runs:")
+        for note in notes[:SHOWN]:
+            print(printable(f"  {note}"))
+        if len(notes) > SHOWN:
+            print(f"  and {len(notes) - SHOWN} more, on the page")
     failed = [run for run in answer["runs"] if run["status"] != "finished"]
     if failed:
         print(

@@ -19,7 +19,8 @@ _NOTED = 20  # of what was skipped
 class Finding:
     """One problem: where (file, and line or id), what is wrong, and how to fix it.
 
-    `example` is true if leaving out one example (or box) solves the problem, false if it affects the whole set.
+    `example` is true if leaving out one example (or box) solves the problem, false if it affects the whole set. `alike`
+    is true if two names may be meant to be one: such a warning is said before others.
 
     >>> print(Finding("a.png", "the file is empty", "copy it again"))
     a.png: the file is empty; copy it again.
@@ -29,6 +30,7 @@ class Finding:
     what: str
     hint: str | None = None
     example: bool = True
+    alike: bool = False
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}{f'; {self.hint}' if self.hint else ''}."
@@ -58,9 +60,9 @@ class Findings:
         """Adds a problem of the whole set, which no skipping solves."""
         self.add(where, what, hint, example=False)
 
-    def warn(self, where: object, what: str, hint: str | None = None) -> None:
+    def warn(self, where: object, what: str, hint: str | None = None, *, alike: bool = False) -> None:
         """Adds a warning about the whole set."""
-        self.warnings.append(Finding(shortened(str(where)), shortened(what), hint, example=False))
+        self.warnings.append(Finding(shortened(str(where)), shortened(what), hint, False, alike))
 
     def attempt(self, read: Callable[..., Result], *args: object, example: bool = True) -> Result | None:
         """`read(*args)`; None if it raises `DataError`, which is added as a problem."""

@@ -38,7 +38,9 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     skipped = findings.settle(dataset.on_error)
     if not fits:
         splits = _with_caches(splits, nbytes)
-    notes = (*dataset.notes, *skipped)
+    before, left = (sum(map(len, parts)) for parts in ((dataset.train, dataset.test), splits))
+    count = [f"left out {before - left:,} of {before:,} images, which cannot be decoded"] if skipped else []
+    notes = (*count, *dataset.notes, *skipped)
     return replace(dataset, train=splits[0], test=splits[1], notes=notes, read_as=dataset.form)
 
 

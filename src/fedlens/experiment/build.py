@@ -180,8 +180,8 @@ def _build(
         parts.evaluation_size,
         (
             *loaded_weights,
+            *data.notes,  # mistakes in the data before what was chosen
             *recorded,
-            *data.notes,
             *_without_test_examples(holders, task),
             *notes,
         ),

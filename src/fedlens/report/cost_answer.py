@@ -19,6 +19,7 @@ from fedlens.report.cost_curves import curve_warnings
 from fedlens.report.cost_labels import label_findings, label_warnings
 from fedlens.report.cost_measures import MEASURES, WORDS, measure
 from fedlens.report.cost_sentences import sentences
+from fedlens.report.data_notes import notes_of
 from fedlens.report.differences import (
     LEAST_SEEDS,
     Difference,
@@ -55,6 +56,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     - `low_clients`, `suspicious`: what the runs say about labels; see `fedlens.report.cost_labels.label_findings`.
     - `sentences`: the answer in words. `warnings`: why final values are not to be trusted, in words.
     - `next_steps`: what to try, each with `why` and `command`.
+    - `data_notes`: what the runs note on their data, such as clients with like names and files that were skipped.
     - `emd`: of the federated clients' classes.
     - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, warnings (how many), and
       both measures.
@@ -132,6 +134,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             for name, (where, each) in differences.items()
         },
         "clients": clients,
+        "data_notes": notes_of(readable),
         "emd": next((run.emd() for (role, _), run in finished.items() if role == "federated"), None),
     }
     answer |= label_findings(finished)

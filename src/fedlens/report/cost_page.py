@@ -20,6 +20,7 @@ from fedlens.report.cost_measures import (
     side_by_side,
 )
 from fedlens.report.cost_sentences import below_largest, interval_text, wide_note
+from fedlens.report.data_notes import notes_card
 from fedlens.report.differences import LEAST_SEEDS, UNSURE
 from fedlens.report.format import MISSING, duration, is_share, many, metric_value, signed
 from fedlens.report.palette import TEN
@@ -50,6 +51,9 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
     finished = {
         (row["role"], row["seed"]): runs[row["name"]] for row in answer["runs"] if row["name"] in runs
     }
+    # A client without held-out images is in no row, but may be named in a note.
+    held = next((run.partition.ids for run in finished.values() if run.partition), ())
+    clients = list(dict.fromkeys([*(str(row["client"]) for row in answer["clients"]), *held]))
     context = {
         "title": f"What federation costs: {answer['name']} · fedlens",
         "aside": str(directory),
@@ -79,7 +83,8 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "method": method(answer),
         "below": below_note(answer),
         "images": images_note(answer),
-        "client_names": [str(row["client"]) for row in answer["clients"]],
+        "client_names": clients,
+        "notes": notes_card(answer["data_notes"], clients),
         "labels": cost_label_card(finished, answer),
         "alarms": low_client_sentences(answer),
     }

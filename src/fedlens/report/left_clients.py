@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
@@ -28,12 +28,12 @@ def left_clients(run: Run) -> dict[str, Any] | None:
 
     The rows come from the messages that the run counted (`fedlens.core.traffic`), not from a list of algorithms.
     """
-    told, traffic = _sentences(run, "disclosures"), run.summary.get("traffic")
+    told, traffic = run.sentences("disclosures"), run.summary.get("traffic")
     traffic = traffic if isinstance(traffic, Mapping) else {}
     rows = [_row(op, row) for op, row in subtable(traffic, "clients").items()]
     pooled = [
         *_at_the_server(subtable(traffic, "server")),
-        *_sentences(run, "pooled"),
+        *run.sentences("pooled"),
         *_held_out_images(run),
     ]
     if not (rows or pooled or told):
@@ -70,11 +70,6 @@ def _held_out_images(run: Run) -> list[str]:
             f"{many(len(kept.images), 'held-out image')}, with their pixels (held_out.npz, record.images)."
         )
     return said
-
-
-def _sentences(run: Run, key: str) -> Sequence[str]:
-    given = run.summary.get(key)
-    return [str(sentence) for sentence in given] if isinstance(given, list) else []
 
 
 def _row(op: str, row: Any) -> list[str]:

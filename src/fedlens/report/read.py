@@ -69,6 +69,11 @@ class Run:
         known = warnings if isinstance(warnings, list) else []
         return [w for w in known if isinstance(w, Mapping) and {"since", "until"} <= w.keys()]
 
+    def sentences(self, key: str) -> list[str]:
+        """The sentences that the summary lists under `key`."""
+        given = self.summary.get(key)
+        return [str(sentence) for sentence in given] if isinstance(given, list) else []
+
     @property
     def start_directory(self) -> str:
         """The run directory as it was given when the run was started."""

@@ -12,6 +12,7 @@ from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
+from fedlens.report.data_notes import notes_card, notes_of
 from fedlens.report.efficiency import efficiency
 from fedlens.report.example_section import example_section
 from fedlens.report.format import (
@@ -60,6 +61,7 @@ def write_report(run_dir: Path) -> Path:
     command = run.environment.get("command")
     bound = bound_beside(run)
     curves = _curves(run, bound)
+    clients = run.partition.ids if run.partition else ()
     context = {
         "pooled": POOLED,
         "title": f"{run.name} · {run.status} · fedlens",
@@ -77,7 +79,8 @@ def write_report(run_dir: Path) -> Path:
         "labels": label_section(run),
         "partition": partition_section(run.partition),
         "left": left_clients(run),
-        "client_names": run.partition.ids if run.partition else (),
+        "client_names": clients,
+        "notes": notes_card(notes_of([run]), clients),
         "images_command": images_command(run) if may_get_images(run) else "",
         "failures": _failures(run),
         "changes": _changes(run),

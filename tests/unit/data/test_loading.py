@@ -80,7 +80,7 @@ def test_what_is_at_fault_is_so_however_much_memory_there_is(classified: Dataset
     pixels_left = found.train.inputs.take(rows) if nbytes < 10**6 else found.train.inputs
     np.testing.assert_array_equal(pixels_left, expected([0, 2, 3, 4, 5]))
     assert found.train.targets.tolist() == [0, 2, 0, 1, 2]
-    assert (len(found.test), len(found.notes)) == (1, 3)
+    assert (len(found.test), len(found.notes)) == (1, 4)
 
 
 def test_a_partitioner_is_told_the_same_whatever_is_in_memory(classified: Dataset) -> None:
@@ -136,8 +136,8 @@ def test_bad_files_are_left_out_and_counted_where_that_is_asked_for(classified: 
     assert found.train.targets.tolist() == [0, 1, 2, 0, 2]
     assert found.train.columns["client"].tolist() == list("aabbc")
     assert (len(found.test), found.test.targets.tolist()) == (1, [1])
-    read, *skipped = found.notes
-    assert read == "read"
+    count, read, *skipped = found.notes
+    assert (count, read) == ("left out 2 of 8 images, which cannot be decoded", "read")
     assert len(skipped) == 2
     assert skipped[0].startswith(f"skipped {classified.train.inputs.path(4)}: ")
 
@@ -154,7 +154,7 @@ def test_images_and_masks_are_left_out_together(tmp_path: Path) -> None:
     masks = [pixels(row, channels=1) % 3 for row in (0, 2, 4)]
     np.testing.assert_array_equal(found.train.targets, masks)
     assert found.train.columns["client"].tolist() == ["a", "c", "e"]
-    assert len(found.notes) == 2
+    assert len(found.notes) == 3
     with pytest.raises(DataError, match=r"2 problems in the data[^$]*i/1\.png[^$]*m/3\.png"):
         loaded(replace(whole, on_error="stop"), 6 * 4 * 64)
     stored = loaded(whole, 6 * 4 * 64 - 1)

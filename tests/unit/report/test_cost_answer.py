@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedlens.cli.cost import show
+from fedlens.cost_runs import CostResult
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import NOT_MEASURED, byte_rows, cards, side_by_side
@@ -71,6 +73,21 @@ def page_of(directory: Path, answer: dict[str, Any]) -> Page:
     html = write_cost_page(directory, answer).read_text("utf-8")
     assert_self_contained(re.sub(r'<a href="[\w-]+/report.html">', "<a>", html))  # links to its own runs
     return read_page(html)
+
+
+def test_what_the_runs_note_on_their_data_is_on_the_page_and_in_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = ["the client 'mercy' (2 images) looks like 'Mercy'", *(f"skipped {k}.png" for k in range(5))]
+    said = {name: {"status": "finished", "notes": notes} for name in ("federated-seed0", "iid-seed0")}
+    answer = cost_answer(tmp_path, study(tmp_path, seeds=1, **said))
+    assert answer["data_notes"] == notes
+    words = page_of(tmp_path, answer).words.replace("' mercy '", "'mercy'")
+    assert f"Notes on the data and the run {' '.join(notes[:5])} 1 more note {notes[5]}" in words
+    show(CostResult(tmp_path, answer), quiet=False)
+    printed = capsys.readouterr().out
+    assert "Notes on the data and the runs:\n  the client 'mercy'" in printed
+    assert "  skipped 3.png\n  and 1 more, on the page\n" in printed
 
 
 def test_the_interval_is_that_of_a_paired_t_test() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedlens.report.compare import write_comparison
+from fedlens.report.data_notes import notes_card
 from fedlens.report.page_contents import page_contents
 from fedlens.report.partition_page import write_page
 from fedlens.report.run_page import write_report
@@ -53,6 +54,27 @@ def test_a_page_without_images_lists_none_and_says_how_to_get_them(tmp_path: Pat
     assert "config.toml --set record.images=true" in words
     never = listed(page(tmp_path / "never", record={"images": False}))
     assert "record.images=true" not in never
+
+
+def test_the_notes_on_the_data_are_on_the_page_and_the_clients_in_them_are_counted(tmp_path: Path) -> None:
+    notes = [
+        "scans: the client 'St Anna' (2 images) looks like 'St. Anna' (40 images); use one spelling.",
+        "skipped Bonn & Köln/a.png: <b>empty</b>",
+        *(f"Note {k} on Ulm." for k in range(5)),
+    ]
+    run = make_run(tmp_path, counts=class_counts(4), summary={"notes": notes})
+    ids = ("St. Anna", "St Anna", "Bonn & Köln", "Ulm")
+    replace(make_partition(class_counts(4), ids=ids), census=None).save(run / "partition.npz")
+    html = write_report(run).read_text(encoding="utf-8")
+    words = "".join(read_page(html).words.split())  # the elements of the names are no words
+    told = f"Notes on the data and the run {' '.join(notes[:5])} 2 more notes {' '.join(notes[5:])}"
+    assert "".join(told.split()) in words
+    assert "The notes on the data, with the names of classes, clients and files in them." in listed(html)
+    card = "".join(notes_card(notes, ids).first)
+    assert page_contents(card, ids) == [
+        "The names of 3 clients of 4, such as St. Anna, St Anna, Bonn & Köln."
+    ]
+    assert "Notes on the data" not in page(tmp_path / "none")
 
 
 def test_numbers_are_no_names_of_clients() -> None:

@@ -49,10 +49,13 @@ def check_names(
         names = (f"'{shortened(name, _SHOWN)}' ({_images(counts[name])})" for name in (rare, usual))
         what = f"the {kind} {' looks like '.join(names)}"
         place = f"{where}{_first_lines((lines or {}).get(rare, ()))}"
-        findings.warn(place, what, "if they are the same, use one spelling")
+        findings.warn(place, what, "if they are the same, use one spelling", alike=True)
     if len(pairs) > _LISTED:
         findings.warn(
-            where, f"{len(pairs) - _LISTED:,} more {plural} look like another", "check the spelling"
+            where,
+            f"{len(pairs) - _LISTED:,} more {plural} look like another",
+            "check the spelling",
+            alike=True,
         )
     few = sorted(
         (name for name, count in counts.items() if count < FEW), key=lambda name: (counts[name], name)

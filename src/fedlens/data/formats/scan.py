@@ -213,7 +213,7 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
     """The dataset of a scan, without the faulty rows.
 
     Images are scaled to the setting `size`, or else to the size that `ImageSizes.training` chooses, which a note says.
-    Before it come the notes on what is left out: the number of faulty rows, and `notes`.
+    Before it come the number of faulty rows, the warnings of names that look alike, and `notes`, on what is left out.
 
     If the data define no splits, the share `test` is drawn from all classes and clients alike
     (`splits.draw_test`); an image whose content is in the training part too stays there. With "train" and
@@ -251,11 +251,12 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
         source=str(scan.folder),
         notes=(
             *left_out,
+            *(str(finding) for finding in scan.findings.warnings if finding.alike),
             *notes,
             *size_note,
             *scan.notes,
             *corrections,
-            *map(str, scan.findings.warnings),
+            *(str(finding) for finding in scan.findings.warnings if not finding.alike),
         ),
         on_error=settings["on_error"],
         seeded=scan.splits is None,

@@ -7,6 +7,7 @@ import pytest
 from fedlens.core.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
+from fedlens.data.formats.name_checks import check_names
 from fedlens.data.formats.scan import Scan, assemble
 from tests.unit.data.pictures import pixels, write
 
@@ -86,9 +87,13 @@ def test_rows_at_fault_are_left_out_and_counted(tmp_path: Path) -> None:
     scan = with_boxes(tmp_path, bad={1}, notes=["read"])
     assert scan.sizes is not None
     scan.sizes[1] = None
+    check_names("client", {"St. Anna": 40, "St Anna": 2}, "scans", scan.findings)
     found = assemble(scan, 0, notes=["skipped"])
     assert len(found.train) == 1
-    assert found.notes == ("left out 1 of 3 images", "skipped", "read")
+    count, alike, *others, few = found.notes
+    assert (count, others) == ("left out 1 of 3 images", ["skipped", "read"])
+    assert alike.startswith("scans: the client 'St Anna' (2 images) looks like 'St. Anna' (40 images);")
+    assert "fewer than 5 images" in few
     scan.bad.add(2)
     with pytest.raises(DataError, match="no example is left to test with"):
         assemble(scan, 0)
