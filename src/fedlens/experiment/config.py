@@ -343,6 +343,10 @@ def settings_named(name: str) -> list[str]:
 
 # Settings that many things of a kind have: those of a named thing are only known with its name.
 _OF_NAMED = {
+    "data.dataset": (
+        *("path", "table", "path_column", "label_column", "client_column", "client_pattern", "client_level"),
+        *("classes", "channels", "size", "fit", "test", "on_error"),
+    ),
     "data.partition": ("alpha", "classes_per_client"),
     "select": ("clients_per_round", "fraction"),
     "algorithm": ("mu",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +21,7 @@ Locate = Callable[[str], str]
 _SHOULD = re.compile(r"input should be (?:a |an )?(.*?)(?:, (?:unable|got|but) .*)?", re.IGNORECASE)
 _SHOWN = 80  # characters of a value
 _NEAR = "did you mean"
+_MISSPELLED = 0.8  # similarity of two names, of 1
 _LARGEST_INT = 2**63 - 1
 _LARGEST_FLOAT = 3.4028234663852886e38  # of 32 bits, in which models are trained
 _PLAINER = {
@@ -93,7 +95,7 @@ def no_such_setting(
     Args:
         known: the settings of its table.
         thing: what the table belongs to.
-        others: full keys that the user may have meant if none of `known` is near.
+        others: full keys of this name, which come before names of `known` that are not close.
         hint: what to say instead of the known settings if none is near.
 
     >>> print(no_such_setting("alpha", "my.toml, line 3: data.partition.alpha", ["clients"], "the partition 'iid'"))
@@ -101,9 +103,12 @@ def no_such_setting(
     """
     what = f"{thing} has no setting '{name}'" if thing else f"unknown setting '{name}'"
     near = nearest(name, known) if known else "it has no settings: remove it"
-    if not near.startswith(_NEAR):
+    # The same name in another table is nearer than any name in this one but a misspelled one.
+    if others and not get_close_matches(name, known, 1, _MISSPELLED):
         listed = "' or '".join(others)
-        near = f"{_NEAR} '{listed}'" if others else hint or near
+        near = f"{_NEAR} '{listed}'"
+    elif not near.startswith(_NEAR):
+        near = hint or near
         if thing and name != "name" and nearest(name, ["name"]).startswith(_NEAR):
             near = f"{_NEAR} 'name'"
     return ConfigError(what, where=where, hint=near)

@@ -309,7 +309,16 @@ def _not_a_run(path: Path) -> RunDirectoryError:
         latest = max(below, key=lambda run: ((run / "config.toml").stat().st_mtime_ns, run.name))
         count = "the one run" if len(below) == 1 else f"the latest of {len(below)} runs"
         hint = f"{count} below it is {latest}"
+        if federated := federated_beside(latest):
+            hint = f"{federated} is a federated run of 'fedlens cost' below it"
     return RunDirectoryError("this is not a run directory: it has no config.toml", where=str(path), hint=hint)
+
+
+def federated_beside(run: Path) -> Path | None:
+    """The first federated run of the `fedlens cost` that made a run, which may be a baseline; None for other runs."""
+    if not (run.parent / "cost.json").is_file():
+        return None
+    return min((path.parent for path in run.parent.glob("federated-seed*/config.toml")), default=None)
 
 
 def _runs_below(path: Path, depth: int) -> list[Path]:

@@ -18,7 +18,7 @@ from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
 from fedlens.experiment.results import read_model_file
-from fedlens.experiment.rundir import RunDir
+from fedlens.experiment.rundir import RunDir, federated_beside
 from fedlens.experiment.tensorfile import read_metadata
 from fedlens.experiment.text_files import parsed_fact
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize, evaluation_size
@@ -223,12 +223,15 @@ def _refuse_personal(path: Path, about: Mapping[str, str], algorithm: str) -> No
     """Raises `RunDirectoryError` if parts of the model stay at the clients, and the file has their initial values."""
     personal = parsed_fact({"personal": "[]", **about}, "personal", path)
     if personal or ("personal" not in about and algorithm in _PERSONAL):
+        hint = "use a run with one global model, e.g. algorithm.name = 'fedavg'"
+        if algorithm == "local-only" and (federated := federated_beside(path.parent)):
+            hint = f"use the federated run beside it, {federated}"
+        more = f" and {len(personal) - 1} more parameters" if len(personal) > 1 else ""
         raise RunDirectoryError(
-            f"'{algorithm}' trains a model for each client, and the run's file has "
-            + (f"{len(personal)} leaves" if personal else "the personal layers")
-            + " with initial values only",
+            f"'{algorithm}' trains a model for each client, and the run's file has only the initial values of "
+            + (f"'{personal[0]}'{more}" if personal else "the personal layers"),
             where=str(path),
-            hint="use a run with one global model, e.g. algorithm.name = 'fedavg'",
+            hint=hint,
         )
 
 

@@ -71,6 +71,10 @@ def test_a_function_is_written_down_by_where_it_is() -> None:
         ({"rounds": None}, "'rounds' is None, but must be a whole number (at rounds)."),
         ({"rouns": 3}, "unknown setting 'rouns' (at rouns); did you mean 'rounds'."),
         ({"local": {"lrr": 0.1}}, "unknown setting 'lrr' (at local.lrr); did you mean 'lr'."),
+        (
+            {"client_column": "shop"},
+            "unknown setting 'client_column' (at client_column); did you mean 'data.dataset.client_column'.",
+        ),
         ({"local": 0.1}, "'local' is 0.1, but must be a table (at local)."),
         (
             {"local": {}},

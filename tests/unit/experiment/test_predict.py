@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -404,8 +405,14 @@ def test_a_run_of_personal_models_is_refused(images: Path, tmp_path: Path, algor
         algorithm=algorithm,
         data=data,
     )
-    with pytest.raises(RunDirectoryError, match=f"'{algorithm}' trains a model for each client"):
+    (tmp_path / "cost.json").write_text("{}")
+    (tmp_path / "federated-seed0").mkdir()
+    (tmp_path / "federated-seed0/config.toml").touch()
+    with pytest.raises(RunDirectoryError, match=f"'{algorithm}' trains a model for each client") as refused:
         made.predict(images)
+    assert re.search(r"only the initial values of '[\w.]+' and \d+ more parameters", str(refused.value))
+    hint = {"fedbn": "algorithm.name = 'fedavg'", "local-only": "the federated run beside it"}[algorithm]
+    assert hint in str(refused.value)
 
 
 def test_a_finetuned_run_says_which_model_predicts(tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_open_takes_a_run_and_gives_its_latest_neighbour_otherwise(tmp_path: Pat
             RunDir.open(path)
 
 
+def test_open_names_a_federated_run_of_a_cost_directory(tmp_path: Path) -> None:
+    for name in ("federated-seed1", "federated-seed0", "local-only-seed1"):
+        (tmp_path / "x-cost" / name).mkdir(parents=True)
+        (tmp_path / "x-cost" / name / "config.toml").touch()
+    os.utime(tmp_path / "x-cost/local-only-seed1/config.toml", (2**32, 2**32))
+    (tmp_path / "x-cost/cost.json").touch()
+    for path in (tmp_path / "x-cost", tmp_path):
+        with pytest.raises(
+            RunDirectoryError, match=r"; \S+/federated-seed0 is a federated run of 'fedlens cost'"
+        ):
+            RunDir.open(path)
+
+
 def test_open_says_what_is_there_instead(run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="the directory does not exist"):
         RunDir.open(tmp_path / "absent")
