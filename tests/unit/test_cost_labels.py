@@ -132,7 +132,7 @@ def test_test_images_of_the_clients_are_said_to_have_the_same_mistakes(wrong: Co
     own = {**wrong.answer, "work": {**wrong.answer["work"], "test_drawn": True}}
     (said,) = label_warnings(own)
     assert said.startswith(
-        "The test images are drawn from the clients' own images. If labels of Bonn are wrong"
+        "The test images are drawn from the clients' own images, and no client trains on them. If labels of Bonn are"
     )
     assert label_warnings({**own, "low_clients": []}) == []
 

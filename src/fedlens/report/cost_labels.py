@@ -72,8 +72,9 @@ def label_warnings(answer: Mapping[str, Any]) -> list[str]:
     if not low or not answer["work"].get("test_drawn"):
         return []
     return [
-        f"The test images are drawn from the clients' own images. If labels of {listed(low)} are wrong, so are labels "
-        "of test images, and the models look worse than they are: correct the labels before you read the test values."
+        "The test images are drawn from the clients' own images, and no client trains on them. If labels of "
+        f"{listed(low)} are wrong, so are labels of test images, and the models "
+        "look worse than they are: correct the labels before you read the test values."
     ]
 
 
