@@ -19,10 +19,7 @@ from fedlens.experiment.atomic_files import refused, write_durably
 _SMALL = 64  # pixels of the longer side of images for which a small network is enough
 _CLIENTS = 4  # of the partition, if the data name none
 _HELD_OUT = 0.2  # the default of `data.dataset.test`
-_STEPS, _MOST_EPOCHS = (
-    20,
-    10,
-)  # a client and round: with fewer steps, small data teach a new model next to nothing
+_STEPS, _MOST_EPOCHS = 20, 10  # of a client in a round: fewer steps teach a new model next to nothing
 
 _TEXT = """\
 # Written by: {command}
