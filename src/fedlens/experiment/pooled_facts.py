@@ -9,9 +9,7 @@ from fedlens.core.errors import RunDirectoryError
 from fedlens.experiment.build import Built
 from fedlens.experiment.rundir import RunDir
 
-CHOSEN = (
-    "chosen_from_data"  # in environment.json: the names of the settings that the reader chose at the start
-)
+CHOSEN = "chosen_from_data"  # in environment.json: the settings that the reader chose at the start
 
 
 def chosen_at_start(directory: RunDir, built: Built) -> Collection[str]:

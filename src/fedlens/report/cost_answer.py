@@ -96,24 +96,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         for role in WORDS
         if role in tested or role in means
     }
-    one_model = models.get("federated") != "own"
-    on = "test" if tested.get("federated") and one_model else "clients"
-    values = tested if on == "test" else means
-    none: Values = {}
-    most = 1.0 if is_share(metric) else math.inf
-    bounded = "test" if on == "test" and tested.get("centralized") else "clients"
-    against = tested if bounded == "test" else means
-    differences = {
-        "partition": (on, _difference(values.get("federated", none), values.get("iid", none), most)),
-        "federation": (
-            bounded,
-            _difference(against.get("federated", none), against.get("centralized", none), most),
-        ),
-        "joining": (
-            "clients",
-            _difference(means.get("federated", none), means.get("local-only", none), most),
-        ),
-    }
+    on = "test" if tested.get("federated") and models.get("federated") != "own" else "clients"
     largest = about["work"].get("largest_class") or {}
     clients = _client_rows(at_clients, metric, largest if metric == "accuracy" else {})
     answer = {
@@ -129,10 +112,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             else client_bytes([run for (of, _), run in finished.items() if of == role])
             for role in overall
         },
-        "differences": {
-            name: None if each is None else {**asdict(each), "sign": each.sign, "on": where}
-            for name, (where, each) in differences.items()
-        },
+        "differences": _differences(tested, means, on, 1.0 if is_share(metric) else math.inf),
         "clients": clients,
         "data_notes": notes_of(readable),
         "emd": next((run.emd() for (role, _), run in finished.items() if role == "federated"), None),
@@ -140,6 +120,23 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     answer |= label_findings(finished)
     answer["warnings"] = [*label_warnings(answer), *curve_warnings(finished, answer)]
     return {**answer, "sentences": sentences(answer), "next_steps": next_steps(answer)}
+
+
+def _differences(
+    tested: Mapping[str, Values], means: Mapping[str, Values], on: str, most: float
+) -> dict[str, dict[str, Any] | None]:
+    """The `differences` of `cost_answer`; `most` is the largest difference that the metric can have."""
+    federation = "test" if on == "test" and tested.get("centralized") else "clients"
+    rows: dict[str, dict[str, Any] | None] = {}
+    for name, where, reference in (
+        ("partition", on, "iid"),
+        ("federation", federation, "centralized"),
+        ("joining", "clients", "local-only"),
+    ):
+        values = tested if where == "test" else means
+        row = _difference(values.get("federated", {}), values.get(reference, {}), most)
+        rows[name] = None if row is None else {**asdict(row), "sign": row.sign, "on": where}
+    return rows
 
 
 def _read(directory: Path) -> Run | None:

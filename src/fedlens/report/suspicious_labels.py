@@ -189,7 +189,10 @@ def read_held_out(run: Run) -> HeldOutPredictions | None:
 
 
 def label_section(run: Run) -> dict[str, Any] | None:
-    """The card of a run, whose one model is asked; None if its clients' held-out images have no predictions."""
+    """The card of a run, whose one model is asked; None if its clients' held-out images have no predictions.
+
+    Writes `labels_to_check.csv`, which the card names, or removes an earlier one.
+    """
     try:
         predictions = read_held_out(run)
     except RunDirectoryError as error:
