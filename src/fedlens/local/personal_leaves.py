@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -19,11 +18,14 @@ def own_leaves(model: ModelSpec, personal: frozenset[str], client: Client) -> Ma
     if not personal:
         return {}
     kept: Mapping[str, Tensor] | None = client.state.get(PERSONAL)
-    return kept if kept is not None else _initial(model, personal, client.scratch)
+    return kept if kept is not None else _initial(model, personal, client)
 
 
-def _initial(model: ModelSpec, personal: frozenset[str], scratch: dict[Any, Any]) -> Mapping[str, Tensor]:
+def _initial(model: ModelSpec, personal: frozenset[str], client: Client) -> Mapping[str, Tensor]:
     key = ("initial", id(model))
-    if key not in scratch:
-        scratch[key] = tree_of(model.build())
-    return {name: value for name, value in scratch[key].items() if name in personal}
+    if key not in client.scratch:
+        client.scratch[key] = {
+            name: value.to(client.device) for name, value in tree_of(model.build()).items()
+        }
+    initial: Mapping[str, Tensor] = client.scratch[key]
+    return {name: value for name, value in initial.items() if name in personal}
