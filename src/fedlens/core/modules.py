@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.protocol import Client, ModelSpec
+from fedlens.core.transfers import block_size, views
 from fedlens.core.tree import Leaf, Tree, part, spec_of
-
-_ALIGN = 64  # bytes, as torch aligns its own memory
 
 
 @dataclass(frozen=True)
@@ -28,9 +26,7 @@ class Loadable:
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights that are sent
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
-    given: dict[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # strides of the memory that `load` brings
+    given: dict[str, Tensor] = field(default_factory=dict)  # the form of the memory that `load` brings
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -61,23 +57,22 @@ class Loadable:
         given = []
         for name, weight in self.trainable.items():
             given.append(weight.detach())
-            self.given[name] = torch.empty_like(weight, device="meta").stride()  # without gaps
+            self.given[name] = torch.empty_like(weight, device="meta")  # without gaps
             weight.data = weight.new_empty(()).expand(weight.shape)  # the shape, and no memory
         return given
 
     def _take_back(self) -> None:
         if not self.given:
             return
-        weights = [self.trainable[name] for name in self.given]
-        offsets = [0, *accumulate(-(-weight.nbytes // _ALIGN) * _ALIGN for weight in weights)]
-        if weights[0].device.type == "cpu":
+        forms, device = list(self.given.values()), next(iter(self.trainable.values())).device
+        size = block_size(forms)
+        if device.type == "cpu":
             # Pages of their own, that the system has back at once: on the heap, gaps grow from client to client.
-            block = torch.frombuffer(mmap.mmap(-1, max(offsets[-1], 1)), dtype=torch.uint8)
+            block = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
         else:
-            block = torch.empty(offsets[-1], dtype=torch.uint8, device=weights[0].device)
-        for weight, offset, strides in zip(weights, offsets, list(self.given.values()), strict=False):
-            memory = block[offset : offset + weight.nbytes].view(weight.dtype)
-            weight.data = memory.as_strided(weight.shape, strides, memory.storage_offset())
+            block = torch.empty(size, dtype=torch.uint8, device=device)
+        for name, memory in zip(self.given, views(block, forms), strict=True):
+            self.trainable[name].data = memory
         self.given.clear()
 
 

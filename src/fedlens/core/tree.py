@@ -130,20 +130,25 @@ def load_into(module: nn.Module, tree: Tree) -> None:
             state[name].copy_(value)
 
 
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same payload with `function` of every tensor; mappings become dicts."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: mapped(item, function) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [mapped(item, function) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
 def copied(value: Any) -> Any:
     """The same payload with every tensor copied, without history.
 
     >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
     {'steps': (1, tensor([1.]))}
     """
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {name: copied(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [copied(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
+    return mapped(value, lambda tensor: tensor.detach().clone())
 
 
 def select(tree: Tree, names: Sequence[str]) -> dict[str, Tensor]:
