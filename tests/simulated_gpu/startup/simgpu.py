@@ -394,6 +394,8 @@ class Mode(TorchDispatchMode):
             return run(func, args, kwargs)
         if func in (aten._pin_memory.default, aten.is_pinned.default):
             return args[0].clone() if func is aten._pin_memory.default else False
+        if kwargs.get("pin_memory"):  # ordinary memory here: no driver could pin it
+            kwargs = kwargs | {"pin_memory": False}
         return func(*args, **kwargs)
 
 
