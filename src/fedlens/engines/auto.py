@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import (
-    Answer,
     Ask,
     BatchedOp,
     ClientDataSource,
@@ -27,13 +25,19 @@ from fedlens.core.protocol import (
     Trial,
 )
 from fedlens.core.states import STATE_MEMORY
-from fedlens.core.tree import Tree
-from fedlens.core.work import StepCount
-from fedlens.engines.client_groups import GROUP_MEMORY
-from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, default_workers, usable_cores
-from fedlens.engines.inline import StateMemory, inline
-from fedlens.engines.processes import processes
-from fedlens.engines.vectorized import vectorized
+from fedlens.engines.chosen import KNOWN, Chosen
+from fedlens.engines.client_groups import CPU, fitting
+from fedlens.engines.devices import (
+    GPU_CONTEXT,
+    Computing,
+    Device,
+    PrecisionSetting,
+    default_workers,
+    resolved,
+    share_of_gpu,
+    usable_cores,
+)
+from fedlens.engines.inline import StateMemory
 from fedlens.engines.verify import Verify, verified
 
 _SHORT = 10.0  # seconds of training; for less, workers are not worth their start
@@ -44,7 +48,7 @@ _CLIENTS, _STEPS = 64, 8  # of a trial, at most
 
 def auto(
     *,
-    device: Device = "cpu",
+    device: Device = "auto",
     precision: PrecisionSetting = "fp32",
     state_memory: StateMemory = STATE_MEMORY,
     verify: Verify = 0,
@@ -54,20 +58,13 @@ def auto(
     It also chooses the number of workers, the clients computed at once and the memory layout, but never device and
     precision. The choice is written to the run's config.toml, so a resumed run does not choose again.
     """
-    return verified(Auto(state_memory, Computing(device, precision)), verify, exact=False)
+    return verified(
+        Auto(state_memory, Computing(resolved(device, spread=True), precision)), verify, exact=False
+    )
 
 
-class Auto(EngineBase):
-    """See `auto`. Before the choice it is `inline`."""
-
-    def __init__(self, state_memory: int = STATE_MEMORY, computing: Computing = ON_CPU) -> None:
-        self.common = {"device": computing.device, "precision": computing.precision}
-        self.state_memory, self.computing = state_memory, computing
-        self._take("inline", {}, "")
-
-    def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
-        self.computing.check()
+class Auto(Chosen):
+    """See `auto`."""
 
     def choose(
         self,
@@ -82,13 +79,13 @@ class Auto(EngineBase):
         op, one = next(((op, trial) for op in batched if (trial := op.trial(1))), (None, None))
         if op is None or one is None or cohort is None or not clients:
             return self._take("inline", {}, "no round has several clients to train together")
-        cores, workers = usable_cores(), default_workers(self.computing, 1)
+        cores, workers, device = usable_cores(), default_workers(self.computing, 1), self.computing.device
         first = self._time("inline", {}, one, data, clients[:1])
         if first is None:
             return self._take("inline", {}, "the first trial did not finish")
         if first[0] > _SLOW:
             why = "a step takes seconds, so no other engine was tried"
-            if workers > 1 and cohort > 1 and _fits(op, min(workers, cohort)):
+            if workers > 1 and cohort > 1 and _fits(op, device, min(workers, cohort)):
                 return self._take("processes", {"workers": workers}, why)
             return self._take("inline", {"threads": cores}, why)
         steps = max(1, min(_STEPS, int(_TRIAL / 4 / first[0])))
@@ -113,12 +110,17 @@ class Auto(EngineBase):
         if stacked:
             attempt("vectorized", "vectorized", {}, max(count, min(8, cohort)))
         fastest = max((speed for speed, _, _ in tried.values()), default=0.0)
-        if fastest and cohort > 1 and workers > 1 and images / fastest > _SHORT and _fits(op, workers):
+        if (
+            fastest
+            and cohort > 1
+            and workers > 1
+            and images / fastest > _SHORT
+            and _fits(op, device, workers)
+        ):
             many = max(2 * workers, count)
             attempt(f"processes {workers} x 1", "processes", {"workers": workers}, many)
-            largest = max((len(data.holder(client)) for client in clients[:_CLIENTS]), default=1)
-            each = max(1, op.footprint(torch.device("cpu"), largest, data.holder(clients[0])))
-            group = min(_CLIENTS, cohort // workers, GROUP_MEMORY // each)
+            gpu = None if device == "cpu" else share_of_gpu(device, workers)
+            group = min(_CLIENTS, cohort // workers, fitting(op, data, clients[:_CLIENTS], gpu))
             if stacked and group > 1:
                 table = {"workers": workers, "group": group}
                 label = f"processes {workers} x 1, {group} clients at once"
@@ -136,15 +138,6 @@ class Auto(EngineBase):
         _, name, table = by_speed[0][1]
         return self._take(name, table, f"images/s of {steps} steps at a few clients: {speeds}")
 
-    def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
-        given = {**self.common, **table, "state_memory": self.state_memory}
-        self.chosen = _KNOWN[name](**given)
-        self.ahead = self.chosen.ahead
-        defaults = {key: p.default for key, p in inspect.signature(_KNOWN[name]).parameters.items()}
-        # A setting that is None is left unset: TOML has no such value.
-        self.table = {"name": name, **{k: v for k, v in {**defaults, **given}.items() if v is not None}}
-        return f"engine: {name} ({why})"
-
     def _time(
         self,
         name: str,
@@ -156,7 +149,7 @@ class Auto(EngineBase):
         """Seconds and images of the better of two rounds, after one to warm up; None where a client failed."""
         ask = Ask("train", [Request(client) for client in clients], trial.shared)
         times: list[tuple[float, float]] = []
-        engine = _KNOWN[name](**{**self.common, **table})
+        engine = KNOWN[name](**{**self.common, **table})
         try:
             engine.open(Program({"train": trial.op}, data, 0), ClientStates())
             for number in (1, 2, 3):
@@ -175,46 +168,12 @@ class Auto(EngineBase):
             return None
         finally:
             engine.close()
+            torch.cuda.empty_cache()  # for the next trial's workers; does nothing where no GPU is in use
         return min(times[1:] or times)
 
-    # ---- as an engine
 
-    @property
-    def local_steps(self) -> StepCount | None:
-        """The local steps taken in this process, if clients train in it at the moment."""
-        return self.running.local_steps
-
-    def applied(self, program: Program) -> Program:
-        """The program as the chosen engine computes it."""
-        return self.chosen.applied(program)
-
-    def place(self, tree: Tree) -> Tree:
-        """The tree in the memory of the engine that was chosen."""
-        return self.running.place(tree)
-
-    @property
-    def running(self) -> EngineBase:
-        """The chosen engine."""
-        return self.chosen
-
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Opens the chosen engine."""
-        self.chosen.open(program, states)
-
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers with the chosen engine."""
-        return self.chosen.answer(ask, round, exchange)
-
-    def close(self) -> None:
-        """Closes the chosen engine."""
-        self.chosen.close()
-
-
-_KNOWN: dict[str, Callable[..., EngineBase]] = {
-    "inline": inline, "vectorized": vectorized, "processes": processes,
-}  # fmt: skip
-
-
-def _fits(op: BatchedOp, workers: int) -> bool:
+def _fits(op: BatchedOp, device: str, workers: int) -> bool:
     """Whether the free memory holds this many workers and the payloads between them."""
-    return (workers + 3) * op.footprint(torch.device("cpu")) < free_memory()
+    if device == "cpu":
+        return (workers + 3) * op.footprint(CPU) < free_memory()
+    return op.footprint(CPU) + GPU_CONTEXT < share_of_gpu(device, workers)

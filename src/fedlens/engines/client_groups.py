@@ -12,12 +12,23 @@ from pydantic import Field
 from fedlens.core.arithmetic import Layout
 from fedlens.core.errors import ConfigError, HookError, RunFailed, out_of_memory, told
 from fedlens.core.interrupts import from_code
-from fedlens.core.protocol import Answer, BatchedOp, ClientId, Failure, Op, Payload, Program, Reduce
+from fedlens.core.protocol import (
+    Answer,
+    BatchedOp,
+    ClientDataSource,
+    ClientId,
+    Failure,
+    Op,
+    Payload,
+    Program,
+    Reduce,
+)
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item, folded
 
-GROUP_MEMORY = 2**28  # bytes of a group on a CPU, unless its size is set
+CPU = torch.device("cpu")
+_CPU_MEMORY = 2**28  # bytes of a group on a CPU, unless its size is set
 _GPU_SHARE = 8  # a group takes one part in so many of a GPU's memory
 _LARGEST = 128  # clients; larger groups are no faster on a CPU
 _ODD = 3  # groups that may fail without a failing client, before the run ends
@@ -69,6 +80,25 @@ def layout_of(channels_last: Layout, group: int) -> Layout:
     return False if channels_last == "auto" and group > 1 else channels_last
 
 
+def fitting(
+    op: BatchedOp,
+    data: ClientDataSource,
+    clients: Sequence[ClientId],
+    gpu: int | None = None,
+    device: torch.device = CPU,
+) -> int:
+    """How many of these clients fit into the memory of a group, at least one.
+
+    Args:
+        gpu: the bytes of a GPU that the group has a part of; None for a group on the processor.
+        device: where a trial forward pass is computed. Its bytes are the same on all devices, and on a GPU it would
+            open a context of CUDA.
+    """
+    largest = data.largest or max((len(data.holder(client)) for client in clients), default=1)
+    each = max(1, op.footprint(device, largest, data.holder(clients[0]) if clients else None))
+    return max(1, (_CPU_MEMORY if gpu is None else gpu // _GPU_SHARE) // each)
+
+
 class Groups:
     """Answers requests in groups of clients.
 
@@ -94,15 +124,10 @@ class Groups:
         assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
         # From what is the same in all rounds, so that a resumed run has the same groups.
-        largest = program.data.largest or max(
-            (len(program.data.holder(client)) for client in clients), default=1
-        )
-        data = program.data.holder(clients[0]) if clients else None
-        each = max(1, batched.footprint(device, largest, data))
-        if device.type != "cuda":
-            return min(max(1, GROUP_MEMORY // each), _LARGEST)
-        memory: int = torch.cuda.get_device_properties(device).total_memory
-        return max(1, memory // _GPU_SHARE // each)
+        on_gpu = device.type == "cuda"
+        memory: int | None = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
+        size = fitting(batched, program.data, clients, memory, device)
+        return size if on_gpu else min(size, _LARGEST)
 
     def answers(
         self,

@@ -15,8 +15,16 @@ from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.tree import Tree
 from fedlens.core.work import StepCount
-from fedlens.engines.devices import ChannelsLast, Computing, Device, PrecisionSetting, default_workers
+from fedlens.engines.devices import (
+    ChannelsLast,
+    Computing,
+    Device,
+    PrecisionSetting,
+    default_workers,
+    resolved,
+)
 from fedlens.engines.inline import Inline, StateMemory, Threads
+from fedlens.engines.on_gpus import OnGpus
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
 from fedlens.engines.shared_memory import Packer
@@ -32,7 +40,7 @@ def default(
     *,
     workers: Workers = 0,
     threads: Threads = 1,
-    device: Device = "cpu",
+    device: Device = "auto",
     precision: PrecisionSetting = "fp32",
     channels_last: ChannelsLast = "auto",
     window: Window = 512,
@@ -40,8 +48,14 @@ def default(
     state_memory: StateMemory = STATE_MEMORY,
     verify: Verify = 0,
 ) -> EngineBase:
-    """Begins as `inline` and goes on as `processes` where the run is long enough; the same bits either way."""
-    computing = Computing(device, precision, channels_last)
+    """On the processor, begins as `inline` and continues as `processes` if the run is long; the same bits either way.
+
+    On GPUs, clients train together where they can, and in workers if several GPUs pay; see `OnGpus`.
+    """
+    computing = Computing(resolved(device, spread=True), precision, channels_last)
+    if computing.device != "cpu":
+        more = {"threads": threads, "channels_last": channels_last, "window": window, "timeout": timeout}
+        return verified(OnGpus(state_memory, computing, workers, more), verify, exact=False)
     made = Default(
         Inline(threads, state_memory, computing),
         lambda count: Processes(count, threads, window, state_memory, 1, computing, timeout),

@@ -17,7 +17,9 @@ from fedlens.core.arithmetic import Arithmetic, Layout, Precision
 from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Program
 from fedlens.core.threads import usable_cores as usable_cores
+from fedlens.engines.hardware import hardware
 
+GPU_CONTEXT = 2**29  # bytes of a GPU that each process takes before the first tensor
 _PER_GPU = 2  # workers of one GPU: one computes while the other reads batches or sends
 _FREE = (
     "import json, torch; "
@@ -26,12 +28,19 @@ _FREE = (
 
 
 def _a_device(name: str) -> str:
-    if re.fullmatch(r"cpu|cuda(:[0-9]{1,4})?", name) is None:
-        raise ValueError("must be 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1'")
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name) is None:
+        raise ValueError("must be 'auto', 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1'")
     return name
 
 
-Device = Annotated[str, AfterValidator(_a_device), Field(description="'cpu', 'cuda', 'cuda:1' and so on")]
+Device = Annotated[
+    str,
+    AfterValidator(_a_device),
+    Field(
+        description="'auto': the GPUs of the machine, or else its processor; 'cpu', 'cuda', 'cuda:1' and so on. The "
+        "run's config.toml records the choice"
+    ),
+]
 PrecisionSetting = Annotated[
     Precision,
     Field(
@@ -62,10 +71,11 @@ class Computing:
         if kind == "cuda":
             gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if not gpus:
+                usual = "check that nvidia-smi lists a GPU and torch is a CUDA build"
                 raise ConfigError(
                     f"the device is '{self.device}', but torch {torch.__version__} finds no GPU",
                     where="engine.device",
-                    hint="set engine.device=cpu, or check that nvidia-smi lists a GPU and torch is a CUDA build",
+                    hint=f"set engine.device=cpu; {hardware().obstacle() or usual}",
                 )
             if number and int(number) >= gpus:
                 raise ConfigError(
@@ -121,6 +131,33 @@ class Computing:
 ON_CPU = Computing()
 
 
+def resolved(device: str, spread: bool = False) -> str:
+    """The device; for 'auto' the GPUs of this machine, or 'cpu' where torch can use none.
+
+    Args:
+        device: the setting: 'auto', 'cpu', 'cuda', or 'cuda:1' and so on.
+        spread: whether workers use all GPUs, 'cuda'. Otherwise, of several GPUs, the one with the most free memory is
+            taken, such as 'cuda:1'.
+
+    Raises `RunFailed` if the free memory of several GPUs cannot be read.
+
+    >>> resolved("cuda:1")
+    'cuda:1'
+    """
+    if device != "auto":
+        return device
+    gpus = len(hardware().gpus)
+    if gpus == 0:
+        return "cpu"
+    return "cuda" if gpus == 1 or spread else freest()
+
+
+def freest() -> str:
+    """The GPU with the most free memory, such as 'cuda:1'. Raises `RunFailed` if it cannot be read."""
+    free = free_memory_of("cuda")
+    return f"cuda:{free.index(max(free))}"
+
+
 def default_workers(computing: Computing, threads: int) -> int:
     """One worker a core, or two a GPU."""
     cores = max(1, usable_cores() // threads)
@@ -137,9 +174,18 @@ def devices_of(device: str, workers: int) -> list[str]:
     """
     if device != "cuda":
         return [device] * workers
-    gpus = torch.cuda.device_count()
-    free = _free_memory() if gpus > 1 else [1]
+    free = free_memory_of(device) if torch.cuda.device_count() > 1 else [1]
     return [f"cuda:{k}" for k in placed(free, workers)]
+
+
+def share_of_gpu(device: str, workers: int) -> int:
+    """The free bytes of a GPU for each of its workers, on the GPU where that is least.
+
+    Raises `RunFailed` if its free memory cannot be read.
+    """
+    free = free_memory_of(device)
+    gpus = placed(free, workers)
+    return min(free[k] // gpus.count(k) for k in gpus)
 
 
 def placed(free: Sequence[int], workers: int) -> list[int]:
@@ -160,11 +206,15 @@ def placed(free: Sequence[int], workers: int) -> list[int]:
     return gpus
 
 
-def _free_memory() -> list[int]:
-    """The free bytes of each GPU, read in another process: a process that reads them takes half a gigabyte of each."""
+def free_memory_of(device: str) -> list[int]:
+    """The free bytes of a GPU, or of each for 'cuda'. Raises `RunFailed` if they cannot be read.
+
+    Read in another process: a process that reads them takes half a gigabyte of each.
+    """
     done = subprocess.run([sys.executable, "-c", _FREE], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
         raise RunFailed(f"cannot read the free memory of the GPUs: {last}", hint="check nvidia-smi")
     free: list[int] = json.loads(done.stdout)
-    return free
+    index = torch.device(device).index
+    return free if index is None else free[index : index + 1]

@@ -16,7 +16,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.core.tree import HEAVY
 from fedlens.core.work import StepCount
-from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting
+from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
@@ -37,13 +37,13 @@ StateMemory = Annotated[
 def inline(
     *,
     threads: Threads = 1,
-    device: Device = "cpu",
+    device: Device = "auto",
     precision: PrecisionSetting = "fp32",
     channels_last: ChannelsLast = "auto",
     state_memory: StateMemory = STATE_MEMORY,
 ) -> Inline:
     """One process, one client after the other; the reference that every other engine is compared with."""
-    return Inline(threads, state_memory, Computing(device, precision, channels_last))
+    return Inline(threads, state_memory, Computing(resolved(device), precision, channels_last))
 
 
 class Inline(EngineBase):

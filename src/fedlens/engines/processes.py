@@ -33,6 +33,7 @@ from fedlens.engines.devices import (
     PrecisionSetting,
     default_workers,
     devices_of,
+    resolved,
 )
 from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
@@ -60,7 +61,7 @@ def processes(
     workers: Workers = 0,
     threads: Threads = 1,
     group: Group = 1,
-    device: Device = "cpu",
+    device: Device = "auto",
     precision: PrecisionSetting = "fp32",
     channels_last: ChannelsLast = "auto",
     window: Window = 512,
@@ -76,7 +77,7 @@ def processes(
         raise ConfigError(
             "the engine 'processes' needs Linux or macOS", where="engine.name", hint="set engine.name=inline"
         )
-    computing = Computing(device, precision, layout_of(channels_last, group))
+    computing = Computing(resolved(device, spread=True), precision, layout_of(channels_last, group))
     made = Processes(workers, threads, window, state_memory, group, computing, timeout)
     return verified(made, verify, exact=group == 1)
 

@@ -12,7 +12,7 @@ from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Id, Op, 
 from fedlens.core.random import random_state_kept
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import Groups, check_stackable, whole_blocks
-from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting
+from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import taken
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
 from fedlens.engines.verify import Verify, verified
@@ -30,7 +30,7 @@ def vectorized(
     *,
     threads: Threads = 1,
     group: Group = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     precision: PrecisionSetting = "fp32",
     state_memory: StateMemory = STATE_MEMORY,
     verify: Verify = 0,
@@ -39,9 +39,8 @@ def vectorized(
 
     For small models, whose rounds are mostly overhead. Results agree with `inline` to rounding, and repeat to the bit.
     """
-    return verified(
-        Vectorized(threads, group, state_memory, Computing(device, precision)), verify, exact=False
-    )
+    computing = Computing(resolved(device), precision)
+    return verified(Vectorized(threads, group, state_memory, computing), verify, exact=False)
 
 
 class Vectorized(Inline):

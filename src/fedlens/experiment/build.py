@@ -31,6 +31,7 @@ from fedlens.data.normalize import moments
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.table import Table
+from fedlens.engines.hardware import announcements, hardware
 from fedlens.experiment.algorithm_check import check_combinations
 from fedlens.experiment.augment_chain import attempt, augment_chain
 from fedlens.experiment.config import Config
@@ -419,10 +420,16 @@ def _fitting(
     engine.check(algorithm.ops)
     images = images_of_the_run(config, federation, cohort)
     line = engine.choose(algorithm.ops, source, federation.eligible.tolist(), cohort, images)
-    if line is not None:
-        say(line)
-    if engine.table is not None:
-        config = config.model_copy(update={"engine": engine.table})
+    table = config.engine if engine.table is None else engine.table
+    bare = Program(algorithm.ops, source, config.seeds.training)
+    placed = engine.applied(bare)
+    # An engine of the user's own that does not say where it computes keeps its setting.
+    chosen = config.engine.get("device") == "auto" and placed is not bare
+    if chosen:
+        table = {**table, "device": placed.device}
+    for sentence in announcements(hardware(), table, line, chosen):
+        say(sentence)
+    config = config.model_copy(update={"engine": table})
     asks = algorithm.evaluation_asks
     if config.evaluation.beside and engine.ahead and asks > 1:
         raise ConfigError(

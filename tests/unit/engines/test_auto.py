@@ -16,6 +16,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.engines import auto as module
 from fedlens.engines import devices as placing
 from fedlens.engines.auto import Auto, auto
+from fedlens.engines.devices import GPU_CONTEXT
 from fedlens.engines.inline import Inline
 from fedlens.engines.registry import ENGINES as REGISTRY
 from fedlens.engines.vectorized import Vectorized
@@ -75,7 +76,7 @@ def test_the_fastest_is_taken_with_all_that_config_needs(
 def settings_of(name: str) -> dict[str, Any]:
     """What the engine's settings are unless they are set, as a run's config.toml has them."""
     found = {key: p.default for key, p in inspect.signature(REGISTRY.find(name)).parameters.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None} | {"device": "cpu"}
 
 
 def test_a_model_with_convolutions_is_tried_in_the_other_layout_too(
@@ -98,11 +99,26 @@ def test_workers_are_counted_by_gpus_where_there_are_any(
 ) -> None:
     monkeypatch.setattr(placing, "usable_cores", lambda: 64)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(placing, "free_memory_of", lambda device: [2**33])
     monkeypatch.setitem(SPEEDS, "processes", 1000.0)
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
     engine = auto(device="cuda")
     engine.choose(made.ops, world(), range(6), 4, 1e9)
     assert engine.table["workers"] == 2
+
+
+@pytest.mark.parametrize(("free", "taken"), [(2**33, {"processes", "group"}), (2 * GPU_CONTEXT, set())])
+def test_workers_and_groups_are_sized_by_the_memory_of_the_gpu(
+    free: int, taken: set[str], tried: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers do not fit where their contexts alone fill the GPU, however much memory the processor has."""
+    monkeypatch.setattr(placing, "usable_cores", lambda: 64)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(placing, "free_memory_of", lambda device: [free])
+    monkeypatch.setattr(module, "free_memory", lambda: 2**62)
+    made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
+    auto(device="cuda").choose(made.ops, world(), range(6), 4, 1e9)
+    assert {name for name, _ in tried} - {"inline", "vectorized"} == taken
 
 
 def test_device_and_precision_are_those_asked_for() -> None:
@@ -149,7 +165,7 @@ def test_steps_of_seconds_are_not_tried_on_every_engine(
     assert "a step takes seconds" in said
     assert engine.table["name"] == "processes"
     assert len(tried) == 1
-    monkeypatch.setattr(module, "_fits", lambda op, workers: False)
+    monkeypatch.setattr(module, "_fits", lambda op, device, workers: False)
     assert chosen()[0].table == settings_of("inline") | {"name": "inline", "threads": 2, "state_memory": 7}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from typing import Any
 
@@ -14,9 +15,11 @@ from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Arithmetic, Client, Outcome, Payload, Program
 from fedlens.core.random import Rng
 from fedlens.engines import devices as placing
-from fedlens.engines.devices import Computing, default_workers, devices_of, placed
+from fedlens.engines.devices import Computing, default_workers, devices_of, placed, resolved, share_of_gpu
+from fedlens.engines.hardware import Hardware
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
+from fedlens.engines.registry import ENGINES
 from fedlens.engines.vectorized import vectorized
 from fedlens.engines.worker_pool import Worker
 from tests.unit.engines.engine_kit import NoData, answers_to, ask, opened
@@ -123,11 +126,43 @@ def test_workers_go_where_the_most_memory_is_free(monkeypatch: pytest.MonkeyPatc
     assert placed([10, 90], 3) == [1, 1, 1]
     assert placed([30, 90], 4) == [1, 1, 0, 1]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(placing, "_free_memory", lambda: [30, 90])
+    monkeypatch.setattr(placing, "free_memory_of", lambda device: [30, 90])
     monkeypatch.setattr(placing, "usable_cores", lambda: 16)
     assert devices_of("cuda", 3) == ["cuda:1", "cuda:1", "cuda:0"]
     assert devices_of("cuda:0", 2) == ["cuda:0"] * 2
     assert devices_of("cpu", 2) == ["cpu"] * 2
+    assert share_of_gpu("cuda", 3) == 30
+    assert share_of_gpu("cuda", 4) == 30
     assert default_workers(Computing("cuda"), 1) == 4
     assert default_workers(Computing("cuda:1"), 1) == 2
     assert default_workers(Computing(), 4) == 4
+
+
+def have(gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, free: Sequence[int] = ()) -> None:
+    """A machine with these GPUs and free bytes, and no others."""
+    monkeypatch.setattr(placing, "hardware", lambda: Hardware(gpus))
+    monkeypatch.setattr(placing, "free_memory_of", lambda device: list(free))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+
+
+def test_auto_is_the_gpus_of_the_machine_or_else_its_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    have((), monkeypatch)
+    assert resolved("auto") == resolved("auto", spread=True) == "cpu"
+    have(("NVIDIA H100",), monkeypatch)
+    assert resolved("auto") == resolved("auto", spread=True) == "cuda"
+    assert resolved("cpu") == "cpu"
+    have(("NVIDIA H100",) * 3, monkeypatch, [30, 90, 80])
+    assert resolved("auto") == "cuda:1"
+    assert resolved("auto", spread=True) == "cuda"
+    assert resolved("cuda:0") == "cuda:0"
+
+
+@pytest.mark.parametrize("engine", [*MADE, "default", "auto"])
+@pytest.mark.parametrize("gpus", [(), ("NVIDIA H100",)])
+def test_every_engine_takes_the_gpu_by_default(
+    engine: str, gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have(gpus, monkeypatch)
+    made = ENGINES.find(engine)()
+    assert made.applied(Program({}, NoData(), 0)).device == ("cuda" if gpus else "cpu")
+    made.close()

@@ -54,7 +54,7 @@ def test_a_plan_has_every_setting_filled_in_and_loads_nothing() -> None:
         "workers": 0,
         "threads": 1,
         "group": 1,
-        "device": "cpu",
+        "device": "auto",
         "precision": "fp32",
         "channels_last": "auto",
         "window": 512,

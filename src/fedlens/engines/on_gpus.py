@@ -1,0 +1,100 @@
+"""The engine of a run on GPUs that names none: clients train together where they can."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedlens.core.protocol import BatchedOp, ClientDataSource, ClientId, Op, Program
+from fedlens.core.states import STATE_MEMORY
+from fedlens.engines.chosen import Chosen
+from fedlens.engines.client_groups import fitting
+from fedlens.engines.devices import ON_CPU, Computing, default_workers, freest, share_of_gpu
+from fedlens.engines.shared_memory import Packer
+
+_PAYS = (
+    1e6  # images of a run, from which on several GPUs are used: fewer take about as long as workers to start
+)
+
+
+class OnGpus(Chosen):
+    """Is `vectorized` on one GPU and `processes` with groups on several, or `inline` where only one client can train.
+
+    The choice depends on the experiment and the free memory of the GPUs, and nothing is timed. Groups change the last
+    bits, so the choice is written to the run's config.toml, and a resumed run keeps it.
+
+    Args:
+        workers: the most workers; 0: two for each GPU.
+        settings: more settings, for the engines that have them.
+    """
+
+    def __init__(
+        self,
+        state_memory: int = STATE_MEMORY,
+        computing: Computing = ON_CPU,
+        workers: int = 0,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._workers = workers
+        super().__init__(state_memory, computing, settings)
+
+    def choose(
+        self,
+        ops: Mapping[str, Op],
+        data: ClientDataSource,
+        clients: Sequence[ClientId],
+        cohort: int | None,
+        images: float,
+    ) -> str:
+        """Takes the engine; returns one line with the choice, and the reason if less than all is used."""
+        device, cohort = self.computing.device, cohort or 1
+        batched = [op for op in ops.values() if isinstance(op, BatchedOp)]
+        workers, one_gpu = self._count(cohort, images, Program(ops, data, 0))
+        most = -(-cohort // workers)
+        apart = self._apart(batched, most)
+        if one_gpu:
+            device = freest()
+        group = 1
+        if apart is None:
+            # Where this process trains, it may open a context on the GPU.
+            free = share_of_gpu(device, workers) if workers > 1 else torch.cuda.mem_get_info(device)[0]
+            sizes = [fitting(op, data, clients, free) for op in batched]
+            group = min(*sizes, most)
+            apart = "the free memory of the GPU holds no group" if group == 1 else None
+        name = "processes" if workers > 1 else "inline" if apart else "vectorized"
+        self._take(name, {"device": device, "workers": workers, "group": group}, "")
+        line = f"engine: {name}"
+        line += f" on {device}, as {one_gpu}" if one_gpu else ""
+        line += f", {workers} workers" if workers > 1 else ""
+        return f"{line}, one client at a time, as {apart}" if apart else f"{line}, groups of {group} clients"
+
+    def _apart(self, batched: Sequence[BatchedOp], most: int) -> str | None:
+        """Why clients cannot train together, at `most` so many in a process; None if they can."""
+        if most == 1 or not batched:
+            return "no process has several clients to train together in a round"
+        if self.common.get("channels_last") is True:
+            return "batched clients cannot use the channels-last layout"
+        return next((obstacle.what for op in batched if (obstacle := op.obstacle())), None)
+
+    def _count(self, cohort: int, images: float, program: Program) -> tuple[int, str]:
+        """The number of workers, 1 for none, and why only one of several GPUs is used, empty if all are."""
+        several = self.computing.device == "cuda" and torch.cuda.device_count() > 1
+        usual = default_workers(self.computing, int(self.common.get("threads", 1))) if several else 1
+        count, why = min(self._workers or usual, cohort), ""
+        if cohort == 1:
+            why = "one client trains at a time"
+        elif self._workers == 1:
+            why = "engine.workers is 1"
+        elif sys.platform == "win32":
+            why = "workers need Linux or macOS"
+        elif not self._workers and images < _PAYS:
+            why = "the run is short"
+        elif count > 1:
+            try:
+                Packer(program, code=True)
+            except Exception:
+                why = "the operations cannot be sent to workers"
+        return (1, why if several else "") if why else (count, "")
