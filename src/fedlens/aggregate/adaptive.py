@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -58,6 +58,7 @@ class Adaptive:
     (tensor([ 1., 16.]), tensor([ 0.0000, -0.7746]))
     """
 
+    follows_device: ClassVar[bool] = True
     kind: Kind
     lr: float
     beta1: float = 0.9

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,9 @@ class Aggregate(ABC):
     exchanges, for example norms before the updates or masks after them, overrides `exchange`.
 
     In all methods, `fields` are the fields that the client rule adds to the reply, and how each is aggregated.
+
+    With the class attribute `follows_device = True`, an aggregate declares that it computes where the replies are and
+    keeps none of them: replies may then stay on a GPU. Otherwise they are in ordinary memory.
     """
 
     @property
@@ -158,6 +161,7 @@ class Mean(Aggregate):
     {'w': tensor([7.])}
     """
 
+    follows_device: ClassVar[bool] = True
     weighting: Weighting = "examples"
 
     def reduce(self, cohort: int, fields: Mapping[str, How] | None = None) -> Reduce | None:

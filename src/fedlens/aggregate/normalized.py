@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,7 @@ class Normalized(Aggregate):
     {'w': tensor([35.])}
     """
 
+    follows_device: ClassVar[bool] = True
     weighting: Weighting = "examples"
     tau_eff: Literal["mean"] | float = "mean"
 

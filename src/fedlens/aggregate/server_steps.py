@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol, TypeGuard
+from typing import Annotated, ClassVar, Protocol, TypeGuard
 
 from pydantic import Field
 from torch import Tensor
@@ -22,7 +22,11 @@ Rate = Annotated[
 
 
 class ServerStep(Protocol):
-    """An optimizer at the server, as pure functions: the state is an argument and a result."""
+    """An optimizer at the server, as pure functions: the state is an argument and a result.
+
+    With the class attribute `follows_device = True`, it declares that it computes where its inputs are, which may then
+    be on a GPU; otherwise they are in ordinary memory.
+    """
 
     def init(self, weights: Tree) -> Payload:
         """The state before the first step."""
@@ -60,6 +64,7 @@ class ServerSGD:
     {'w': tensor([0.5000])}
     """
 
+    follows_device: ClassVar[bool] = True
     lr: float = 1.0
 
     def init(self, weights: Tree) -> Payload:
@@ -88,6 +93,7 @@ class Momentum:
     (tensor([-2.]), tensor([2.]))
     """
 
+    follows_device: ClassVar[bool] = True
     lr: float = 1.0
     momentum: float = 0.9
     nesterov: bool = False

@@ -391,7 +391,7 @@ def _assembled(parts: Parts, variables: DualVariables, client: ClientRule) -> Av
 
 def _everyone(total: float) -> ServerRule:
     """Keeps the mean of all clients' last z_i; `total` is sum_i sigma_i over all of them, in the replies' units."""
-    return ServerRule(init=_at_start, prepare=_prepare, after=partial(_after, total=total))
+    return ServerRule(_at_start, prepare=_prepare, after=partial(_after, total=total), follows_device=True)
 
 
 def _at_start(weights: Tree, federation: FederationInfo) -> Payload:

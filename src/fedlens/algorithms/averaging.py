@@ -52,6 +52,7 @@ from fedlens.core.protocol import (
 from fedlens.core.reduction import How, Update
 from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
+from fedlens.core.user_objects import follows_device
 from fedlens.local.chain import chain
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
@@ -154,6 +155,16 @@ class Averaging(AlgorithmBase):
     def full_gradients(self) -> bool:
         """Whether the client rule takes gradients over all examples."""
         return self.rule.traits.full_gradients
+
+    @property
+    def follows_device(self) -> bool:
+        """Whether all its components at the server do."""
+        return (
+            type(self) is Averaging
+            and follows_device(self.aggregate, ["fold", "exchange"])
+            and follows_device(self.server, ["init", "step", "step_given"])
+            and all(half.follows_device for half in self.rule.servers.values())
+        )
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""

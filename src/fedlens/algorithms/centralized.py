@@ -74,6 +74,11 @@ class Centralized(AlgorithmBase):
         """How many asks `evaluate` makes: one of the server, and one of the clients if they are measured."""
         return 1 + (self.measured != "none")
 
+    @property
+    def follows_device(self) -> bool:
+        """Yes."""
+        return True
+
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights."""
         return {"model": {**tree_of(model.build()), **model.fixed}}

@@ -28,6 +28,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.schema import MEASUREMENTS, finite_fault
+from fedlens.core.transfers import downloaded
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings
@@ -114,12 +115,13 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         if isinstance(answer, Failure):
             reason = answer.reason
             continue
-        found = Measured.from_payload(answer.payload["after"])
+        sent = downloaded(answer.payload)
+        found = Measured.from_payload(sent["after"])
         if pooled:
             summed.add(found)
         after.append(task.metrics(found))
-        tuned = "before" in answer.payload
-        before += [task.metrics(Measured.from_payload(answer.payload["before"]))] if tuned else []
+        tuned = "before" in sent
+        before += [task.metrics(Measured.from_payload(sent["before"]))] if tuned else []
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
         values = client_values(int(held_out[int(answer.client)]), after[-1], before[-1] if tuned else {})
         answer.metrics = {**answer.metrics, **values}

@@ -139,6 +139,7 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
                 init=_zero,
                 shared=_mean_examples if weighted else None,
                 after=partial(_after, traits=traits),
+                follows_device=True,
             )
         },
         traits=traits,

@@ -169,6 +169,7 @@ def mime(
                 shared=dict,
                 prepare=partial(control, expect=expected(parts, fold.weighting)),
                 after=partial(_mime_after, base=base),
+                follows_device=True,
             )
         },
         ops={OP: Gradient},
@@ -270,6 +271,7 @@ def mimelite(
                     init=partial(_first, base=base),
                     shared=dict,
                     after=partial(_lite_after, base=base),
+                    follows_device=True,
                 )
             },
             check=check,

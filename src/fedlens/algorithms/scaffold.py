@@ -135,7 +135,9 @@ def control_variate(*, option: Option = "II") -> ClientRule:
         finish=partial(_finish, option=option),
         expect=_expect,
         fields={"variate": "sum"},
-        servers={"control-variate": ServerRule(init=_zero, shared=_shared, after=_after)},
+        servers={
+            "control-variate": ServerRule(init=_zero, shared=_shared, after=_after, follows_device=True)
+        },
         check=partial(_refuse_bent, option=option),
         traits=traits,
     )

@@ -70,7 +70,7 @@ class Federation:
             torch.get_num_threads()
         )  # as the engine wants them in this process; others open after it
         self.driver = Driver(self.built.engine, states)
-        self.state = self.built.algorithm.init(self.built.model, self.built.federation)
+        self.state = self.built.on_device(self.built.algorithm.init(self.built.model, self.built.federation))
 
     def _chosen(self, line: str | None, choice: Mapping[str, Any]) -> None:
         """Notes what the engine chose during the run."""

@@ -92,7 +92,9 @@ class ProfiledRounds:
     def measure(self, pairs: int | None, trace: Path | None) -> None:
         """Takes all measurements; see the function of this name."""
         self.engine.open(with_timed_ops(self.built.program), self.states)
-        self.state: State = self.built.algorithm.init(self.built.model, self.built.federation)
+        self.state: State = self.built.on_device(
+            self.built.algorithm.init(self.built.model, self.built.federation)
+        )
         began = time.perf_counter()
         self._pair(0, Timings())
         pairs = pairs or max(_FEWEST, min(_MOST, int(_SECONDS / (time.perf_counter() - began))))

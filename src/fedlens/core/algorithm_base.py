@@ -61,6 +61,15 @@ class AlgorithmBase(Algorithm):
         return False
 
     @property
+    def follows_device(self) -> bool:
+        """Whether the server's code computes where its inputs are, so that state and replies may stay on a GPU.
+
+        It makes no tensor on the processor to mix with them, and keeps no reply but as part of a sum. Without this, all
+        that it gets is in ordinary memory.
+        """
+        return False
+
+    @property
     def training_op(self) -> str | None:
         """The operation whose replies hold the local models (`local_model`); None if no reply holds them."""
         return None

@@ -14,6 +14,7 @@ from fedlens.core.protocol import (
     ClientStates,
     Engine,
     Op,
+    Payload,
     Program,
     Tree,
 )
@@ -81,6 +82,13 @@ class EngineBase(Engine):
     def place(self, tree: Tree) -> Tree:
         """The same tree in memory that this engine can send without a copy (`processes`), or the tree itself."""
         return tree
+
+    def on_device(self, state: Payload) -> Payload:
+        """The server's state on the GPU of this engine, where answers then stay too (`inline`); or the state itself.
+
+        Called before each round if the algorithm `follows_device`. Answers come in ordinary memory otherwise.
+        """
+        return state
 
     def applied(self, program: Program) -> Program:
         """The program with this engine's device and number format; used by the profiler."""

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.transfers import downloaded
+
 _DENSE = 4096  # values up to which a tensor is sent as it is
 
 
@@ -37,24 +39,24 @@ class Measured:
         return total([self, other])
 
     def to_payload(self) -> dict[str, Any]:
-        """The measurements as an operation sends them; sums that are mostly zero are sent as their other values."""
+        """The measurements as an operation sends them; sums that are mostly zero are sent as their other values.
+
+        Large sums are in ordinary memory, where zeros are counted without waiting. The others stay on their device.
+        """
         dense, sparse = dict[str, Tensor](), dict[str, Any]()
-        for name, value in ((name, value.cpu()) for name, value in self.sums.items()):
-            if value.numel() > _DENSE and int(value.count_nonzero()) * 4 < value.numel():
+        large = downloaded({name: value for name, value in self.sums.items() if value.numel() > _DENSE})
+        for name, value in {**self.sums, **large}.items():
+            if name in large and int(value.count_nonzero()) * 4 < value.numel():
                 flat = value.reshape(-1)
                 at = flat.nonzero().view(-1)
                 sparse[name] = {"at": at, "values": flat[at], "shape": list(value.shape)}
             else:
                 dense[name] = value
-        return {
-            "sums": dense,
-            "sparse": sparse,
-            "rows": {name: value.cpu() for name, value in self.rows.items()},
-        }
+        return {"sums": dense, "sparse": sparse, "rows": dict(self.rows)}
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> Measured:
-        """The measurements that an operation sent."""
+        """The measurements that an operation sent, where their tensors are."""
         sums = dict(payload["sums"])
         for name, part in payload["sparse"].items():
             values: Tensor = part["values"]
@@ -62,6 +64,10 @@ class Measured:
             flat[part["at"]] = values
             sums[name] = flat.view(part["shape"])
         return cls(sums, payload["rows"])
+
+    def downloaded(self) -> Measured:
+        """The same measurements in ordinary memory; the host waits once for all of them."""
+        return Measured(*downloaded((self.sums, self.rows)))
 
 
 class Total:

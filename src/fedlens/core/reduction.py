@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.core.protocol import Payload, Reduce
 from fedlens.core.stacked import Column, StackedTrees, row_of, stack_of
+from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree
 
 REPLIES = "replies"  # how many replies a total is made of
@@ -170,8 +171,12 @@ def _weighted(stack: StackedTrees, rows: Sequence[tuple[int, float]]) -> dict[st
     between = places[-1] + 1 - places[0] == len(places)
     at = slice(places[0], places[-1] + 1) if between else list(places)
     sums: dict[str, Tensor] = {}
+    by_kind: dict[tuple[torch.dtype, torch.device], Tensor] = {}
     for name, leaf in stack.leaves.items():
-        weights, taken = torch.tensor([factors], dtype=leaf.dtype, device=leaf.device), leaf[at]
+        kind, taken = (leaf.dtype, leaf.device), leaf[at]
+        if kind not in by_kind:
+            by_kind[kind] = uploaded(torch.tensor([factors], dtype=leaf.dtype), leaf.device)
+        weights = by_kind[kind]
         if leaf.is_cuda:  # where a matrix product may be one of short mantissas
             sums[name] = (taken * weights.view(-1, *[1] * (taken.dim() - 1))).sum(0)
         else:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedlens.core.schema import nbytes
+from fedlens.core.schema import nbytes, tensors_in
+from fedlens.core.transfers import downloaded
 from fedlens.core.types import ClientId, Payload
 
 STATE_MEMORY = 1024  # MiB: the budget of an engine that does not say another
@@ -80,6 +81,10 @@ class ClientStates:
         store: takes what memory has no room for; without one all states stay in memory.
         memory: bytes of tensors and byte strings (`fedlens.core.schema.nbytes`) that may stay in memory.
 
+    Attributes:
+        gpu_memory: how many of these bytes may stay on a GPU, if clients leave them there (`inline`). The states that
+            were used least recently are brought to ordinary memory.
+
     >>> class Shelf(dict):
     ...     def put(self, state): self[state["note"].decode()] = state; return state["note"].decode()
     ...     def get(self, key): return self[key]
@@ -98,6 +103,8 @@ class ClientStates:
         self._marks: list[Mark] = []
         self._resident: OrderedDict[Version, None] = OrderedDict()  # the least recently used first
         self._used = 0
+        self._on_gpu: OrderedDict[Version, None] = OrderedDict()
+        self.gpu_memory = self._gpu_used = 0
         self._keys = Counter[str]()  # how many versions have this key
 
     @property
@@ -136,8 +143,9 @@ class ClientStates:
     def read(self, version: Version) -> Payload:
         """A state, from wherever it lies."""
         if version.payload is not None:
-            if version in self._resident:
-                self._resident.move_to_end(version)
+            for recent in (self._resident, self._on_gpu):
+                if version in recent:
+                    recent.move_to_end(version)
             return version.payload
         assert self._store is not None
         assert version.key is not None
@@ -232,9 +240,16 @@ class ClientStates:
             self.release(old)
 
     def _admit(self, version: Version) -> None:
-        """Counts a state that came into memory, and puts others away until the budget is kept."""
+        """Counts a state that came into memory, and puts others away until both budgets are kept."""
         if self._store is None or version.nbytes == 0:
             return
+        if any(tensor.is_cuda for tensor in tensors_in(version.payload)):
+            self._on_gpu[version] = None
+            self._gpu_used += version.nbytes
+            while self._gpu_used > self.gpu_memory:
+                oldest = next(iter(self._on_gpu))
+                oldest.payload = downloaded(oldest.payload)
+                self._leave_gpu(oldest)
         self._resident[version] = None
         self._used += version.nbytes
         while self._used > self._memory:
@@ -246,6 +261,12 @@ class ClientStates:
     def _leave(self, version: Version) -> None:
         del self._resident[version]
         self._used -= version.nbytes
+        if version in self._on_gpu:
+            self._leave_gpu(version)
+
+    def _leave_gpu(self, version: Version) -> None:
+        del self._on_gpu[version]
+        self._gpu_used -= version.nbytes
 
     def _stored(self, version: Version) -> str:
         if version.key is None:

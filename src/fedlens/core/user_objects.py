@@ -28,6 +28,25 @@ def methods(thing: object, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in offered(thing, names)}
 
 
+def follows_device(component: object, methods: Iterable[str]) -> bool:
+    """Whether the class of a component of the server declares that these methods compute where their inputs are.
+
+    The declaration is a class attribute `follows_device`: they make no tensor on the processor to mix with their
+    inputs, and convert none to NumPy. A subclass that overrides one of them declares it anew.
+
+    >>> class Sum: follows_device = True; fold = sum
+    >>> class Own(Sum): fold = max
+    >>> follows_device(Sum(), ["fold"]), follows_device(Own(), ["fold"])
+    (True, False)
+    """
+    for kind in type(component).__mro__:
+        if "follows_device" in vars(kind):
+            return bool(vars(kind)["follows_device"])
+        if any(method in vars(kind) for method in methods):
+            return False
+    return False
+
+
 def offers_all(thing: object, kind: str, base: type, least: type) -> bool:
     """Whether `thing` has what `base` adds to `least`: it inherits from `base`, or forwards to an object that does.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Program
+from fedlens.core.protocol import Answer, Ask, ClientStates, Op, Payload, Program
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.tree import Tree
 from fedlens.core.work import StepCount
@@ -57,6 +57,10 @@ class Chosen(EngineBase):
     def local_steps(self) -> StepCount | None:
         """The local steps taken in this process, if clients train in it at the moment."""
         return self.running.local_steps
+
+    def on_device(self, state: Payload) -> Payload:
+        """The state where the engine that was chosen computes."""
+        return self.chosen.on_device(state)
 
     def applied(self, program: Program) -> Program:
         """The program as the chosen engine computes it."""

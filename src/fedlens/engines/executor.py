@@ -31,9 +31,9 @@ from fedlens.core.protocol import (
 from fedlens.core.reduction import fold, fold_columns, fold_rows
 from fedlens.core.schema import Schema, column_norms, finite_fault, nbytes
 from fedlens.core.stacked import Row, row_of
+from fedlens.core.transfers import downloaded, uploaded
 from fedlens.core.tree import copied
 
-_CPU = torch.device("cpu")
 _PLAIN = (torch.Tensor, float, int, str, bytes)
 _EXACTLY = frozenset(
     (*_PLAIN, Row)
@@ -70,13 +70,14 @@ class GroupAnswers(Protocol):
 class Executor:
     """A place where operations run: the program, and a cache that lives as long as the worker.
 
-    With `groups`, operations that can do so answer several clients at once. What comes and goes lies in ordinary
-    memory; on the way to an operation it is brought to the program's device, and its answer back.
+    With `groups`, operations that can do so answer several clients at once. What an operation gets is brought to the
+    program's device if it is not there. Its answer is brought back to ordinary memory, unless it `stays`.
     """
 
     program: Program
     scratch: dict[Any, Any] = field(default_factory=dict)
     groups: GroupAnswers | None = None
+    stays: bool = False  # the server computes on the device, in this process
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
@@ -158,7 +159,7 @@ class Executor:
     def _calls(self, shared: Payload, items: Sequence[Item]) -> Calls:
         ids, clients, payloads, states = zip(*items, strict=True)
         if self.device.type != "cpu":
-            payloads, states = moved(payloads, self.device), moved(states, self.device)
+            payloads, states = uploaded((payloads, states), self.device)
         return Calls(
             self.program, self.device, self.scratch, self._brought(shared), ids, clients, payloads, states
         )
@@ -168,7 +169,7 @@ class Executor:
         if self.device.type == "cpu":
             return shared
         if self._shared is None or self._shared[0] is not shared:
-            self._shared = shared, moved(shared, self.device)
+            self._shared = shared, uploaded(shared, self.device)
         return self._shared[1]
 
     def block(
@@ -198,12 +199,14 @@ class Executor:
         return answers
 
     def _home(self, answer: Answer) -> Answer:
-        """The answer with its tensors in ordinary memory."""
-        if self.device.type == "cpu":
+        """The answer with its tensors in ordinary memory, or where they are if they stay."""
+        if self.device.type == "cpu" or self.stays:
             return answer
-        if not isinstance(answer, Failure):
-            answer.payload, answer.state = moved(answer.payload, _CPU), moved(answer.state, _CPU)
-        answer.folded = moved(answer.folded, _CPU)
+        if isinstance(answer, Failure):
+            answer.folded = downloaded(answer.folded)
+        else:  # together: the host waits once
+            parts = answer.payload, answer.state, answer.folded
+            answer.payload, answer.state, answer.folded = downloaded(parts)
         return answer
 
 
@@ -295,18 +298,6 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
         " with keys that are no strings" if isinstance(value, Mapping) else ""
     )
     return f"{name} holds {kind}, which cannot be sent"
-
-
-def moved(value: Any, device: torch.device) -> Any:
-    """The same payload with its tensors on this device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: moved(item, device) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        items = [moved(item, device) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
 
 
 def taken(answer: Answer) -> Answer:

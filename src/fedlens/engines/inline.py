@@ -13,7 +13,9 @@ from pydantic import Field
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program, Reply
 from fedlens.core.random import random_state_kept
+from fedlens.core.schema import nbytes, tensors_in
 from fedlens.core.states import STATE_MEMORY, Version
+from fedlens.core.transfers import uploaded
 from fedlens.core.tree import HEAVY
 from fedlens.core.work import StepCount
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
@@ -21,6 +23,9 @@ from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 
+_GPU_SHARE = (
+    8  # the server's state, and the clients' states, each take at most one part in so many of a GPU's memory
+)
 Threads = Annotated[
     int, Field(ge=1, description="threads per computation; results may differ in the last bits with it")
 ]
@@ -76,6 +81,21 @@ class Inline(EngineBase):
     def applied(self, program: Program) -> Program:
         """The program on this engine's device, in its arithmetic."""
         return self.computing.applied(program)
+
+    def on_device(self, state: Payload) -> Payload:
+        """The state on this engine's GPU if it takes at most an eighth of its memory, or the state itself."""
+        executor = self._executor
+        if executor.device.type != "cuda":
+            return state
+        if not executor.stays:
+            memory: int = torch.cuda.get_device_properties(executor.device).total_memory
+            if nbytes(state) > memory // _GPU_SHARE:
+                return state
+            executor.stays, self._states.gpu_memory = True, memory // _GPU_SHARE
+        if all(tensor.is_cuda for tensor in tensors_in(state)):
+            return state
+        placed: Payload = uploaded(state, executor.device)
+        return placed
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program and sets the number of threads. Raises `ConfigError` as `check` does."""

@@ -27,6 +27,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.states import Version
+from fedlens.core.transfers import downloaded
 from fedlens.core.tree import Tree
 from fedlens.core.work import StepCount
 from fedlens.engines.executor import Executor, Item
@@ -141,8 +142,9 @@ class Verified(EngineBase):
                 )
             return
         scale = None if self._exact else _norm(expected.payload)
-        worst = difference("reply", answer.payload, expected.payload, scale)
-        worst = worst or difference("state", answer.state, expected.state, scale)
+        payload, proposed = downloaded((answer.payload, answer.state))
+        worst = difference("reply", payload, expected.payload, scale)
+        worst = worst or difference("state", proposed, expected.state, scale)
         if worst:
             raise self._differs(ask, answer.id, answer.client, worst)
 
@@ -198,6 +200,10 @@ class Verified(EngineBase):
     def place(self, tree: Tree) -> Tree:
         """The tree in the engine's memory."""
         return self.engine.place(tree)
+
+    def on_device(self, state: Payload) -> Payload:
+        """The state where the engine computes."""
+        return self.engine.on_device(state)
 
     def applied(self, program: Program) -> Program:
         """The program as the engine computes it."""

@@ -19,7 +19,7 @@ from fedlens.core.detector import Detector
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.frozen import FrozenSplit
-from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program
+from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program, State
 from fedlens.core.registry import OwnSettings, feeding, settings_model
 from fedlens.core.tree import count, fixed_leaves
 from fedlens.data.boxes import Boxes
@@ -84,6 +84,10 @@ class Built:
     def program(self) -> Program:
         """What an engine is opened with."""
         return Program(self.algorithm.ops, self.source, self.config.seeds.training)
+
+    def on_device(self, state: State) -> State:
+        """The server's state where the engine computes, if the server's code may compute there too."""
+        return self.engine.on_device(state) if self.algorithm.follows_device else state
 
     @property
     def layout(self) -> str:

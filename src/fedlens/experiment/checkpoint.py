@@ -29,6 +29,7 @@ from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
 from fedlens.core.model_digest import DIGEST, model_digest
 from fedlens.core.parse_text import parse_json
 from fedlens.core.shell_command import quoted_command
+from fedlens.core.transfers import downloaded
 from fedlens.experiment import state_files, tensorfile
 from fedlens.experiment.atomic_files import (
     fsync_directory,
@@ -261,6 +262,7 @@ def write_model(
     >>> read_model(path)
     ({'w': tensor([1., 1.])}, {'classes': '["cat", "dog"]'})
     """
+    tree = downloaded(tree)  # for the digest and the file
     try:
         sweep(path.parent)
         with replacing(path, named) as temporary:

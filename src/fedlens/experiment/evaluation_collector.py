@@ -72,13 +72,13 @@ class EvaluationCollector:
     def _kept(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         for answer in answers:
             if isinstance(answer, Reply) and answer.client == _TEST:
-                self._parts.append(Measured.from_payload(answer.payload))
+                self._parts.append(Measured.from_payload(answer.payload).downloaded())
             yield answer
 
     def _of_clients(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         for answer in answers:
             if isinstance(answer, Reply):
-                measured = Measured.from_payload(answer.payload["after"])
+                measured = Measured.from_payload(answer.payload["after"]).downloaded()
                 self._keep(int(answer.client), measured)
                 # Not a cost of the algorithm, so that its bytes can be compared with those of other rounds.
                 answer.nbytes -= nbytes(_confidences(measured))

@@ -16,6 +16,7 @@ from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree, load_into
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.loading import loaded
@@ -52,8 +53,8 @@ class LabelledImages:
         """The k-NN accuracy of the encoder that the task exports from `tree`, computed on `device`."""
         with random_state_kept():
             encoder = self.model.build(initial=False)
-        load_into(encoder, self.task.export(tree))
         encoder = encoder.eval().to(device)
+        load_into(encoder, uploaded(self.task.export(tree), device))
         features, tests = (self._features(encoder, part[0], device) for part in (self.train, self.test))
         k, temperature = self.settings.k, self.settings.temperature
         labels, truth = (part[1].to(device) for part in (self.train, self.test))

@@ -147,6 +147,7 @@ class Runner:
 
     def _placed(self, state: State) -> State:
         """The state with its model where the engine sends it from, so that the model is not in memory twice."""
+        state = self.built.on_device(state)
         if nbytes(state) < HEAVY:
             return state
         spec, tree = self.built.algorithm.model(state)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedlens.core.model_digest import contiguous
 from fedlens.core.parse_text import parse_json
+from fedlens.core.transfers import downloaded
 from fedlens.experiment.atomic_files import create, open_readable, read_regular
 
 DTYPES = frozenset(
@@ -72,7 +73,7 @@ def write(
     plain: dict[
         str, Tensor
     ] = {}  # the specs hold addresses, so this memory must live until the file is written
-    for name, tensor in tensors.items():
+    for name, tensor in downloaded(tensors).items():
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided or name == "__metadata__":
             kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
             raise ValueError(f"a safetensors file cannot hold '{name}' ({kind})")

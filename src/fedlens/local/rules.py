@@ -164,6 +164,8 @@ class ServerRule:
             what earlier rules send.
         after: (state, update, context) -> (the new state, the update that the server step takes). `update.more` has
             the aggregated `fields` of the rule, `update.replies` the number of replies.
+        follows_device: the functions compute where their inputs are, which may then be on a GPU; otherwise they are in
+            ordinary memory.
     """
 
     init: Callable[[Tree, FederationInfo], Payload] = lambda weights, federation: {}
@@ -175,6 +177,7 @@ class ServerRule:
         | None
     ) = None
     after: Callable[[Payload, Update, RoundContext], tuple[Payload, Update]] | None = None
+    follows_device: bool = False
 
     def __post_init__(self) -> None:
         for name, arguments in SERVER_HOOKS.items():

@@ -232,7 +232,7 @@ def central(
         if isinstance(answer, Failure):
             raise RunFailed(f"evaluating the model on {answer.client} failed: {answer.reason}")
         parts.setdefault(str(answer.client), Total()).add(Measured.from_payload(answer.payload))
-    return {name: part.result() for name, part in parts.items()}
+    return {name: part.result().downloaded() for name, part in parts.items()}
 
 
 def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: Sequence[str]) -> Evaluation:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.optimal_convex import OptimalConvex
 from fedlens.aggregate.server_steps import Momentum, ServerSGD
-from fedlens.algorithms.averaging import averaging
+from fedlens.algorithms.averaging import Averaging, averaging
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
@@ -15,9 +16,10 @@ from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.core.algorithm_base import BareAlgorithm
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.local.rules import ClientRule, proximal
+from fedlens.local.rules import ClientRule, ServerRule, proximal
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1}
@@ -124,3 +126,49 @@ def test_wrong_settings_are_refused(name: str, settings, where: str) -> None:
 def test_no_setting_takes_what_is_not_a_finite_number(name: str, setting: str, value: float) -> None:
     with pytest.raises(ConfigError):
         read_settings(ALGORITHMS.find(name), {setting: value}, "algorithm")
+
+
+@pytest.mark.parametrize(
+    "name", ALGORITHMS.entries.keys() - {"fedbn", "local-only", "finetune", "centralized"}
+)
+def test_state_and_replies_of_every_algorithm_may_stay_on_a_gpu(name: str) -> None:
+    made = ALGORITHMS.find(name, where="algorithm.name")(parts(world(), LOCAL))
+    assert made.follows_device
+
+
+class SumOfOnes(Mean):
+    def fold(self, answers: object, fields: object = None) -> None:
+        return None
+
+
+class Own(ServerSGD):
+    def step(self, weights: object, update: object, state: object) -> object:
+        return weights, state
+
+
+class Declared(Own):
+    follows_device = True
+
+
+class Composed(Averaging):
+    def round(self, state: object, ctx: object) -> object:
+        return super().round(state, ctx)
+
+
+def test_server_code_that_does_not_declare_where_it_computes_gets_ordinary_memory() -> None:
+    given = parts(world(), LOCAL)
+    assert not averaging(given, aggregate=SumOfOnes()).follows_device
+    assert not averaging(
+        given, aggregate=OptimalConvex("test")
+    ).follows_device  # it keeps all replies of a round
+    assert not averaging(given, server=Own()).follows_device
+    assert averaging(given, server=Declared()).follows_device
+    rule = ClientRule(name="mine", finish=lambda parameters, context: ({}, None))
+    assert averaging(given, client=rule).follows_device  # nothing of it is at the server
+    assert not averaging(given, client=replace(rule, servers={"mine": ServerRule()})).follows_device
+    assert averaging(
+        given, client=replace(rule, servers={"mine": ServerRule(follows_device=True)})
+    ).follows_device
+    made = averaging(given)
+    assert not Composed(made.parts, made.select, made.train, made.aggregate, made.server).follows_device
+    assert not BareAlgorithm(made).follows_device

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import (
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.protocol import Arithmetic, Call, Client, ModelSpec, RoundContext
 from fedlens.core.random import Rng, Secrets
+from fedlens.core.tree import mapped
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
-from fedlens.engines.executor import moved
 from fedlens.local import hook_checks, training
 from fedlens.local.vectorized import model as stacked_model
 from fedlens.local.vectorized import steps as stacked_steps
@@ -74,7 +74,7 @@ def test_all_that_a_client_computes_is_on_its_device(
         made = ALGORITHMS.find(name)(parts(world(), local, spec))
         state = made.init(spec, world().info)
         ask = next(made.round(state, RoundContext(1, 2, world().info, Rng((0,)))))
-    payload = moved(ask.shared, GPU)
+    payload = mapped(ask.shared, lambda tensor: tensor.to(GPU))
     calls = [Call(payload, there(k), Rng((k,))) for k in (1, 2)]
     monkeypatch.setattr(hook_checks, "FIRST_VISITS", 0)  # fakes have no contents to compare
     monkeypatch.setattr(stacked_model, "known", lambda module: True)
