@@ -167,6 +167,7 @@ def resume(
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory
+    from fedlens.experiment.environment import changed_bits, machine
     from fedlens.experiment.own_files import OWN_FILES, own_files, refuse_edited_since
     from fedlens.experiment.plan import plan
     from fedlens.experiment.restore import restored
@@ -220,6 +221,9 @@ def resume(
                 run.write_environment({**(run.read_environment() or {}), OWN_FILES: own})
             _rewind(run, run_state)
             if run_state is not None:
+                differs = changed_bits(environment, machine(), str(built.config.engine.get("device", "")))
+                if differs is not None:
+                    listener.note(differs)
                 listener.note(f"resuming after round {run_state.round} of {config.rounds}")
             return _carry_out(
                 built,

@@ -17,8 +17,8 @@ from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines import ray_pool, ray_worker
 from fedlens.engines.ray_worker import Relay
-from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors, work
-from tests.unit.engines.fake_ray import on_fake_ray
+from tests.unit.engines.engine_kit import answers_to, ask, expected, opened, same, vectors, work
+from tests.unit.engines.fake_ray import FakeRay, on_fake_ray
 from tests.unit.engines.ray_kit import all_ready
 
 
@@ -348,3 +348,20 @@ def test_any_other_error_of_a_worker_is_one_sentence_and_where_it_was(
     said = capsys.readouterr().err
     assert said.startswith("said before\nTraceback")
     assert "in breaks" in said
+
+
+# -- a cluster with GPUs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpus", "said"), [({"GPU": 2.0}, 1), ({}, 0)])
+def test_gpus_of_the_cluster_that_no_worker_uses_are_named(
+    gpus: dict[str, float], said: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRay, "cluster_resources", lambda self: {"CPU": 4.0, **gpus})
+    lines: list[str | None] = []
+    with on_fake_ray(monkeypatch, workers=1) as (gate, _):
+        gate.engine.close()
+        gate.engine.listen(lambda line, facts: lines.append(line))
+        opened(gate.engine)
+    line = "the cluster's GPUs (2) are not used: set engine.gpus=1, or a part such as 0.5"
+    assert lines == [line] * said

@@ -144,6 +144,7 @@ class Ray(EngineBase):
 
     def __init__(self, settings: RaySettings, computing: Computing, state_memory: int) -> None:
         self.settings, self.computing, self.state_memory = settings, computing, state_memory
+        self._tell: Callable[[str | None, Mapping[str, Any]], None] = lambda line, facts: None
         self._cluster: Cluster | None = None
         self._pool: RayPool | None = None
         self._threads_before: int | None = None
@@ -169,6 +170,10 @@ class Ray(EngineBase):
         """The program on the workers' device, in this engine's arithmetic. Ray shows each worker only its own GPU."""
         return self.computing.applied(program)
 
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
+        """Takes the function that is told of GPUs that no worker uses."""
+        self._tell = tell
+
     def open(self, program: Program, states: ClientStates) -> None:
         """Puts the program into the object store and waits for a first worker.
 
@@ -185,6 +190,10 @@ class Ray(EngineBase):
         what = "the algorithm's operations or its data"
         packed = pack(self.applied(program), what, code=True, instead=_emptied(count))
         self._ray = import_ray()
+        gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        if gpus and not self.settings.gpus:
+            line = f"the cluster's GPUs ({gpus}) are not used: set engine.gpus=1, or a part such as 0.5"
+            self._tell(line, {"name": "ray"})
         reference = self._ray.put(packed)
         del packed
         keep_freed_memory()

@@ -289,6 +289,8 @@ def _same(key: str, before: Any, after: Any) -> bool:
         return False
     if key == "engine.name":
         return {before, after} <= SAME_BITS
+    if key == "engine.device":  # the number of a GPU changes no number
+        return before.partition(":")[0] == after.partition(":")[0]
     # A user's own file may have been moved together with the run.
     return ".py:" in before and ".py:" in after and Path(before).name == Path(after).name
 

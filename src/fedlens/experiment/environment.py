@@ -37,8 +37,9 @@ def describe_environment(
 
     Keys: `fedlens`, `python`, `torch`, `cuda` (what torch was built for, or None), `libraries` (name to
     version), `os`, `cpu` (`model`, `cores` of the machine, `usable` by this process, `capability` as torch
-    sees it), `memory` in bytes, `gpus` (each `name` and `memory`), `git` (`revision` and `dirty`, or None
-    outside a repository), `command`, `seed` and `started` (UTC). `shared` is the result of `machine`, if it is known.
+    sees it), `memory` in bytes, `gpus` (each `name` and `memory`), `driver` (of NVIDIA, or None), `git` (`revision`
+    and `dirty`, or None outside a repository), `command`, `seed` and `started` (UTC). `shared` is the result of
+    `machine`, if it is known.
 
     >>> found = describe_environment(["fedlens", "run", "my file.toml"], seed=3)
     >>> found["command"], found["seed"]
@@ -57,6 +58,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     from fedlens.engines.devices import usable_cores  # which imports torch too
+    from fedlens.engines.hardware import driver_version
 
     return {
         "fedlens": __version__,
@@ -73,8 +75,41 @@ def machine() -> dict[str, Any]:
         },
         "memory": _memory(),
         "gpus": _gpus(),
+        "driver": driver_version(),
         "git": _git_revision(),
     }
+
+
+def changed_bits(before: Mapping[str, Any], now: Mapping[str, Any], device: str) -> str | None:
+    """A sentence on what changes the last bits of a run that is resumed on another machine; None for nothing.
+
+    The number of GPUs changes none.
+
+    Args:
+        before, now: two results of `machine`, the former perhaps of an older version.
+        device: of the run's engine; empty if it is another machine's.
+
+    >>> changed_bits({"torch": "2.8.0"}, {"torch": "2.9.0"}, "")
+    'the last bits of results may differ from now on: torch is 2.9.0, was 2.8.0'
+    """
+    old, new = _bits_of(before, device), _bits_of(now, device)
+    changes = [
+        f"{key} is {new[key]}, was {value}" for key, value in old.items() if value and value != new[key]
+    ]
+    return f"the last bits of results may differ from now on: {'; '.join(changes)}" if changes else None
+
+
+def _bits_of(machine: Mapping[str, Any], device: str) -> dict[str, str | None]:
+    """What the last bits depend on, as `machine` says it."""
+    facts = {"torch": machine.get("torch")}
+    if device.startswith("cuda"):
+        names = [str(gpu.get("name")) for gpu in machine.get("gpus") or ()]
+        index = device.partition(":")[2]
+        used = names[int(index) : int(index) + 1] if index else sorted(set(names))
+        facts |= {"the GPU": " and ".join(used), "its driver": machine.get("driver")}
+    elif device:
+        facts["the processor's instruction set"] = (machine.get("cpu") or {}).get("capability")
+    return facts
 
 
 def _libraries() -> dict[str, str]:

@@ -13,7 +13,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
-from fedlens.engines.devices import Computing, default_workers
+from fedlens.engines.devices import Computing, default_workers, free_memory_of
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import training_memory
 from fedlens.tasks.task import Task
@@ -48,7 +48,7 @@ def check_memory(
     """
     batch = local.batch(local.examples or largest)
     device = str(engine.get("device", "cpu"))
-    free, workers = _free(device), _workers(engine, device)
+    free, workers = _free(device, engine.get("name") in _MANY), _workers(engine, device)
     beside = _WORKER if workers > 1 else 0
     tensors = [*module.parameters(), *module.buffers()]
     size = sum(tensor.nbytes for tensor in tensors) + batch * prod(model.input_shape) * 4
@@ -101,10 +101,13 @@ def _workers(engine: Mapping[str, Any], device: str) -> int:
     return engine.get("workers") or default_workers(Computing(), engine.get("threads", 1))
 
 
-def _free(device: str) -> int:
+def _free(device: str, by_workers: bool) -> int:
+    """The free bytes where a client trains, by workers or in this process, which has a context on its GPU anyway."""
     if not device.startswith("cuda"):
         return free_memory()
-    free: int = torch.cuda.mem_get_info(torch.device(device))[0]
+    free: int = (
+        max(free_memory_of(device)) if by_workers else torch.cuda.mem_get_info(torch.device(device))[0]
+    )
     return free
 
 

@@ -32,7 +32,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     """Writes environment.json, partition.npz, and the weights from a file; `root` is the data directory."""
     shared = None if session is None else session.machine()
     environment = describe_environment(command_words(sys.argv), built.config.seed, shared)
-    environment |= {"layout": built.layout}
+    environment |= {"layout": built.layout, "device": built.engine.applied(built.program).device}
     data: dict[str, Any] = {
         "data_dir": str(root.resolve()),
         "data_sha256": data_digest(built),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedlens import Experiment
@@ -105,3 +106,19 @@ def test_a_run_that_does_not_fit_starts_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match="but only 1 MiB is free"):
         experiment.run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "asked"), [("processes", ["cuda"]), ("vectorized", [])])
+def test_only_a_process_that_trains_on_a_gpu_opens_a_context_there(
+    name: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the free memory opens one, so it is read in another process where workers train."""
+    opened: list[str] = []
+    read: list[str] = []
+    monkeypatch.setattr(memory_check, "free_memory_of", lambda device: read.append(device) or [2**20, 2**21])
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: opened.append(str(device)) or (2**21, 2**22)
+    )
+    with pytest.raises(ConfigError, match="only 2 MiB is free"):
+        checked(monkeypatch, 2**62, {"name": name, "device": "cuda"})
+    assert (read, opened) == (asked, [] if asked else ["cuda"])
