@@ -38,9 +38,7 @@ def main() -> None:
     limit.keep_freed_memory()
     workload = turns.workload_of(asked.workload)
     model = turns.start_of(workload, contiguous=True)  # FedLab flattens the weights by `view`
-    # A hair more than the share, for FedLab rounds the product down.
-    share = (workload.cohort + 0.5) / workload.clients if workload.cohort < workload.clients else 1.0
-    server = SyncServerHandler(model, global_round=10**9, sample_ratio=share)
+    server = SyncServerHandler(model, global_round=10**9, sample_ratio=turns.share_of(workload))
     trainer = SGDSerialClientTrainer(model, workload.clients)
     trainer.setup_dataset(Clients(workload))
     trainer.setup_optim(workload.epochs, workload.batch, workload.lr)

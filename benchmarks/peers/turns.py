@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,22 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def arguments(what: str) -> argparse.Namespace:
-    """The command line that all drivers have; called first."""
+def share_of(workload: Any) -> float:
+    """The share of clients a round, for a peer that multiplies it by their number and rounds the product down."""
+    if workload.cohort < workload.clients:
+        return float(workload.cohort + 0.5) / float(workload.clients)
+    return 1.0
+
+
+def arguments(what: str, modes: Sequence[str] = ()) -> argparse.Namespace:
+    """The command line that all drivers have, with `--mode` for a peer that has several; called first."""
     end_with_parent()
     parser = argparse.ArgumentParser(description=f"Rounds of {what}, a line of JSON each.")
     parser.add_argument("workload", help="a name that the limit knows, or a JSON object")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    if modes:
+        parser.add_argument("--mode", choices=modes, default=modes[0])
     return parser.parse_args()
 
 
@@ -93,12 +102,12 @@ class Turns:
 
     def ready(self, **about: Any) -> None:
         """Says that rounds may be asked for."""
-        names = ("torch", "numpy", "flwr", "ray", "pfl", "fedlab", "fedml", "nvflare")
+        names = ("torch", "numpy", "flwr", "ray", "pfl", "fedlab", "fedml", "nvflare", "blazefl", "fluke-fl")
         found = {}
         for name in names:
             with contextlib.suppress(PackageNotFoundError):
                 found[name] = version(name)
-        self._say({"ready": True, "versions": found, **about})
+        self._say({"ready": True, "versions": {"python": sys.version.split()[0], **found}, **about})
 
     def wait(self) -> bool:
         """Waits until a round is asked for; false at the end."""

@@ -61,8 +61,8 @@ def _goals(rows: Sequence[ComparisonRow]) -> Iterator[Goal]:
 
     if by_hand:
         yield goal(by_hand[0].name, OF_PRODUCT, by_hand[0])
-        least = {peer.name: OF_PEERS_LINEAR.get(peer.name.partition(" ")[0]) for peer in peers}
-        yield from (goal(peer.name, n, peer) for peer in peers if (n := least[peer.name]) is not None)
+        for peer in peers:
+            yield goal(peer.name, OF_PEERS_LINEAR.get(peer.name.partition(" ")[0], OF_PEER), peer)
         return
     if limits:
         yield goal("limit", OF_LIMIT, _fastest(limits))

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 from fedlens.benchmark import limit
 from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
+from fedlens.benchmark.interpreter import find_interpreter
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import ConfigError, RunFailed, nearest
 from fedlens.core.user_cache import user_cache
@@ -38,15 +39,24 @@ _LOOK = 0.2  # between two checks whether the process still runs
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library: its requirements, and the script that drives it."""
+    """Another library: its requirements, and the script that drives it.
+
+    Attributes:
+        several: whether its driver can distribute a cohort over processes, or over threads that train a client each.
+        channels_last: whether its interface lets a user choose the memory layout.
+        pythons: versions of Python that it runs with, in the order in which they are tried; empty for this one.
+        mode: what the driver's `--mode` gets; peers of one name share their environment.
+    """
 
     name: str
     title: str
     version: str
     requirements: tuple[str, ...]
     driver: Path
-    several: bool  # whether its driver can distribute a cohort over processes
-    channels_last: bool = False  # whether its interface lets a user choose the memory layout
+    several: bool
+    channels_last: bool = False
+    pythons: tuple[str, ...] = ()
+    mode: str = ""
 
     def ways(self, cores: int) -> list[Arrangement]:
         """The arrangements to try on this many cores: those that fedlens and the limit try."""
@@ -73,24 +83,28 @@ def known_peers() -> list[Peer]:
     return [
         Peer(
             name,
-            table["title"],
+            f"{table['title']}, {mode}" if mode else table["title"],
             table["version"],
             tuple(table["requirements"]),
             home / table["driver"],
             table["several"],
             table["channels_last"],
+            tuple(table.get("pythons", ())),
+            mode,
         )
         for name, table in tables.items()
+        for mode in table.get("modes", [""])
     ]
 
 
 def chosen(names: Sequence[str] | None) -> list[Peer]:
     """The peers of these names, or all. Raises `ConfigError` for a name without a script."""
-    known = {peer.name: peer for peer in known_peers()}
+    peers = known_peers()
+    known = dict.fromkeys(peer.name for peer in peers)
     for name in names or ():
         if name not in known:
             raise ConfigError(f"unknown peer '{name}'", where="--peer", hint=nearest(name, known))
-    return [known[name] for name in dict.fromkeys(names or known)]
+    return [peer for name in dict.fromkeys(names or known) for peer in peers if peer.name == name]
 
 
 def usual_directory() -> Path:
@@ -104,11 +118,20 @@ def torch_version() -> str:
 
 
 def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
-    """The Python of a peer's environment, which is created the first time. Raises `RunFailed` where that fails."""
+    """The Python of a peer's environment, which is created the first time.
+
+    Raises `RunFailed` where that fails, or where no Python of a version that it runs with is found.
+    """
+    base = find_interpreter(peer.pythons) if peer.pythons else Path(sys.executable)
+    if base is None:
+        raise RunFailed(
+            f"it needs Python {' or '.join(peer.pythons)}, and none was found on the PATH nor in the directories "
+            "of pyenv, uv and conda"
+        )
     home = directory / f"{peer.name}-{peer.version}-torch-{torch_version()}"
     if not (home / "installed.json").is_file():
         say(f"installing {peer.title} and PyTorch into {home}: a large download, once")
-    command = [sys.executable, str(scripts() / "install.py"), str(home), f"torch=={torch_version()}"]
+    command = [str(base), str(scripts() / "install.py"), str(home), f"torch=={torch_version()}"]
     try:
         done = subprocess.run(
             [*command, *peer.requirements], capture_output=True, text=True, timeout=INSTALL_SECONDS
@@ -141,6 +164,7 @@ class PeerProcess:
         self.reply: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         arrangement = ["--processes", str(way.processes), "--threads", str(way.threads)]
+        arrangement += ["--mode", peer.mode] if peer.mode else []
         self._process = subprocess.Popen(
             [str(python), str(peer.driver), as_argument(workload), *arrangement],
             stdin=subprocess.PIPE,

@@ -44,12 +44,15 @@ def test_of_the_linear_model_the_product_written_by_hand_counts() -> None:
         row("pfl 0.6.0", "peer", 12.0, layout="contiguous"),
         row("Flower 1.41.0", "peer", 49.0, layout="contiguous"),
         row("FedLab 1", "peer", 2.0, layout="contiguous"),
+        row("BlazeFL 2, threads", "peer", 1.1, layout="contiguous"),
     ]
     goals = goals_of(rows)
     assert [(goal.reference, goal.least, goal.met) for goal in goals] == [
         ("bmm by hand", 0.6, "yes"),
         ("pfl 0.6.0", 10.0, "yes"),
         ("Flower 1.41.0", 50.0, "no"),
+        ("FedLab 1", 1.15, "yes"),
+        ("BlazeFL 2, threads", 1.15, "no"),
     ]
     assert {goal.engine for goal in goals} == {"fedlens vectorized"}  # the default trains one after the other
     assert goals[0].measured.median == pytest.approx(0.7)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,8 +17,8 @@ import pytest
 from fedlens.benchmark import peer as peers
 from fedlens.benchmark.arrangements import Arrangement
 from fedlens.benchmark.limit import WORKLOADS
-from fedlens.benchmark.peer import Peer, PeerProcess, as_argument, installed, known_peers, scripts
-from fedlens.core.errors import RunFailed
+from fedlens.benchmark.peer import Peer, PeerProcess, as_argument, chosen, installed, known_peers, scripts
+from fedlens.core.errors import ConfigError, RunFailed
 from tests.unit.benchmark.fakes import GOOD, TINY, peer
 
 ONE = Arrangement(1, 1)
@@ -52,6 +53,12 @@ open({str(tmp_path / "told.json")!r}, "w").write(json.dumps(told))
     assert environment["OMP_NUM_THREADS"] == "2"
     assert Path(environment["FEDLENS_LIMIT"]).name == "limit.py"
     assert "PYTHONPATH" not in environment
+
+
+def test_a_mode_reaches_the_driver(tmp_path: Path) -> None:
+    source = f"import sys\nopen({str(tmp_path / 'told')!r}, 'w').write(' '.join(sys.argv[-2:]))\n"
+    driven(replace(peer(tmp_path / "driver.py", source + GOOD), mode="threads")).close()
+    assert (tmp_path / "told").read_text() == "--mode threads"
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the state of a process from /proc")
@@ -221,6 +228,34 @@ def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.M
         installed(one, tmp_path / "peers")
 
 
+def test_a_peer_gets_a_python_that_it_runs_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = replace(peer(tmp_path / "driver.py", GOOD), pythons=("3.99", "3.100"))
+    monkeypatch.setattr(peers, "find_interpreter", lambda versions: None)
+    with pytest.raises(RunFailed, match=r"it needs Python 3\.99 or 3\.100, and none was found on the PATH"):
+        installed(one, tmp_path)
+    asked: list[str] = []
+
+    def install(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command[0])
+        return subprocess.CompletedProcess(command, 0, "/env/bin/python\n", "")
+
+    monkeypatch.setattr(peers, "find_interpreter", lambda versions: Path("/opt") / versions[0])
+    monkeypatch.setattr(subprocess, "run", install)
+    assert installed(one, tmp_path) == Path("/env/bin/python")
+    installed(replace(one, pythons=()), tmp_path)
+    assert asked == ["/opt/3.99", sys.executable]
+
+
+def test_a_peer_with_modes_is_measured_in_each() -> None:
+    threads, processes = chosen(["blazefl", "blazefl"])
+    assert [threads.mode, processes.mode] == ["threads", "processes"]
+    assert threads.title == "BlazeFL 2.0.3, threads"
+    assert replace(threads, mode="", title="") == replace(processes, mode="", title="")  # one environment
+    assert chosen(None) == known_peers()
+    with pytest.raises(ConfigError, match="unknown peer 'blaze'"):
+        chosen(["blaze"])
+
+
 def test_environments_lie_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert peers.usual_directory() == tmp_path / "fedlens" / "peers"
@@ -231,7 +266,8 @@ def test_environments_lie_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_every_peer_is_pinned_and_has_its_driver() -> None:
     known = known_peers()
-    assert {"flower", "pfl", "fedlab", "fedml", "nvflare"} == {one.name for one in known}
+    names = {"flower", "pfl", "fedlab", "fedml", "nvflare", "blazefl", "fluke"}
+    assert names == {one.name for one in known}
     for one in known:
         assert one.driver.is_file()
         assert all("==" in requirement for requirement in one.requirements)
@@ -252,6 +288,10 @@ def test_the_drivers_read_the_workload_that_they_are_told(monkeypatch: pytest.Mo
         assert read.model.__name__ == "linear"
         assert read.model().state_dict().keys() == TINY.model().state_dict().keys()
         assert turns.workload_of("mnist-cnn").examples == WORKLOADS["mnist-cnn"].examples
+        for clients in (1, 3, 49, 1000):
+            for cohort in range(1, clients + 1):
+                share = turns.share_of(replace(TINY, clients=clients, cohort=cohort))
+                assert int(clients * share) == cohort
     finally:
         for name in ("turns", "limit"):
             sys.modules.pop(name, None)
