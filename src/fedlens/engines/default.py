@@ -13,8 +13,6 @@ from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
-from fedlens.core.tree import Tree
-from fedlens.core.work import StepCount
 from fedlens.engines.devices import (
     ChannelsLast,
     Computing,
@@ -23,6 +21,7 @@ from fedlens.engines.devices import (
     default_workers,
     resolved,
 )
+from fedlens.engines.forwarding import Forwarding
 from fedlens.engines.inline import Inline, StateMemory, Threads
 from fedlens.engines.on_gpus import OnGpus
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
@@ -54,8 +53,9 @@ def default(
     """
     computing = Computing(resolved(device, spread=True), precision, channels_last)
     if computing.device != "cpu":
-        more = {"threads": threads, "channels_last": channels_last, "window": window, "timeout": timeout}
-        return verified(OnGpus(state_memory, computing, workers, more), verify, exact=False)
+        more = {"workers": workers, "threads": threads, "channels_last": channels_last}
+        more |= {"window": window, "timeout": timeout}
+        return verified(OnGpus(state_memory, computing, more), verify, exact=False)
     made = Default(
         Inline(threads, state_memory, computing),
         lambda count: Processes(count, threads, window, state_memory, 1, computing, timeout),
@@ -64,7 +64,7 @@ def default(
     return verified(made, verify, exact=True)
 
 
-class Default(EngineBase):
+class Default(Forwarding):
     """See `default`.
 
     The first clients are trained in this process and timed. Where the rest of the run would take long, workers are
@@ -75,7 +75,7 @@ class Default(EngineBase):
 
     def __init__(self, inline: Inline, processes: Callable[[int], Processes], workers: int) -> None:
         self._inline, self._make, self._workers = inline, processes, workers
-        self.state_memory = inline.state_memory
+        self.engine, self.state_memory = inline, inline.state_memory
         self._starting: Processes | None = None  # started, and not open yet
         self._processes: Processes | None = None
         self._unused: Processes | None = None  # gets no more asks, and has one to answer
@@ -93,10 +93,6 @@ class Default(EngineBase):
         """Takes the function that is told which engine works, and how many workers."""
         self._tell = tell
 
-    def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
-        self._inline.check(ops)
-
     def choose(
         self,
         ops: Mapping[str, Op],
@@ -111,24 +107,6 @@ class Default(EngineBase):
     def resume(self, done: int, rounds: int) -> None:
         """Leaves out what an earlier process has trained: only what is left can pay for workers."""
         self._images *= (rounds - done) / rounds
-
-    @property
-    def local_steps(self) -> StepCount | None:
-        """The local steps taken in this process, if clients train in it at the moment."""
-        return self.running.local_steps
-
-    def applied(self, program: Program) -> Program:
-        """The program on this engine's device, in its arithmetic."""
-        return self._inline.applied(program)
-
-    @property
-    def running(self) -> EngineBase:
-        """The engine that answers at the moment."""
-        return self._processes or self._inline
-
-    def place(self, tree: Tree) -> Tree:
-        """The tree in memory that the workers read, once there are any."""
-        return self.running.place(tree)
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Takes the program. Raises `ConfigError` as `check` does."""
@@ -216,7 +194,7 @@ class Default(EngineBase):
             self._unused = processes
         else:
             processes.close()
-        self._starting, self._processes, self.ahead, self._workers = None, None, False, 1
+        self._starting, self._processes, self.engine, self._workers = None, None, self._inline, 1
         self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
 
     def _note(self, answer: Answer, seconds: float) -> None:
@@ -241,7 +219,7 @@ class Default(EngineBase):
         except (RunFailed, OSError) as failure:
             self._stay(starting, failure)
             return False
-        self._starting, self._processes, self.ahead = None, starting, True
+        self._starting, self._processes, self.engine = None, starting, starting
         return True
 
     def _program_bytes(self) -> int:

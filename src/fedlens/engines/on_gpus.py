@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from fedlens.core.protocol import BatchedOp, ClientDataSource, ClientId, Op, Program
-from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.chosen import Chosen
 from fedlens.engines.client_groups import fitting
-from fedlens.engines.devices import ON_CPU, Computing, default_workers, freest, share_of_gpu
+from fedlens.engines.devices import default_workers, freest, share_of_gpu
 from fedlens.engines.shared_memory import Packer
 
-_PAYS = (
-    1e6  # images of a run, from which on several GPUs are used: fewer take about as long as workers to start
-)
+_PAYS = 1e6  # images of a run, from which on several GPUs are used: workers take seconds to start
 
 
 class OnGpus(Chosen):
@@ -25,21 +21,7 @@ class OnGpus(Chosen):
 
     The choice depends on the experiment and the free memory of the GPUs, and nothing is timed. Groups change the last
     bits, so the choice is written to the run's config.toml, and a resumed run keeps it.
-
-    Args:
-        workers: the most workers; 0: two for each GPU.
-        settings: more settings, for the engines that have them.
     """
-
-    def __init__(
-        self,
-        state_memory: int = STATE_MEMORY,
-        computing: Computing = ON_CPU,
-        workers: int = 0,
-        settings: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._workers = workers
-        super().__init__(state_memory, computing, settings)
 
     def choose(
         self,
@@ -81,16 +63,17 @@ class OnGpus(Chosen):
 
     def _count(self, cohort: int, images: float, program: Program) -> tuple[int, str]:
         """The number of workers, 1 for none, and why only one of several GPUs is used, empty if all are."""
+        limit = int(self.common.get("workers", 0))
         several = self.computing.device == "cuda" and torch.cuda.device_count() > 1
         usual = default_workers(self.computing, int(self.common.get("threads", 1))) if several else 1
-        count, why = min(self._workers or usual, cohort), ""
+        count, why = min(limit or usual, cohort), ""
         if cohort == 1:
             why = "one client trains at a time"
-        elif self._workers == 1:
+        elif limit == 1:
             why = "engine.workers is 1"
         elif sys.platform == "win32":
             why = "workers need Linux or macOS"
-        elif not self._workers and images < _PAYS:
+        elif not limit and images < _PAYS:
             why = "the run is short"
         elif count > 1:
             try:

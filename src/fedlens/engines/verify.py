@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -16,21 +16,18 @@ from fedlens.core.errors import HookError
 from fedlens.core.protocol import (
     Answer,
     Ask,
-    ClientDataSource,
     ClientId,
     ClientStates,
     Failure,
     Id,
-    Op,
     Payload,
     Program,
 )
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.states import Version
 from fedlens.core.transfers import downloaded
-from fedlens.core.tree import Tree
-from fedlens.core.work import StepCount
 from fedlens.engines.executor import Executor, Item
+from fedlens.engines.forwarding import Forwarding
 from fedlens.engines.schedule import primed
 
 TOLERANCE = 1e-2  # of a tensor's norm, where clients are computed together or on GPUs
@@ -45,7 +42,7 @@ Verify = Annotated[
 ]
 
 
-class Verified(EngineBase):
+class Verified(Forwarding):
     """An engine some of whose replies are compared with those of the reference.
 
     The reference has an executor and a cache of its own. It reads the states that the clients had when they were asked,
@@ -61,11 +58,6 @@ class Verified(EngineBase):
     def __init__(self, engine: EngineBase, count: int, exact: bool) -> None:
         self.engine, self.count, self.exact = engine, count, exact
         self.state_memory = engine.state_memory
-
-    @property
-    def local_steps(self) -> StepCount | None:
-        """The steps that the engine counts in this process."""
-        return self.engine.local_steps
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Opens the engine and the reference."""
@@ -157,66 +149,11 @@ class Verified(EngineBase):
             hint="an operation must depend on its payload, client.data, client.state and rng alone",
         )
 
-    # -- the engine's own -----------------------------------------------------------------------------------------
-
-    @property
-    def ahead(self) -> bool:  # type: ignore[override]
-        """Whether the engine takes asks ahead."""
-        return self.engine.ahead
-
     @property
     def table(self) -> Mapping[str, Any] | None:  # type: ignore[override]
         """The settings that the engine has chosen, with `verify` where the chosen engine has it."""
         table = self.engine.table
         return table if table is None or table["name"] == "inline" else {**table, "verify": self.count}
-
-    def warm(self) -> None:
-        """Warms the engine."""
-        self.engine.warm()
-
-    def check(self, ops: Mapping[str, Op]) -> None:
-        """Checks the operations as the engine does."""
-        self.engine.check(ops)
-
-    def choose(
-        self,
-        ops: Mapping[str, Op],
-        data: ClientDataSource,
-        clients: Sequence[ClientId],
-        cohort: int | None,
-        images: float,
-    ) -> str | None:
-        """Lets the engine choose."""
-        return self.engine.choose(ops, data, clients, cohort, images)
-
-    def resume(self, done: int, rounds: int) -> None:
-        """Passes on how many rounds are done."""
-        self.engine.resume(done, rounds)
-
-    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
-        """Passes on the listener."""
-        self.engine.listen(tell)
-
-    def place(self, tree: Tree) -> Tree:
-        """The tree in the engine's memory."""
-        return self.engine.place(tree)
-
-    def on_device(self, state: Payload) -> Payload:
-        """The state where the engine computes."""
-        return self.engine.on_device(state)
-
-    def applied(self, program: Program) -> Program:
-        """The program as the engine computes it."""
-        return self.engine.applied(program)
-
-    @property
-    def running(self) -> EngineBase:
-        """The engine that answers."""
-        return self.engine.running
-
-    def close(self) -> None:
-        """Closes the engine."""
-        self.engine.close()
 
 
 def verified(engine: EngineBase, count: int, exact: bool) -> EngineBase:

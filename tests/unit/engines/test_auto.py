@@ -65,7 +65,7 @@ def test_the_fastest_is_taken_with_all_that_config_needs(
     monkeypatch.setitem(SPEEDS, fastest, 1000.0)
     engine, said = chosen()
     name = "processes" if fastest == "group" else fastest
-    assert type(engine.chosen).__name__.lower() == name
+    assert type(engine.engine).__name__.lower() == name
     full = settings_of(name)
     assert engine.table == full | {"name": name, "state_memory": 7} | ENGINES[fastest]
     assert said.startswith(f"engine: {name} (images/s of 8 steps at a few clients: ")
@@ -125,7 +125,7 @@ def test_device_and_precision_are_those_asked_for() -> None:
     engine = auto(precision="bf16")
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
     engine.choose(made.ops, world(), range(6), 4, 0.0)
-    assert engine.table["precision"] == engine.chosen.computing.precision == "bf16"
+    assert engine.table["precision"] == engine.engine.computing.precision == "bf16"
     with pytest.raises(ConfigError, match="finds no GPU"):
         auto(device="cuda:99").check(made.ops)
 
@@ -133,7 +133,7 @@ def test_device_and_precision_are_those_asked_for() -> None:
 def test_for_a_short_run_no_workers_are_started(tried: list[tuple[str, int]]) -> None:
     engine, said = chosen(images=3000 - 1)
     assert "processes" not in said
-    assert isinstance(engine.chosen, Vectorized)
+    assert isinstance(engine.engine, Vectorized)
     chosen(images=3000 + 1)
     assert [name for name, _ in tried].count("processes") == 1
     assert [name for name, _ in tried].count("group") == 1
@@ -180,14 +180,14 @@ def test_where_every_trial_fails_the_run_itself_says_what_is_wrong(
     engine, said = chosen()
     assert engine.table["name"] == "inline"
     assert "did not finish" in said
-    assert isinstance(Auto().chosen, Inline)
+    assert isinstance(Auto().engine, Inline)
 
 
 def test_trials_leave_nothing_behind_in_the_numbers() -> None:
     made = ALGORITHMS.find("scaffold")(parts(world(), {"lr": 0.1, "epochs": 2}))
     engine = auto()
     engine.choose(made.ops, world(), range(6), 6, 0.0)
-    assert same(course(made, world(), engine=engine).final, course(made, world(), engine=engine.chosen).final)
+    assert same(course(made, world(), engine=engine).final, course(made, world(), engine=engine.engine).final)
 
 
 def test_the_images_of_a_run_are_counted_as_often_as_they_are_looked_at() -> None:
