@@ -29,6 +29,7 @@ from fedlens.data.formats.registry import FORMATS
 from fedlens.experiment.atomic_files import refuse_link, write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
+from fedlens.experiment.device_here import chosen_for
 from fedlens.experiment.full_disk import disk_full, stopped_when_full
 from fedlens.experiment.progress import Progress, Silent
 from fedlens.experiment.rundir import RunDir
@@ -186,7 +187,8 @@ def cost(
         },
         "runs": rows,
     }
-    for sentence in (*notes, *few_seeds(seeds, len(runs))):
+    device = chosen_for([config.engine], f"{len(runs)} runs, one after the other")
+    for sentence in (*notes, *few_seeds(seeds, len(runs)), *device):
         listener.note(sentence)
     with stopped_when_full(CostStopped, "the comparison", directory):
         _write_begun(directory, about)

@@ -111,6 +111,7 @@ class Result:
         pictures: bool = True,
         force: bool = False,
         score: float | None = None,
+        device: str = "auto",
     ) -> Predictions:
         """Predicts image files with a model of the run, whose data need not be at hand.
 
@@ -121,13 +122,16 @@ class Result:
             out: a folder for `predictions.csv`, masks, boxes and `pictures`; empty or new, unless `force` is set.
             round: "best", "last", or a round of which the run keeps the model; by default "best".
             score: the lowest score of a detector's boxes; by default `shown_score` of its task.
+            device: "auto" for a GPU if there is one, "cpu", "cuda" or "cuda:1".
 
         Raises `DataError` if the paths name no image, and `RunDirectoryError` if the run has no such model.
         """
+        from fedlens.experiment.device_here import device_here
         from fedlens.experiment.predict import Output, predict
 
         output = None if out is None else Output(Path(out), pictures, force)
-        return Predictions(predict(self._trained(round), paths, top, output, score=score))
+        trained = self._trained(round).on(device_here(device)[0])
+        return Predictions(predict(trained, paths, top, output, score=score))
 
     def export(
         self,

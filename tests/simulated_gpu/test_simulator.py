@@ -194,6 +194,19 @@ def test_each_gpu_has_a_generator_of_its_own() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_a_process_sees_the_gpus_that_cuda_visible_devices_named_at_its_first_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simgpu, "_visible", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert torch.cuda.device_count() == 1
+    assert torch.cuda.get_device_name(0) == "Simulated GPU 1"
+    with pytest.raises(RuntimeError, match="invalid device"):
+        torch.zeros(1, device="cuda:1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert torch.cuda.device_count() == 1
+
+
 def test_threads_have_the_gpus_and_forks_are_refused() -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: torch.tensor([1.0], device="cuda").is_cuda).result()

@@ -59,6 +59,7 @@ def analyze(
     model: nn.Module | None = None,
     accept_changes: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
+    device: str | None = None,
 ) -> Analyses:
     """Analyzes a run, and writes `analysis/` in its directory.
 
@@ -72,20 +73,21 @@ def analyze(
         model: an object equal to the run's model, if the run was given one.
         accept_changes: execute Python files of your own although they were edited since the run trained.
         say: is told what is done.
+        device: see `fedlens.analyses.opened_run.open_run`.
 
     Raises `RunDirectoryError` if a named analysis misses its recordings, with the command that makes them;
     `ConfigError` for a wrong name or setting.
     """
     chosen = check_request(names, settings)
     how: dict[str, Any] = {"data_dir": data_dir, "model": model, "accept_changes": accept_changes, "say": say}
-    run = open_run(directory, rounds=rounds, on=on, **how)
+    run = open_run(directory, rounds=rounds, on=on, device=device, **how)
     folder = make_folder(run.directory.path / FOLDER) if out is None else _named_folder(out)
     changes = [
         setting(f"{name}.{key}", value)
         for name, table in (settings or {}).items()
         for key, value in table.items()
     ]
-    given = {"on": None if on == "test" else on, "out": out, "data_dir": data_dir}
+    given = {"on": None if on == "test" else on, "out": out, "data_dir": data_dir, "device": device}
     command = shell_command("analyze", run.directory.path, *names, changes=changes, rounds=rounds, **given)
     made: dict[str, Rows] = {}
     left_out: dict[str, str] = {}

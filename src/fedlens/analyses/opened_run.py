@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -17,6 +17,7 @@ from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import spec_of
 from fedlens.experiment.build import Built, build, data_directory
 from fedlens.experiment.config import read_config
+from fedlens.experiment.device_here import engine_here
 from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.plan import plan
 from fedlens.experiment.recording_check import no_clients, no_local_models
@@ -119,6 +120,7 @@ def open_run(
     model: nn.Module | None = None,
     accept_changes: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
+    device: str | None = None,
 ) -> OpenedRun:
     """Opens a run directory with its data.
 
@@ -127,6 +129,8 @@ def open_run(
         data_dir: the data directory; by default that of the run.
         model: an object equal to the run's model, if the run was given one.
         say: is told what takes long.
+        device: "auto", "cpu", "cuda" or "cuda:1"; by default the kind of device that the run trained on, if this
+            machine has it.
 
     Raises `RunDirectoryError` if this is no run directory or one of the rounds is not recorded, and `DataError` or
     `ConfigError` if the data or a user's own code have changed or are missing.
@@ -151,6 +155,10 @@ def open_run(
         "the run trained", environment.get(OWN_FILES), source.values, accept_changes
     ):
         say(note)
+    engine, said = engine_here(source.values["engine"], device)
+    for sentence in said:
+        say(sentence)
+    source = replace(source, values={**source.values, "engine": engine})
     planned = plan(read_config(source.values, source.locate), source)
     root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
     initial = run.initial_path if run.partition_path.exists() else None

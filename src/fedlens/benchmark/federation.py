@@ -25,8 +25,8 @@ _MANY = 1_000_000  # rounds: more than any benchmark takes
 class Federation:
     """Rounds of an algorithm of fedlens on a workload, timed as a run times a round's `seconds`.
 
-    `engine` is the run's table `[engine]`; an empty table sets nothing about the engine. Images are random bytes, with
-    the number and shape of the limit's. Raises `ConfigError` where the engine's settings are invalid.
+    `engine` is the run's table `[engine]`; without a device it trains on that of the workload. Images are random
+    bytes, with the number and shape of the limit's. Raises `ConfigError` where the engine's settings are invalid.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> federation = Federation(tiny, {"name": "inline"})
@@ -38,6 +38,7 @@ class Federation:
     def __init__(
         self, workload: Workload, engine: Mapping[str, Any], algorithm: str | Mapping[str, Any] = "fedavg"
     ) -> None:
+        on_cluster = engine.get("name") == "ray"  # which places its workers
         settings = {
             "rounds": _MANY,
             "data": {
@@ -53,7 +54,7 @@ class Federation:
             "algorithm": algorithm,
             "select": {"clients_per_round": workload.cohort},
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
-            **({"engine": dict(engine)} if engine else {}),
+            "engine": {**({} if on_cluster else {"device": workload.device}), **engine},
         }
         self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
         self.number = 0
@@ -63,6 +64,7 @@ class Federation:
             "threads": engine_table.get("threads", 1),
             "engine": engine_table,
         }
+        self.on_gpu = str(engine_table.get("device")).startswith("cuda")
         self.built.engine.listen(self._chosen)
         states = ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.source, 0), states)
@@ -84,6 +86,8 @@ class Federation:
         torch.set_num_threads(self.threads)
         start = clock()
         self.state = self.driver.drive(self.built.algorithm.round(self.state, context), self.number)
+        if self.on_gpu:
+            torch.cuda.synchronize()
         seconds = clock() - start
         assert self.driver.tally.failed == 0
         return seconds

@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -58,6 +58,7 @@ class Workload:
         channels_last: the memory layout of images and convolutions; the benchmark tries both.
         keep_memory: whether freed memory is kept for the next batch.
         alike: whether all images of a client are the same, so that their order does not matter.
+        device: where it trains; processes share a GPU.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Workload:
     channels_last: bool = False
     keep_memory: bool = True
     alike: bool = False
+    device: str = "cpu"
 
     @property
     def images(self) -> int:
@@ -119,8 +121,9 @@ class Learner:
     def __init__(self, workload: Workload, images: Tensor, labels: Tensor) -> None:
         if workload.keep_memory:
             keep_freed_memory()
-        self.workload, self.images, self.labels = workload, images, labels
-        self.model = workload.model()
+        self.workload = workload
+        self.images, self.labels = images.to(workload.device), labels.to(workload.device)
+        self.model = workload.model().to(workload.device)
         if workload.channels_last:
             self.model.to(memory_format=torch.channels_last)
         self.parameters: list[Tensor] = list(self.model.parameters())
@@ -143,7 +146,7 @@ class Learner:
         rng = torch.Generator().manual_seed(seed)
         size = self.workload.batch
         for _ in range(self.workload.epochs):
-            order = torch.randperm(self.workload.examples, generator=rng)
+            order = torch.randperm(self.workload.examples, generator=rng).to(self.images.device)
             images, labels = self.images[client][order], self.labels[client][order]
             if self.workload.channels_last:
                 images = images.contiguous(memory_format=torch.channels_last)
@@ -166,11 +169,17 @@ class Learner:
             torch._foreach_add_(total, self.parameters, alpha=share)
 
 
+def synchronize(workload: Workload) -> None:
+    """Waits until the GPU has computed everything that it was given."""
+    if workload.device != "cpu":
+        torch.cuda.synchronize(workload.device)
+
+
 def fresh_weights(workload: Workload, seed: int = 0) -> list[Tensor]:
     """The initial weights of the federation."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = workload.model()
+        model = workload.model().to(workload.device)
         if workload.channels_last:
             model.to(memory_format=torch.channels_last)
         return [p.detach().clone() for p in model.parameters()]
@@ -196,10 +205,11 @@ class BareLimit:
         self.workload = WORKLOADS[workload] if isinstance(workload, str) else workload
         self.processes, self.threads, self.rounds = processes, threads, 0
         self.about: dict[str, Any] = {}
-        self.weights = fresh_weights(self.workload)
+        self._here = processes == 1 and not apart
+        # Workers share the weights; those of a GPU take a copy each round.
+        self.weights = fresh_weights(self.workload if self._here else replace(self.workload, device="cpu"))
         images, labels = self.workload.tensors()
         self._workers: list[Any] = []
-        self._here = processes == 1 and not apart
         if self._here:
             self._learner = Learner(self.workload, images, labels)
             self._sum = [torch.zeros_like(w) for w in self.weights]
@@ -234,6 +244,7 @@ class BareLimit:
                 self._learner.train(self.weights, client, seed=self.rounds * 1_000_003 + client)
                 self._learner.add_to(self._sum, 1 / len(cohort))
             self.weights, self._sum = self._sum, self.weights
+            synchronize(self.workload)
         else:
             self._next.value = 0
             for _, pipe in self._workers:
@@ -274,7 +285,8 @@ class BatchedLinear:
         self.about: dict[str, Any] = {}
         self.weights = fresh_weights(workload)
         images, labels = workload.tensors()
-        self.images, self.labels = images.flatten(0, 1).flatten(1), labels.flatten()
+        self.images = images.flatten(0, 1).flatten(1).to(workload.device)
+        self.labels = labels.flatten().to(workload.device)
 
     def round(self) -> float:
         """Runs one round of a random cohort and returns its wall time in seconds."""
@@ -292,7 +304,7 @@ class BatchedLinear:
                 torch.randperm(load.examples, generator=g) + client * load.examples
                 for g, client in zip(rngs, cohort, strict=True)
             ]
-            for places in torch.stack(orders).split(load.batch, dim=1):
+            for places in torch.stack(orders).to(load.device).split(load.batch, dim=1):
                 x = self.images.index_select(0, places.flatten()).view(load.cohort, load.batch, -1)
                 y = self.labels.index_select(0, places.flatten()).view(load.cohort, load.batch, 1)
                 slope = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)).softmax(2)
@@ -300,6 +312,7 @@ class BatchedLinear:
                 weight.baddbmm_(slope.transpose(1, 2), x, alpha=-load.lr * share)
                 bias.sub_(slope.sum(1), alpha=load.lr * share)
         self.weights = [weight.mean(0), bias.mean(0)]
+        synchronize(load)
         return time.perf_counter() - start
 
     def close(self) -> None:
@@ -317,17 +330,22 @@ def _work(
     pipe: Any,
 ) -> None:
     torch.set_num_threads(threads)
+    backends: Any = torch.backends
+    backends.cudnn.conv.fp32_precision = "ieee"  # as fedlens computes
     learner = Learner(workload, images, labels)
+    sums = [each.to(workload.device) for each in total]  # on the processor the same tensors
     pipe.send("ready")
     while (message := pipe.recv()) is not None:
         number, cohort = message
-        torch._foreach_zero_(total)
+        torch._foreach_zero_(sums)
+        begun = [each.to(workload.device) for each in weights]
         while True:
             with counter.get_lock():
                 slot = counter.value
                 counter.value += 1
             if slot >= len(cohort):
                 break
-            learner.train(weights, cohort[slot], seed=number * 1_000_003 + cohort[slot])
-            learner.add_to(total, 1 / len(cohort))
+            learner.train(begun, cohort[slot], seed=number * 1_000_003 + cohort[slot])
+            learner.add_to(sums, 1 / len(cohort))
+        torch._foreach_copy_(total, sums)
         pipe.send("done")

@@ -125,7 +125,8 @@ def _peer(
 
 
 def _about(workload: Workload, way: Arrangement) -> dict[str, Any]:
-    return {"processes": way.processes, "threads": way.threads, "layout": _layout(workload)}
+    about = {"processes": way.processes, "threads": way.threads, "layout": _layout(workload)}
+    return about | {"device": workload.device}
 
 
 def _layout(workload: Workload) -> str:

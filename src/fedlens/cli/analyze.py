@@ -54,6 +54,13 @@ def analyze(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="The output folder; default DIR/analysis.")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="auto (a GPU if there is one), cpu, cuda or cuda:1; by default the kind that the run trained on.",
+        ),
+    ] = None,
     data_dir: RunDataDir = None,
     accept_changes: AcceptEdits = False,
     quiet: Quiet = False,
@@ -92,6 +99,7 @@ def analyze(
             data_dir=data_dir,
             accept_changes=accept_changes,
             say=heard,
+            device=device,
         )
         if as_json:
             # A loss that is not a number is null in JSON.

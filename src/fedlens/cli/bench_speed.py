@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +65,15 @@ PeersDir = Annotated[
         "~/.cache/fedlens/peers.",
     ),
 ]
+DeviceName = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="auto (a GPU if there is one), cpu, cuda or cuda:1: for bare PyTorch, and for engines that set none. "
+        "Other libraries are measured on the processor.",
+    ),
+]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the results file and the picture.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help=f"Results file; default {_NAME}.json in --out.")
@@ -74,6 +84,7 @@ Picture = Annotated[Path | None, typer.Option(metavar="FILE", help=f"Picture; de
 def speed(
     workloads: Workloads = None,
     engines: Engines = "default,inline,vectorized,processes",
+    device: DeviceName = "auto",
     pairs: Pairs = 12,
     seconds: Seconds = None,
     peers: Peers = False,
@@ -93,7 +104,10 @@ def speed(
         from fedlens.benchmark.results_file import writable
         from fedlens.benchmark.speed import workload
 
-        loads = [workload(name) for name in dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))]
+        names = dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))
+        loads = [workload(name) for name in names]
+        here = _device(device, peers=bool(peers or peer_names))
+        loads = [replace(load, device=here) for load in loads]
         plan = _plan(engines, peers, peer_names, peers_dir, pairs, seconds)
         file, drawing = json_file or out / f"{_NAME}.json", picture or out / f"{_NAME}.png"
         writable(file)
@@ -106,6 +120,22 @@ def speed(
             print(f"picture: {drawing}")
         if any(row.kind == "fedlens" and row.reason is not None for row in rows):
             raise typer.Exit(1)
+
+
+def _device(asked: str, peers: bool) -> str:
+    """The device that is measured. Raises `ConfigError` if it is a GPU beside libraries on the processor."""
+    from fedlens.core.errors import ConfigError
+    from fedlens.experiment.device_here import device_here
+
+    if peers and asked == "auto":
+        asked = "cpu"
+    device, said = device_here(asked)
+    if peers and device != "cpu":
+        hint = "take --device cpu, or leave out --peers"
+        raise ConfigError("other libraries are measured on the processor", where="--device", hint=hint)
+    for sentence in said:
+        _say(sentence)
+    return device
 
 
 def _plan(

@@ -44,6 +44,9 @@ def predict(
         bool, typer.Option("--pictures/--no-pictures", help="Draw a labelled picture of each image.")
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace earlier predictions in DIR.")] = False,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda or cuda:1.")
+    ] = "auto",
     accept_changes: AcceptEdits = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -51,6 +54,7 @@ def predict(
     """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
     with reported(debug, as_json):
         from fedlens.experiment.atomic_files import not_regular
+        from fedlens.experiment.device_here import device_here
         from fedlens.experiment.predict import Output
         from fedlens.experiment.predict import predict as predictions
         from fedlens.experiment.rundir import RunDir
@@ -61,7 +65,9 @@ def predict(
             raise not_regular(directory.predictions_path)
         output = Output(directory.predictions_path if out is None else out, pictures, force)
         output.check()
-        trained = read_trained(directory, parsed_round(round), accept_changes=accept_changes)
+        here, said = device_here(device)
+        trained = read_trained(directory, parsed_round(round), accept_changes=accept_changes).on(here)
+        notes = [*trained.notes, *said]
         count, faults = 0, []
         with _progress() as progress:
             for row in predictions(trained, paths, top, output, progress, score):
@@ -81,11 +87,11 @@ def predict(
                     "pictures": str(output.pictures_folder) if pictures else None,
                     "masks": str(output.masks_folder) if annotates == "masks" else None,
                     "boxes": str(output.boxes_file) if annotates == "boxes" else None,
-                    "notes": list(trained.notes),
+                    "notes": notes,
                 }
             )
         else:
-            for note in trained.notes:
+            for note in notes:
                 say(f"note: {note}")
             say(f"predicted {many(count - len(faults), 'image')} with {model_text(trained)}: {output.table}")
             if annotates == "masks":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,8 @@ _FREE = (
 )
 
 
-def _a_device(name: str) -> str:
+def valid_device(name: str) -> str:
+    """The name, if it can be one of a device. Raises `ValueError`."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name) is None:
         raise ValueError("must be 'auto', 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1'")
     return name
@@ -35,7 +37,7 @@ def _a_device(name: str) -> str:
 
 Device = Annotated[
     str,
-    AfterValidator(_a_device),
+    AfterValidator(valid_device),
     Field(
         description="'auto': the GPUs of the machine, or else its processor; 'cpu', 'cuda', 'cuda:1' and so on. The "
         "run's config.toml records the choice"
@@ -197,13 +199,34 @@ def placed(free: Sequence[int], workers: int) -> list[int]:
     >>> placed([80, 80, 30], 5)
     [0, 1, 0, 1, 2]
     """
-    counts = [0] * len(free)
-    gpus = []
+    gpus: list[int] = []
     for _ in range(workers):
-        best = max(range(len(free)), key=lambda k: (free[k] / (counts[k] + 1), -k))
-        counts[best] += 1
-        gpus.append(best)
+        gpus.append(next_gpu(free, gpus))
     return gpus
+
+
+def next_gpu(free: Sequence[int], taken: Sequence[int | None]) -> int:
+    """The GPU of the next worker: the one that then has the most free memory per worker.
+
+    Args:
+        free: bytes, of each GPU.
+        taken: the GPUs of the other workers; None for a worker without one.
+
+    >>> next_gpu([80, 80, 30], [0, 1, 0, None])
+    1
+    """
+    return max(range(len(free)), key=lambda k: (free[k] / (taken.count(k) + 1), -k))
+
+
+def show_only(device: str) -> None:
+    """Hides all GPUs but this one, such as 'cuda:1', from this process, to which it is then 'cuda'.
+
+    Call it before the process uses CUDA. Does nothing for a device without a number.
+    """
+    index = torch.device(device).index
+    if index is not None:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = shown.split(",")[index] if shown else str(index)
 
 
 def free_memory_of(device: str) -> list[int]:

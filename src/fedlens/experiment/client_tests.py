@@ -16,6 +16,7 @@ from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built, build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
+from fedlens.experiment.device_here import engine_here
 from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.plan import plan
 from fedlens.experiment.run_state import RunState
@@ -49,7 +50,8 @@ def write_client_tests(
 
     They are written to `client_tests.json`, with the round and the number of test examples. Clients without held-out
     examples are left out if others have some, as in the evaluation at the clients. It takes one forward pass for each
-    client and test example, in this process, on the device and in the precision of the run's engine.
+    client and test example, in this process, on the device and in the precision of the run's engine, or on the
+    processor if this machine has no GPU.
 
     Args:
         source: the settings of the run.
@@ -57,11 +59,9 @@ def write_client_tests(
     Raises `RunDirectoryError` if the run keeps no model at its clients, if a Python file of the user's own was edited
     since it trained, or if its checkpoint is gone or corrupt.
     """
-    engine = dict(run.read_config().get("engine", {}))
-    kept = (
-        {} if engine.get("name") == "ray" else {k: engine[k] for k in ("device", "precision") if k in engine}
-    )
-    values = {**source.values, "engine": {"name": "inline", **kept}}
+    engine, _ = engine_here(run.read_config().get("engine", {}))
+    kept = {key: value for key, value in engine.items() if key in ("device", "precision")}
+    values = {**source.values, "engine": {**kept, "name": "inline"}}
     settings = Source(values, source.path, source.lines, source.overridden, source.renamed)
     saved = (run.read_environment() or {}).get(OWN_FILES)
     refuse_edited_since("the run trained", saved, values, accept=False)

@@ -13,7 +13,7 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
-from fedlens.engines.devices import Computing, default_workers, free_memory_of
+from fedlens.engines.devices import GPU_CONTEXT, Computing, default_workers, free_memory_of
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import training_memory
 from fedlens.tasks.task import Task
@@ -78,20 +78,21 @@ def check_memory(
 
 
 def memory_of_training(
-    module: nn.Module, model: ModelSpec, task: Task, local: LocalSettings, largest: int
+    module: nn.Module, model: ModelSpec, task: Task, local: LocalSettings, largest: int, device: str = "cpu"
 ) -> int:
-    """About the bytes that local training takes in a process of its own, the data aside.
+    """About the bytes that local training takes in a process of its own, the data aside; on a GPU, of the GPU.
 
-    A tiny model is not followed: it counts with its upper bound. The arguments are those of `check_memory`.
+    A tiny model is not followed: it counts with its upper bound. The other arguments are those of `check_memory`.
     """
+    own = GPU_CONTEXT if device.startswith("cuda") else _WORKER
     batch = local.batch(local.examples or largest)
     tensors = [*module.parameters(), *module.buffers()]
     bound = _STEP * (sum(tensor.nbytes for tensor in tensors) + batch * prod(model.input_shape) * 4)
     if bound <= _TINY:
-        return _WORKER + bound
+        return own + bound
     with random_state_kept():
         memory = training_memory(module, model.input_shape, batch, local, task, model.classes)
-    return _WORKER + (bound if memory is None else memory.needed())
+    return own + (bound if memory is None else memory.needed(device))
 
 
 def _workers(engine: Mapping[str, Any], device: str) -> int:

@@ -266,7 +266,7 @@ def _predicted(trained: TrainedModel, images: NDArray[np.uint8]) -> list[Mapping
     """The prediction of each image of a batch, uint8 [n, C, H, W]; boxes from `shown_score` on."""
     with torch.inference_mode():
         outputs = trained.outputs(normalize(torch.from_numpy(images), trained.mean, trained.std))
-        prediction = {name: value.numpy() for name, value in trained.task.predict(outputs).items()}
+        prediction = {name: value.cpu().numpy() for name, value in trained.task.predict(outputs).items()}
     each = [{name: value[at] for name, value in prediction.items()} for at in range(len(images))]
     if trained.task.annotates != "boxes":
         return list(each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedlens.core.shell_command import quoted_command
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
+from fedlens.engines.devices import Computing
 from fedlens.experiment.results import read_model_file
 from fedlens.experiment.rundir import RunDir, federated_beside
 from fedlens.experiment.tensorfile import read_metadata
@@ -52,7 +53,7 @@ class TrainedModel:
         path: the model file.
         kind: of the data: what is predicted.
         round: the round after which it was the global model; None if the run does not say.
-        module: in evaluation mode, on the CPU. It takes normalized images, float32 [n, C, H, W], or tokens,
+        module: in evaluation mode, on the device. It takes normalized images, float32 [n, C, H, W], or tokens,
             int64 [n, T].
         about: the metadata of the file.
         task: what predicts and draws.
@@ -65,6 +66,7 @@ class TrainedModel:
         notes: what the user has to know about this model, in sentences.
         size: at which images are evaluated, as in the run.
         chosen: whether it is the model of the best or of the last round.
+        device: what it computes on.
     """
 
     path: Path
@@ -83,6 +85,7 @@ class TrainedModel:
     notes: tuple[str, ...] = ()
     size: EvaluationSize = FULL
     chosen: ChosenRound = ChosenRound("last")
+    device: str = "cpu"
 
     @property
     def form(self) -> ImageForm:
@@ -110,8 +113,19 @@ class TrainedModel:
         return str(parsed_fact(self.about, "model", self.path)["name"]).rpartition(os.sep)[2]
 
     def outputs(self, inputs: Tensor) -> Any:
-        """The outputs for normalized images, float32 [n, C, H, W], at `evaluation.size`, or tokens, int64 [n, T]."""
-        return self.size(self.task, self.module, inputs, None)
+        """The outputs for normalized images, float32 [n, C, H, W], at `evaluation.size`, or tokens, int64 [n, T].
+
+        They lie on the device; the inputs may lie elsewhere.
+        """
+        restore = Computing(self.device).begin()
+        try:
+            return self.size(self.task, self.module, inputs.to(self.device), None)
+        finally:
+            restore()
+
+    def on(self, device: str) -> TrainedModel:
+        """The model on this device, with the same module, which moves there."""
+        return replace(self, module=self.module.to(device), device=device)
 
     def tree(self) -> dict[str, Tensor]:
         """The weights and buffers by name."""

@@ -83,6 +83,7 @@ def run_rows(results: StudyResults) -> list[Record]:
             **{name: _last(line, name) for name in sums},
             **{name: line.facts.get(name) for name in facts},
             "version": line.version,
+            "device": line.device,
             "directory": entry.run,
         }
         rows.append({**row, **{name: line.facts.get(name) for name in WALL_CLOCK}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,12 @@ def _method(results: StudyResults) -> list[str]:
             "Simulated hours: each round lasts as long as its busiest client, which trains "
             f"{info.clock.get('images_per_second', 0):g} images a second, with "
             f"{info.clock.get('up_mbit', 0):g} Mbit/s up and {info.clock.get('down_mbit', 0):g} Mbit/s down."
+        )
+    devices = Counter(line.device for line in _done(results))
+    if devices["cpu"] and devices["cuda"]:
+        sentences.append(
+            f"{many(devices['cuda'], 'run')} trained on a GPU and {devices['cpu']:,} on the processor, where the same "
+            "settings give other last bits."
         )
     return [*sentences, *info.notes]
 

@@ -49,6 +49,7 @@ class RunLine:
             for simulated hours, "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
         version: of fedlens.
         analyses: the rows of each analysis of the run, by name, without lists over clients.
+        device: "cpu" or "cuda", the kind that it trained on; "" if it is not known.
     """
 
     digest: str
@@ -61,6 +62,7 @@ class RunLine:
     facts: Mapping[str, float | None] = field(default_factory=dict)
     version: str = ""
     analyses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    device: str = ""
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(index in the curve, value) of the evaluations that have a finite value of `metric`."""

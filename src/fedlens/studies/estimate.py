@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
+from fedlens.experiment.device_here import chosen_for
 from fedlens.experiment.session import Session
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
 from fedlens.studies.expansion import Case, Method
+from fedlens.studies.gpu_runs import runs_on_gpus
 from fedlens.studies.halving import reaching
 from fedlens.studies.jobs import cores_of, default_jobs
 from fedlens.studies.planned import PlannedRun
@@ -90,7 +92,7 @@ def estimate(
     costs = RunCosts(Session(), data_dir, download, patience)
     numbers: dict[str, int] = {}
     run_costs: list[RunCost] = []
-    cores = 1
+    cores, left = 1, list[PlannedRun]()
     failed: FedlensError | None = None
     due = {one.run.digest for one in plan.due(lines)} if lines else set()
     for run, rounds in _runs(plan, lines):
@@ -98,6 +100,7 @@ def estimate(
         if run.digest in lines and run.digest not in due and lines[run.digest].status != "failed":
             continue
         cores = max(cores, cores_of(run))
+        left.append(run)
         try:
             run_costs.append(costs.of(settings_without_start(run), rounds))
         except FedlensError as error:  # the study continues without a run that cannot start
@@ -107,7 +110,10 @@ def estimate(
         raise failed
     before = _pretraining(plan, lines, costs)
     memory = max((cost.memory for cost in (*run_costs, *before)), default=0)
-    at_once = max(1, jobs) if jobs is not None else default_jobs(cores, memory, len(run_costs))
+    if jobs is None:
+        on_gpus = runs_on_gpus(zip(left, (cost.gpu for cost in run_costs), strict=True))
+        jobs = default_jobs(cores, memory, len(run_costs), on_gpus)
+    at_once = max(1, jobs)
     times = [cost.seconds for cost in run_costs if cost.seconds is not None]
     seconds = sum(times) if times or not run_costs else None
     made: dict[str, Any] = {
@@ -130,7 +136,8 @@ def estimate(
             else sum(cost.seconds or 0.0 for cost in before) / 3600,
         },
     }
-    return StudyEstimate(**made, sentences=_sentences(made, costs))
+    said = chosen_for([run.engine for run in left], f"{many(at_once, 'run')} at once")
+    return StudyEstimate(**made, sentences=_sentences(made, costs) + said)
 
 
 def _pretraining(plan: StudyPlan, lines: Mapping[str, RunLine], costs: RunCosts) -> list[RunCost]:

@@ -19,6 +19,7 @@ import fedlens.experiment.plan
 import fedlens.experiment.runner  # noqa: F401
 from fedlens.core.registry import load_file
 from fedlens.core.threads import share_cores
+from fedlens.engines.devices import show_only
 from fedlens.experiment.session import Session
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -33,6 +34,7 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     _end_with_parent()
     interrupt = _Interrupt()
     signal.signal(signal.SIGINT, interrupt)
+    show_only(settings["device"])
     torch.set_num_threads(settings["threads"])
     share_cores(settings["cores"])
     sys.path[:] = settings["path"]

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -16,9 +16,11 @@ from fedlens.core.errors import FedlensError
 from fedlens.core.free_memory import free_memory
 from fedlens.core.interrupts import postponed
 from fedlens.core.threads import usable_cores
+from fedlens.engines.devices import next_gpu
 from fedlens.engines.worker_pool import Worker, WorkerPool
 from fedlens.report.study_results import RunLine
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
+from fedlens.studies.gpu_runs import device_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.store import working
@@ -47,23 +49,23 @@ class Jobs(Protocol):
         ...
 
 
-def default_jobs(cores: int, memory: int, runs: int) -> int:
+def default_jobs(cores: int, memory: int, runs: int, on_gpus: int | None = None) -> int:
     """Returns the number of parallel runs that cores, memory and the number of runs allow, at least 1.
 
     Args:
         cores: that one run keeps busy.
         memory: bytes that one run takes.
         runs: number of due runs.
+        on_gpus: how many runs the GPUs hold; None if no run trains on one.
     """
     at_once = usable_cores() // max(1, cores)
     room = int(_SHARE * free_memory() / memory) if memory > 0 else at_once
-    return max(1, min(at_once, room, runs))
+    return max(1, min(at_once, room, runs, runs if on_gpus is None else on_gpus))
 
 
 def threads_of(run: PlannedRun) -> int:
     """The threads of one computation of a run."""
-    engine = run.settings.get("engine")
-    return int(engine.get("threads", 1)) if isinstance(engine, Mapping) else 1
+    return int(run.engine.get("threads", 1))
 
 
 def cores_of(run: PlannedRun) -> int:
@@ -73,10 +75,9 @@ def cores_of(run: PlannedRun) -> int:
     >>> cores_of(run)
     3
     """
-    engine = run.settings.get("engine")
-    if not isinstance(engine, Mapping) or engine.get("name") not in ("processes", "ray"):
+    if run.engine.get("name") not in ("processes", "ray"):
         return threads_of(run)
-    workers = engine.get("workers")
+    workers = run.engine.get("workers")
     return threads_of(run) * (workers if isinstance(workers, int) else usable_cores())
 
 
@@ -102,9 +103,14 @@ class InProcess:
 
 @dataclass(eq=False)
 class _Job:
-    """A worker process and its run; None while it has none."""
+    """A worker process and its run; None while it has none.
+
+    Attributes:
+        gpu: the only one that the process sees; None if it sees all.
+    """
 
     worker: Worker
+    gpu: int | None = None
     due: DueRun | None = None
 
 
@@ -116,12 +122,18 @@ class WorkerJobs:
         jobs: the number of workers.
         threads: of a run; the libraries of a worker are limited to it before they are imported.
         progress: the listener.
+        free: the free bytes of each GPU that runs are distributed over; empty if they choose themselves.
     """
 
     def __init__(
-        self, options: RunOptions, jobs: int, threads: int, progress: StudyProgress | None = None
+        self,
+        options: RunOptions,
+        jobs: int,
+        threads: int,
+        progress: StudyProgress | None = None,
+        free: Sequence[int] = (),
     ) -> None:
-        self._options, self._wanted = options, jobs
+        self._options, self._wanted, self._free = options, jobs, free
         self._threads, self._progress = threads, progress or SilentStudy()
         self._pool = WorkerPool(threads)
         self._pool.start()  # imports torch in the background
@@ -170,8 +182,7 @@ class WorkerJobs:
     def _assign(self, queue: deque[DueRun]) -> None:
         """Assigns runs to idle workers."""
         while queue and len(self._busy) < self._wanted:
-            free = [job for job in self._jobs if job.due is None]
-            job = free[0] if free else self._start()
+            job = self._idle(self._gpu(queue[0].run))
             job.due = queue.popleft()
             try:
                 with postponed():
@@ -182,10 +193,26 @@ class WorkerJobs:
                 continue
             self._progress.run_started(job.due.run)
 
-    def _start(self) -> _Job:
-        worker = self._pool.worker(cores=self._threads, module="fedlens.studies.job_worker")
+    def _gpu(self, run: PlannedRun) -> int | None:
+        """The GPU that the worker of a run sees alone, the one with the most free memory; None if it sees all."""
+        if not self._free or device_of(run) != "cuda":
+            return None
+        return next_gpu(self._free, [job.gpu for job in self._busy])
+
+    def _idle(self, gpu: int | None) -> _Job:
+        """An idle worker that sees this GPU: one that is there, or a new one in place of another."""
+        idle = [job for job in self._jobs if job.due is None]
+        if alike := [job for job in idle if job.gpu == gpu]:
+            return alike[0]
+        if len(self._jobs) >= self._wanted:
+            self._remove(idle[0])
+        return self._start(gpu)
+
+    def _start(self, gpu: int | None) -> _Job:
+        device = "cpu" if gpu is None else f"cuda:{gpu}"
+        worker = self._pool.worker(device, cores=self._threads, module="fedlens.studies.job_worker")
         worker.connection.send(self._options)
-        self._jobs.append(_Job(worker))
+        self._jobs.append(_Job(worker, gpu))
         return self._jobs[-1]
 
     def _answered(self, seconds: float) -> list[_Job]:

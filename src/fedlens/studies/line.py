@@ -50,6 +50,7 @@ def line_of(planned: PlannedRun, directory: Path) -> RunLine:
         _curve(run.metrics),
         _facts(run),
         str(environment.get("fedlens") or __version__),
+        device=str(environment.get("device", "")).partition(":")[0],
     )
 
 

@@ -47,6 +47,12 @@ class PlannedRun:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
+    def engine(self) -> Mapping[str, Any]:
+        """The table `[engine]` of its settings."""
+        engine = self.settings.get("engine", {})
+        return engine if isinstance(engine, Mapping) else {"name": engine}
+
+    @property
     def directory(self) -> str:
         """The name of its directory below `runs/`."""
         return f"{self.key}-{self.digest[:6]}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedlens.api import Experiment
 from fedlens.core.errors import FedlensError
@@ -30,6 +31,7 @@ from fedlens.experiment.resolve import Resolved
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.session import Session, SharedDataset
+from fedlens.studies.gpu_runs import GpuMemory
 
 PATIENCE = 20.0  # seconds of measuring; later models then count with a speed measured before
 _STEPS, _CLIENTS, _TESTED = (1, 16), 4, (512, 128)  # of a round of the two short runs that are compared
@@ -74,12 +76,14 @@ class RunCost:
         seconds: on an otherwise idle processor; None if it could not be measured.
         disk: bytes of its directory.
         memory: bytes of a process that carries it out.
+        gpu: what it takes of a GPU; None on the processor.
     """
 
     images: float
     seconds: float | None
     disk: int
     memory: int
+    gpu: GpuMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class _Shape:
 
     built: Built
     memory: int
+    gpu: GpuMemory | None
 
     @property
     def visits(self) -> int:
@@ -168,7 +173,7 @@ class RunCosts:
         visits = done * shape.visits
         evaluations = 1 + done // config.evaluation.every
         if speed is None:
-            return RunCost(images, None, 0, shape.memory)
+            return RunCost(images, None, 0, shape.memory, shape.gpu)
         batch = config.local.batch(max(1, round(images / max(1, visits))))
         per_visit = images / max(1, visits)
         steps = visits * ceil(per_visit / batch) if per_visit else 0
@@ -182,20 +187,22 @@ class RunCosts:
         disk = (
             speed.files + shape.predictions + lines + _CHECKPOINTS * (speed.checkpoint + kept) + states - kept
         )
-        return RunCost(images, seconds, disk, shape.memory + kept)
+        return RunCost(images, seconds, disk, shape.memory + kept, shape.gpu)
 
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
         batch = [config.local.batch_size, config.local.examples]
         components = [config.model, config.algorithm, config.select, config.task, batch]
         clients = [config.evaluation.train, config.evaluation.clients]
-        key = _key([data, components, clients])
+        key = _key([data, components, clients, config.engine.get("device")])
         if key not in self._shapes:
             source = Source(dict(settings))
             planned = plan(read_config(source.values, source.locate), source)
             built = build(planned, data_directory(self._data_dir), self._download, session=self._session)
             built.engine.close()
-            self._shapes[key] = _Shape(built, _memory_of(built))
+            device = built.engine.applied(built.program).device
+            gpu = None if device == "cpu" else GpuMemory(_training_of(built, device), _data_of(built))
+            self._shapes[key] = _Shape(built, _data_of(built) + _training_of(built), gpu)
         return self._shapes[key]
 
     def _speed(self, settings: Mapping[str, Any], config: Config) -> Speed | None:
@@ -249,6 +256,7 @@ class RunCosts:
                 until=until,
             )
             clock = time.perf_counter() - began
+            torch.cuda.empty_cache()  # for the study's workers; does nothing where no GPU is in use
             evaluated = self._shape(settings, read_config(dict(settings))).evaluated_of(tested)
             return _Timed.of(RunDir(out), experiment.config, clock, evaluated)
 
@@ -319,13 +327,18 @@ def _speed_of(few: _Timed, many: _Timed | None) -> Speed:
     return Speed(min(few.around, many.around), visit, step, evaluation, image, *files)
 
 
-def _memory_of(built: Built) -> int:
-    data = built.shared.nbytes if built.shared is not None else 0
+def _data_of(built: Built) -> int:
+    """Bytes of the data."""
+    return built.shared.nbytes if built.shared is not None else 0
+
+
+def _training_of(built: Built, device: str = "cpu") -> int:
+    """Bytes of a process that trains, or of its GPU."""
     cohort = built.clients_per_round
     largest = built.federation.largest if cohort is not None else int(built.partition.sizes().sum())
     module = built.model.build(initial=False)
     trained = replace(built.model, input_shape=built.holders.training_shape)
-    return data + memory_of_training(module, trained, built.task, built.config.local, largest)
+    return memory_of_training(module, trained, built.task, built.config.local, largest, device)
 
 
 def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedlens.result import Metrics
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.estimate import StudyEstimate, estimate
+from fedlens.studies.gpu_runs import gpus_to_share
 from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
@@ -272,7 +273,10 @@ def _started(
         from fedlens.studies.ray_jobs import RayJobs
 
         return RayJobs(options, threads, address, progress)
-    return WorkerJobs(options, jobs, threads, progress) if jobs else InProcess(options, progress)
+    if not jobs:
+        return InProcess(options, progress)
+    free = gpus_to_share((one.run for one in due), jobs)
+    return WorkerJobs(options, jobs, threads, progress, free)
 
 
 def _writable(value: Any) -> Any:

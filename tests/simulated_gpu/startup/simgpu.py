@@ -11,6 +11,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -32,7 +33,7 @@ WATCHED = os.environ.get("SIMGPU_WATCH", "/fedlens/")  # in the path of the code
 COUNT: collections.Counter = collections.Counter()  # by kind, see README.md
 OPS: collections.Counter = collections.Counter()  # kernels by operation
 SITES: collections.Counter = collections.Counter()  # (kind, file:line, function), of all kinds but kernels
-_guard = _first_process = None
+_guard = _first_process = _visible = None
 _random: dict = {}  # the generator of each GPU
 _explicit = weakref.WeakValueDictionary()  # generators that a program made for a GPU, by their address
 
@@ -63,15 +64,24 @@ def index_of(device=None):
     """The number of a GPU; the current GPU's where `device` names none."""
     index = device if isinstance(device, int) else torch.device(device or "cuda").index
     index = _guard.simgpu_current() if index is None else index
-    if index >= DEVICES:
+    if index >= len(visible()):
         raise torch.AcceleratorError("CUDA error: invalid device ordinal")
     return index
 
 
+def visible():
+    """The GPUs that this process sees: those of CUDA_VISIBLE_DEVICES, which CUDA reads at its first use."""
+    if _visible is not None:
+        return _visible
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    asked = range(DEVICES) if named is None else [int(k) for k in named.split(",") if k]
+    return list(itertools.takewhile(range(DEVICES).__contains__, asked))
+
+
 def touch():
     """Records the first use of CUDA in this process: from then on its forks cannot use CUDA."""
-    global _first_process
-    _first_process = _first_process or os.getpid()
+    global _first_process, _visible
+    _first_process, _visible = _first_process or os.getpid(), visible()
     if _first_process != os.getpid():
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. Use the 'spawn' start method")
 
@@ -441,7 +451,7 @@ def functions_of_cuda():
 
     def properties(device=None):
         touch()
-        name, multiprocessors = f"Simulated GPU {index_of(device)}", {"multi_processor_count": 132}
+        name, multiprocessors = f"Simulated GPU {visible()[index_of(device)]}", {"multi_processor_count": 132}
         version = {"major": 9, "minor": 0, "warp_size": 32}
         return types.SimpleNamespace(name=name, total_memory=TOTAL, **multiprocessors, **version)
 
@@ -452,8 +462,8 @@ def functions_of_cuda():
         return _random[index_of(device)]
 
     functions = {
-        "is_available": lambda: touch() is None,
-        "device_count": lambda: DEVICES,
+        "is_available": lambda: touch() is None and bool(visible()),
+        "device_count": lambda: len(visible()),
         "is_initialized": lambda: True,
         "init": lambda: None,
         "_lazy_init": lambda: None,
@@ -461,7 +471,7 @@ def functions_of_cuda():
         "set_device": lambda device: exchange(index_of(device)),
         "_exchange_device": exchange,
         "_maybe_exchange_device": exchange,
-        "mem_get_info": lambda device=None: (touch() or FREE[index_of(device) % len(FREE)], TOTAL),
+        "mem_get_info": lambda device=None: (touch() or FREE[visible()[index_of(device)] % len(FREE)], TOTAL),
         "get_device_properties": properties,
         "get_device_name": lambda device=None: properties(device).name,
         "get_device_capability": lambda device=None: (9, 0),

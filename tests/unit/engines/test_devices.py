@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from multiprocessing import Pipe
@@ -15,7 +16,15 @@ from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Arithmetic, Client, Outcome, Payload, Program
 from fedlens.core.random import Rng
 from fedlens.engines import devices as placing
-from fedlens.engines.devices import Computing, default_workers, devices_of, placed, resolved, share_of_gpu
+from fedlens.engines.devices import (
+    Computing,
+    default_workers,
+    devices_of,
+    placed,
+    resolved,
+    share_of_gpu,
+    show_only,
+)
 from fedlens.engines.hardware import Hardware
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
@@ -118,6 +127,19 @@ def test_a_program_is_plain_unless_the_engine_says_otherwise() -> None:
     program = Program({}, NoData(), 0)
     assert Computing().applied(program) == program
     assert Computing("cuda:1", "bf16").applied(program).arithmetic == Arithmetic("bf16")
+
+
+@pytest.mark.parametrize(("shown", "left"), [(None, "1"), ("4,7", "7"), ("GPU-8f2e,GPU-11aa", "GPU-11aa")])
+def test_a_process_can_be_left_with_one_gpu(
+    shown: str | None, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown or "")
+    if shown is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    show_only("cpu")
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == shown
+    show_only("cuda:1")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == left
 
 
 def test_workers_go_where_the_most_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
