@@ -15,7 +15,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fedlens.engines.hardware import Hardware
 from fedlens.engines.worker_pool import WorkerPool
+
+GPUS = torch.cuda.device_count()
 
 # A runner that was started in the background may ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,6 +61,15 @@ def no_report_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Runs do not draw report.html, a third of a small run's time, unless the test is marked `report_page`."""
     if not request.node.get_closest_marker("report_page"):
         monkeypatch.setattr("fedlens.api._report", lambda directory, progress: None)
+
+
+@pytest.fixture(autouse=True)
+def on_the_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no device train on the processor, whose bits the tests know; only tests/gpu finds GPUs."""
+    if GPUS and not request.path.is_relative_to(Path(__file__).parent / "gpu"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of child processes
+        for module in ("fedlens.engines.devices", "fedlens.experiment.build"):
+            monkeypatch.setattr(f"{module}.hardware", Hardware)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def default(
     """
     computing = Computing(resolved(device, spread=True), precision, channels_last)
     if computing.device != "cpu":
-        more = {"workers": workers, "threads": threads, "channels_last": channels_last}
+        more: dict[str, Any] = {"workers": workers, "threads": threads, "channels_last": channels_last}
         more |= {"window": window, "timeout": timeout}
         return verified(OnGpus(state_memory, computing, more), verify, exact=False)
     made = Default(
