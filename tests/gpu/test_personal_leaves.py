@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fedlens.api import Result
 from fedlens.cost_runs import cost
 from tests.contract.contract_kit import experiment, outcome
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 INLINE = {"name": "inline", "channels_last": False}
 SMALL: dict[str, Any] = {"rounds": 2, "local": {"lr": 0.05, "epochs": 1, "batch_size": 80}}
 

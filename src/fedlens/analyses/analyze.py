@@ -100,7 +100,8 @@ def analyze(
             continue
         began = time.perf_counter()
         try:
-            made[analysis.name] = _rows_of(analysis, run)
+            with run.built.engine.applied(run.built.program).computing():
+                made[analysis.name] = _rows_of(analysis, run)
         except ConfigError as error:
             if names:
                 raise

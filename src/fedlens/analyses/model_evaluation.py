@@ -71,7 +71,7 @@ class ModelEvaluator:
 
     def learner(self, tree: Tree, which: int = 0) -> Loadable:
         """The module with the leaves of this tree; the next call with the same number loads another tree into it."""
-        learner = module_in(self.model, self._scratch, self.device, self.arithmetic, str(which))
+        learner = self._module(which)
         learner.load(tree)
         return learner
 
@@ -139,8 +139,11 @@ class ModelEvaluator:
                 yield outputs, targets
 
     def _at_once(self) -> int:
-        module = module_in(self.model, self._scratch, self.device, self.arithmetic, "0")
-        return max(1, min(_AT_ONCE, _MEMORY // max(1, module.weight_bytes)))
+        return max(1, min(_AT_ONCE, _MEMORY // max(1, self._module(0).weight_bytes)))
+
+    def _module(self, which: int) -> Loadable:
+        with self.arithmetic.on(self.device):
+            return module_in(self.model, self._scratch, self.device, self.arithmetic, str(which))
 
     def _metrics(self, learners: Sequence[Loadable], each: Each) -> list[dict[str, float]]:
         totals = [Total() for _ in learners]
@@ -154,11 +157,11 @@ class ModelEvaluator:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Sets the number of threads for a block; its end restores it and the random state."""
+        """Sets the number of threads and PyTorch's options; the end restores them and the random state."""
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.threads)
-            with random_state_kept(self.device):
+            with self.arithmetic.on(self.device), random_state_kept(self.device):
                 yield
         finally:
             torch.set_num_threads(before)

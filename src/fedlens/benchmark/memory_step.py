@@ -25,7 +25,6 @@ from fedlens.core.protocol import Client, ClientExamples, ModelSpec, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import fixed_leaves, tree_of
 from fedlens.data.augmented import Augmentation
-from fedlens.engines.devices import Computing
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
 from fedlens.experiment.model_kind import prepared_for
@@ -192,8 +191,7 @@ def _trained(trial: TrainingTrial, model: ModelSpec) -> tuple[int, int | None]:
     data = RandomExamples(trial.task, model, int(trial.settings.batch_size), device)
     client = Client(0, data, {}, Secrets((0,)), {}, device, arithmetic)
     train = Train(model, trial.task, trial.settings, ClientRule())
-    restore = Computing(trial.program.device, arithmetic.precision, arithmetic.channels_last).begin()
-    try:
+    with trial.program.computing():
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
             before = 0
@@ -208,8 +206,6 @@ def _trained(trial: TrainingTrial, model: ModelSpec) -> tuple[int, int | None]:
         if on_gpu:
             return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         return _resident("VmHWM") - before, None
-    finally:
-        restore()
 
 
 def _resident(key: str) -> int:

@@ -13,7 +13,6 @@ from torch.profiler import ProfilerActivity
 from fedlens.core.parse_text import parse_json
 from fedlens.core.protocol import Ask, Failure, Id, Payload
 from fedlens.core.random import random_state_kept
-from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.build import Built
 
@@ -29,22 +28,18 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:
     examples = len(built.holders.holder(request.client))
     executor = Executor(built.engine.applied(built.program))
     item = Item(Id(1, 0, 0), request.client, request.payload, state)
-    arithmetic, on_gpu = executor.program.arithmetic, executor.device.type == "cuda"
-    restore = Computing(executor.program.device, arithmetic.precision, arithmetic.channels_last).begin()
-    try:
-        with random_state_kept(executor.device):
-            # The first time builds the model and fills the caches.
-            first = executor.answer(ask.op, ask.shared, item, ask.expect)
-            if isinstance(first, Failure):
-                return {"not_measured": f"the client failed: {first.reason}"}
-            del first
-            if on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-            with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-                executor.answer(ask.op, ask.shared, item, ask.expect)
-            gpu = torch.cuda.max_memory_allocated() if on_gpu else None
-    finally:
-        restore()
+    on_gpu = executor.device.type == "cuda"
+    with executor.program.computing(), random_state_kept(executor.device):
+        # The first time builds the model and fills the caches.
+        first = executor.answer(ask.op, ask.shared, item, ask.expect)
+        if isinstance(first, Failure):
+            return {"not_measured": f"the client failed: {first.reason}"}
+        del first
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            executor.answer(ask.op, ask.shared, item, ask.expect)
+        gpu = torch.cuda.max_memory_allocated() if on_gpu else None
     batch = built.config.local.batch(examples)
     return {"training": _largest(recorded), "gpu": gpu, "examples": examples, "batch": batch}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import timeit
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from fedlens.core.arithmetic import Arithmetic, Precision
 
 # Dense TFLOP/s from the makers' data sheets; the first label that `torch.cuda.get_device_name` contains applies.
 _SHEETS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -32,7 +33,7 @@ class Peak:
     source: str
 
 
-def peak_of(device: str, precision: str, cores: int) -> Peak:
+def peak_of(device: str, precision: Precision, cores: int) -> Peak:
     """The peak of this device in this precision; on a CPU, of so many cores.
 
     >>> peak_of("cpu", "fp32", 1).source
@@ -52,16 +53,13 @@ def peak_of(device: str, precision: str, cores: int) -> Peak:
     )
 
 
-def _measured(device: str, precision: str, side: int, cores: int) -> float:
+def _measured(device: str, precision: Precision, side: int, cores: int) -> float:
     """FLOP/s of the fastest of a few products."""
-    matmul: Any = torch.backends.cuda.matmul
     on_gpu = torch.device(device).type == "cuda"
     with ExitStack() as restore:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
-        restore.callback(setattr, matmul, "fp32_precision", matmul.fp32_precision)
+        restore.enter_context(Arithmetic(precision).on(torch.device(device)))
         torch.set_num_threads(cores)
-        if on_gpu:
-            matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
         a = torch.ones(side, side, dtype=_TYPES.get(precision, torch.float32), device=device)
 
         def product() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -43,13 +44,38 @@ class Arithmetic:
             return self.channels_last
         return channels_last_pays(device) and lays_out_channels_last(module)
 
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """Sets PyTorch's process-wide options for computing on this device; its end restores them.
+
+        By default PyTorch uses tf32 in convolutions and recurrent layers, kernels whose results differ from run to run,
+        and the first GPU. Whatever computes with a model on a GPU does so in this context, which `fit` requires. On a
+        CPU nothing is set.
+
+        >>> with PLAIN.on(torch.device("cpu")):
+        ...     net = PLAIN.fit(nn.Linear(2, 2), torch.device("cpu"))
+        """
+        if device.type != "cuda":
+            yield
+            return
+        with ExitStack() as restore:
+            restore.callback(torch.cuda.set_device, torch.cuda.current_device())
+            if device.index is not None:  # the GPU that is seeded, and whose free memory is read
+                torch.cuda.set_device(device.index)
+            _set_options(self.precision == "tf32", restore)
+            yield
+
     def fit(self, module: nn.Module, device: torch.device) -> nn.Module:
         """The module, on this device, whose forward pass computes so; what it gives back has its weights' type.
+
+        Raises `RuntimeError` on a GPU outside of `on`.
 
         >>> net = Arithmetic("bf16").fit(nn.Linear(2, 2), torch.device("cpu"))
         >>> net(torch.ones(1, 2)).dtype, net.weight.dtype
         (torch.float32, torch.float32)
         """
+        if device.type == "cuda" and not _options_are_set():
+            raise RuntimeError("a model on a GPU computes in `with arithmetic.on(device)`, see Arithmetic.on")
         module = module.to(device)
         channels_last = self.lays_out(module, device)
         if channels_last:
@@ -61,6 +87,40 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic()
+
+
+def _gpu_products() -> tuple[Any, ...]:
+    """The operations that have an option for products of float32 on a GPU."""
+    backends: Any = torch.backends
+    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
+
+
+def _set_options(tf32: bool, restore: ExitStack) -> None:
+    """Sets the options of `Arithmetic.on`; `restore` gets what undoes it."""
+    backends: Any = torch.backends
+    cudnn = backends.cudnn
+    # An option that is "none" is read as that of its backend or the general one, which therefore come first.
+    for option in (backends, cudnn, *_gpu_products(), backends.mkldnn.matmul):
+        restore.callback(setattr, option, "fp32_precision", option.fp32_precision)
+        option.fp32_precision = "none"
+    # The older names, which set the options above too: PyTorch raises where one is read that contradicts them.
+    allowed = True
+    with suppress(RuntimeError):  # True contradicts "none"
+        allowed = cudnn.allow_tf32
+    restore.callback(setattr, cudnn, "allow_tf32", allowed)
+    restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+    backends.cuda.matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    for option in _gpu_products():
+        option.fp32_precision = "tf32" if tf32 else "ieee"
+    restore.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
+    restore.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+    cudnn.deterministic, cudnn.benchmark = True, False
+
+
+def _options_are_set() -> bool:
+    """Whether PyTorch's options are as in `Arithmetic.on`."""
+    allowed = {option.fp32_precision == "tf32" for option in _gpu_products()}
+    return torch.backends.cudnn.deterministic and len(allowed) == 1
 
 
 def lays_out_channels_last(module: nn.Module) -> bool:

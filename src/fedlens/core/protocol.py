@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -307,6 +308,10 @@ class Program:
     seed: int
     device: str = "cpu"
     arithmetic: Arithmetic = PLAIN
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Sets PyTorch's options for this device and number format, see `Arithmetic.on`."""
+        return self.arithmetic.on(torch.device(self.device))
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import AfterValidator, Field
@@ -101,33 +101,6 @@ class Computing:
     def applied(self, program: Program) -> Program:
         """The program with this device and arithmetic."""
         return replace(program, device=self.device, arithmetic=Arithmetic(self.precision, self.channels_last))
-
-    def begin(self) -> Callable[[], None]:
-        """Sets torch's process-wide options for this device; the returned function restores them.
-
-        By default torch uses tf32 in convolutions, kernels whose results differ from run to run, and the first GPU.
-        """
-        if not self.device.startswith("cuda"):
-            return lambda: None
-        backends: Any = torch.backends
-        cudnn = backends.cudnn
-        before = (
-            backends.cuda.matmul.fp32_precision,
-            cudnn.conv.fp32_precision,
-            cudnn.deterministic,
-            cudnn.benchmark,
-            torch.cuda.current_device(),
-        )
-
-        def put(matmul: str, conv: str, deterministic: bool, benchmark: bool, current: int) -> None:
-            backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision = matmul, conv
-            cudnn.deterministic, cudnn.benchmark = deterministic, benchmark
-            torch.cuda.set_device(current)  # the GPU that is seeded, and whose free memory is read
-
-        wanted = "tf32" if self.precision == "tf32" else "ieee"
-        index = torch.device(self.device).index
-        put(wanted, wanted, True, False, before[-1] if index is None else index)
-        return lambda: put(*before)
 
 
 ON_CPU = Computing()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import torch
@@ -64,7 +65,7 @@ class Inline(EngineBase):
         self.threads, self.state_memory, self.computing = threads, state_memory, computing
         self._before: int | None = None
         self._released = False  # the memory that a heavy model was built in
-        self._undo: Callable[[], None] = lambda: None
+        self._options = ExitStack()
         self._scratch: dict[Any, Any] = {}
         self._steps = StepCount()
         self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
@@ -101,9 +102,10 @@ class Inline(EngineBase):
         """Takes the program and sets the number of threads. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
         self._before = torch.get_num_threads()  # from here on there is something to give back
-        self._undo = self.computing.begin()
+        applied = self.applied(program)
+        self._options.enter_context(applied.computing())
         self._scratch[StepCount] = self._steps
-        self._executor, self._states = Executor(self.applied(program), self._scratch), states
+        self._executor, self._states = Executor(applied, self._scratch), states
         keep_freed_memory()
         torch.set_num_threads(self.threads)
 
@@ -162,7 +164,7 @@ class Inline(EngineBase):
         if self._before is not None:
             torch.set_num_threads(self._before)
             self._before = None
-            self._undo()
+            self._options.close()
             self._scratch.clear()
             release_freed_memory()
 

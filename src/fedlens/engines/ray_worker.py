@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import io
@@ -22,7 +23,6 @@ from fedlens.core.threads import share_cores
 from fedlens.data.feature_cache import FeatureStore
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
-from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor
 from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared_memory import Packer, unpack
@@ -53,7 +53,9 @@ class RayWorker:
         for source in sources:
             load_source(*source)
         loaded = _fetched(program)
-        Computing(loaded.device, loaded.arithmetic.precision).begin()
+        options = contextlib.ExitStack()
+        options.enter_context(loaded.computing())
+        atexit.register(options.close)
         self._executor = Executor(loaded, groups=Groups(group) if group > 1 else None)
         self._asks: dict[int, tuple[Any, ...]] = {}
 

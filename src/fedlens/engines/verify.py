@@ -122,7 +122,7 @@ class Verified(Forwarding):
     def _compare(self, ask: Ask, answer: Answer, state: Version) -> None:
         request = ask.requests[answer.id.slot]
         item = Item(answer.id, request.client, request.payload, self._states.read(state))
-        with random_state_kept(self._reference.device):
+        with self._reference.program.computing(), random_state_kept(self._reference.device):
             expected = self._reference.block(ask.op, ask.shared, [item], ask.expect, None)[0]
         if isinstance(expected, Failure) or isinstance(answer, Failure):
             if type(expected) is not type(answer):

@@ -24,7 +24,6 @@ from fedlens.core.registry import load_file
 from fedlens.core.threads import share_cores
 from fedlens.core.tree import HEAVY
 from fedlens.engines.client_groups import Groups
-from fedlens.engines.devices import Computing
 from fedlens.engines.executor import Executor
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.shared_memory import LARGE, Packer, Region, roomy, unpack
@@ -44,7 +43,9 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     # The driver is gone: nobody is left to tell.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            _Worker(driver, settings).serve()
+            worker = _Worker(driver, settings)
+            with worker.options:
+                worker.serve()
         except (EOFError, ConnectionError):
             raise
         except FedlensError as error:
@@ -65,6 +66,7 @@ class _Worker:
     def __init__(self, driver: Connection, settings: dict[str, Any]) -> None:
         self.driver = driver
         self.device, self.group = settings["device"], settings["group"]
+        self.options = contextlib.ExitStack()  # of the device
         self.regions: dict[int, Region] = {}  # the driver's, by its number
         self.own: dict[int, Region] = {}  # for replies, by ours
         self.free: list[Region] = []
@@ -103,10 +105,10 @@ class _Worker:
             self.inbox.append(message)
 
     def begin(self, program: Program) -> None:
-        arithmetic = program.arithmetic
-        Computing(self.device, arithmetic.precision, arithmetic.channels_last).begin()
-        groups = Groups(self.group) if self.group > 1 else None
-        self.site = Executor(replace(program, device=self.device), groups=groups)
+        self.options.close()  # of the program before
+        program = replace(program, device=self.device)
+        self.options.enter_context(program.computing())
+        self.site = Executor(program, groups=Groups(self.group) if self.group > 1 else None)
 
     def ask(self, number: int, op: str, envelope: bytes, region: int | None) -> None:
         shared, expect, reduce = unpack(envelope, self.look(region), self.look)

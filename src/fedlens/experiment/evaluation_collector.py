@@ -165,5 +165,6 @@ def knn_metrics(built: Built, state: State) -> dict[str, float]:
     if built.labelled is None:
         return {}
     _, tree = built.algorithm.model(state)
-    device = torch.device(built.engine.applied(built.program).device)
-    return {"test_knn_accuracy": built.labelled.accuracy(tree, device)}
+    program = built.engine.applied(built.program)
+    with program.computing():
+        return {"test_knn_accuracy": built.labelled.accuracy(tree, torch.device(program.device))}

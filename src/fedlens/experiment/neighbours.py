@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedlens.algorithms.averaging import Averaging
 from fedlens.core.algorithm_base import AlgorithmBase
+from fedlens.core.arithmetic import PLAIN
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import Rng, random_state_kept
@@ -53,7 +54,7 @@ class LabelledImages:
         """The k-NN accuracy of the encoder that the task exports from `tree`, computed on `device`."""
         with random_state_kept():
             encoder = self.model.build(initial=False)
-        encoder = encoder.eval().to(device)
+        encoder = PLAIN.fit(encoder.eval(), device)
         load_into(encoder, uploaded(self.task.export(tree), device))
         features, tests = (self._features(encoder, part[0], device) for part in (self.train, self.test))
         k, temperature = self.settings.k, self.settings.temperature

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from fedlens.core.arithmetic import PLAIN
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import INSTANCE
@@ -17,7 +19,6 @@ from fedlens.core.shell_command import quoted_command
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
-from fedlens.engines.devices import Computing
 from fedlens.experiment.results import read_model_file
 from fedlens.experiment.rundir import RunDir, federated_beside
 from fedlens.experiment.tensorfile import read_metadata
@@ -117,11 +118,8 @@ class TrainedModel:
 
         They lie on the device; the inputs may lie elsewhere.
         """
-        restore = Computing(self.device).begin()
-        try:
+        with PLAIN.on(torch.device(self.device)):
             return self.size(self.task, self.module, inputs.to(self.device), None)
-        finally:
-            restore()
 
     def on(self, device: str) -> TrainedModel:
         """The model on this device, with the same module, which moves there."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -121,3 +124,114 @@ def test_the_gradient_is_taken_again_only_where_it_overflowed(monkeypatch: pytes
         gradients_of((w.half() * 1).float().sum() * slope, [w], torch.float16)
         assert len(taken) == times
     assert taken == [True, True, True, False]  # the last one lets go of the graph
+
+
+def options() -> dict[str, Any]:
+    """PyTorch's options for products in float32, by all of their names; an error is its first words."""
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    named: dict[str, Callable[[], Any]] = {
+        "general": lambda: backends.fp32_precision,
+        "cudnn": lambda: cudnn.fp32_precision,
+        "matmul": lambda: backends.cuda.matmul.fp32_precision,
+        "conv": lambda: cudnn.conv.fp32_precision,
+        "rnn": lambda: cudnn.rnn.fp32_precision,
+        "mkldnn": lambda: mkldnn.matmul.fp32_precision,
+        "deterministic": lambda: cudnn.deterministic,
+        "benchmark": lambda: cudnn.benchmark,
+        "allow_tf32": lambda: cudnn.allow_tf32,
+        "matmul.allow_tf32": lambda: backends.cuda.matmul.allow_tf32,
+        "precision": torch.get_float32_matmul_precision,
+    }
+    values = {}
+    for name, read in named.items():
+        try:
+            values[name] = read()
+        except RuntimeError as error:
+            values[name] = str(error)[:20]
+    return values
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The current GPUs one after the other; PyTorch's options are restored."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    backends: Any = torch.backends
+    yield current
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = True  # the default
+    for option in (backends, backends.cudnn, backends.cuda.matmul, backends.mkldnn.matmul):
+        option.fp32_precision = "none"
+    backends.cudnn.deterministic = backends.cudnn.benchmark = False
+
+
+BACKENDS: Any = torch.backends
+GIVEN: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "high": lambda: torch.set_float32_matmul_precision("high"),
+    "medium": lambda: torch.set_float32_matmul_precision("medium"),
+    "older conv": lambda: setattr(BACKENDS.cudnn, "allow_tf32", False),
+    "older matmul": lambda: setattr(BACKENDS.cuda.matmul, "allow_tf32", True),
+    "conv": lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "ieee"),
+    "cudnn": lambda: setattr(BACKENDS.cudnn, "fp32_precision", "tf32"),
+    "general": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
+    "kernels": lambda: setattr(BACKENDS.cudnn, "benchmark", True),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_all_options_of_a_gpu_are_set_without_contradiction_and_restored(
+    given: str, precision: str, gpus: list[int]
+) -> None:
+    GIVEN[given]()
+    before = options()
+    with Arithmetic(precision).on(torch.device("cuda")):
+        tf32 = precision == "tf32"
+        wanted = {"matmul", "conv", "rnn"}, "tf32" if tf32 else "ieee"
+        inside = options()
+        assert {name: inside[name] for name in wanted[0]} == dict.fromkeys(*wanted)
+        assert (inside["allow_tf32"], inside["matmul.allow_tf32"]) == (tf32, tf32)
+        assert (inside["precision"], inside["mkldnn"]) == ("high" if tf32 else "highest", "none")
+        assert (inside["deterministic"], inside["benchmark"]) == (True, False)
+        with torch.backends.cudnn.flags(enabled=False):  # reads the older names
+            pass
+    assert options() == before
+
+
+def test_an_option_that_was_inherited_is_inherited_again(gpus: list[int]) -> None:
+    backends: Any = torch.backends
+    backends.fp32_precision = "tf32"
+    with Arithmetic().on(torch.device("cuda")):
+        assert backends.cuda.matmul.fp32_precision == "ieee"
+    assert backends.cuda.matmul.fp32_precision == "tf32"
+    backends.fp32_precision = "ieee"
+    assert backends.cuda.matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cuda", 0), ("cuda:1", 1)])
+def test_the_named_gpu_is_the_one_that_is_seeded(device: str, taken: int, gpus: list[int]) -> None:
+    with Arithmetic().on(torch.device(device)):
+        assert gpus[-1] == taken
+    assert gpus[-1] == 0
+
+
+def test_on_a_cpu_nothing_is_set(gpus: list[int]) -> None:
+    before = options()
+    with Arithmetic("bf16").on(CPU):
+        assert options() == before
+    assert gpus == [0]
+
+
+def test_a_model_is_refused_on_a_gpu_whose_options_are_not_set(gpus: list[int]) -> None:
+    cuda = torch.device("cuda")
+    with pytest.raises(RuntimeError, match=r"with arithmetic\.on\(device\)"):
+        Arithmetic().fit(nn.Linear(2, 2), cuda)
+    with Arithmetic().on(cuda):
+        moved = []
+        module = nn.Linear(2, 2)
+        module.to = lambda *to, **named: moved.append(to) or module  # type: ignore[method-assign,assignment]
+        Arithmetic().fit(module, cuda)
+    assert moved == [(cuda,)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from typing import Any
 
@@ -67,21 +68,16 @@ def test_a_gpu_that_there_is_not_is_told_from_those_that_there_are(monkeypatch: 
     assert caught.value.hint == "choose from: cuda:0, cuda:1"
 
 
-@pytest.mark.parametrize(("device", "taken"), [("cuda", 0), ("cuda:1", 1)])
-def test_what_names_no_gpu_gets_the_engines(device: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeding above all: torch seeds the current GPU."""
-    current = [0]
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    undo = Computing(device).begin()
-    assert current[-1] == taken
-    undo()
-    assert current[-1] == 0
-
-
 def test_what_was_set_is_given_back_where_an_engine_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    undone: list[int] = []
-    monkeypatch.setattr(Computing, "begin", lambda self: lambda: undone.append(1))
+    options: list[str] = []
+
+    @contextmanager
+    def computing(self: Program) -> Iterator[None]:
+        options.append("set")
+        yield
+        options.append("restored")
+
+    monkeypatch.setattr(Program, "computing", computing)
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room for the images")
@@ -92,7 +88,7 @@ def test_what_was_set_is_given_back_where_an_engine_cannot_be_opened(monkeypatch
         opened(engine, {"work": tell})
     engine.close()
     engine.close()
-    assert undone == [1]
+    assert options == ["set", "restored"]
 
 
 def test_what_a_worker_says_is_wrong_keeps_its_parts() -> None:
