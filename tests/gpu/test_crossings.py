@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedlens import Experiment
+from fedlens.core.protocol import Client, ClientDataSource, ClientId, Id, Outcome, Payload, Program, Reply
+from fedlens.core.random import Rng
+from fedlens.core.schema import Schema
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
+from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.progress import Silent
 
 ROUND = 5  # of six: inputs are compared in the first three, and the last one is evaluated in more detail
@@ -58,6 +63,33 @@ class Crossings:
         Experiment(**settings).run(folder, progress=rounds)
         before, after = rounds.counts[ROUND - 1 : ROUND + 1]
         return Counter({name: after[name] - before[name] for name in after})
+
+
+def shifted(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    return Outcome(
+        {name: {leaf: value + 1 for leaf, value in payload[name].items()} for name in ("model", "own")},
+        {"seen": {leaf: value + 1 for leaf, value in client.state["seen"].items()}},
+    )
+
+
+def test_to_another_process_each_reply_crosses_in_one_copy(simgpu: ModuleType) -> None:
+    class NoData(ClientDataSource):
+        def holder(self, client: ClientId) -> None:
+            return None
+
+    def tree() -> dict[str, torch.Tensor]:
+        return {f"{k}": torch.full((3, k), float(k)) for k in range(1, 8)}
+
+    executor = Executor(Program({"shift": shifted}, NoData(), 0, "cuda"))
+    items = [Item(Id(1, 0, k), k, {"own": tree()}, {"seen": tree()}) for k in range(3)]
+    with simgpu.counted() as counts:
+        answers = executor.block("shift", {"model": tree()}, items, Schema(), None)
+    assert counts["uploads"] == 1 + 3  # what is shared, and what differs from client to client
+    assert counts["downloads"] == 3
+    for answer in answers:
+        assert isinstance(answer, Reply)
+        for made in (answer.payload["model"], answer.payload["own"], (answer.state or {})["seen"]):
+            assert all(torch.equal(made[leaf], value + 1) for leaf, value in tree().items())
 
 
 STAY = [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedlens.core import transfers
 from fedlens.core.schema import tensors_in
 from fedlens.core.transfers import downloaded, uploaded
 
@@ -77,3 +79,15 @@ def test_one_copy_a_direction_and_one_wait(simgpu: Any, leaves: int) -> None:
     with simgpu.counted() as counts:
         downloaded(there)
     assert (counts["downloads"], counts["waits"]) == (1, 1)
+
+
+def test_what_needs_more_than_a_block_crosses_in_several(
+    monkeypatch: pytest.MonkeyPatch, simgpu: ModuleType
+) -> None:
+    monkeypatch.setattr(transfers, "_BLOCK", 256)
+    value = [torch.full((16,), float(k)) for k in range(9)] + [torch.ones(1000)]
+    with simgpu.counted() as counts:
+        there = uploaded(value, CUDA)
+        back = downloaded(there)
+    assert same(back, value)
+    assert counts["uploads"] == counts["downloads"] == counts["waits"] == 4

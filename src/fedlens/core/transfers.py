@@ -5,13 +5,14 @@ the tensors of a payload are packed into one block of bytes, each at a multiple 
 the vector loads of CUDA's kernels. The block is in pinned (page-locked) memory, which a GPU reads without the host.
 
 The pinned block is used once. It may be freed before its copy has ended, because PyTorch's allocator of pinned memory
-reuses it only after the stream has passed the copy. It must not be written to again, and nothing here does.
+reuses it only after the stream has passed the copy. It must not be written to again, and nothing here does. That
+allocator never gives memory back to the system, so tensors that need more than one block cross in several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from torch import Tensor
 from fedlens.core.tree import mapped
 
 _ALIGN = 64  # bytes, as torch aligns its own memory
+_BLOCK = (
+    2**28
+)  # bytes of a block, but for a larger tensor: a large checkpoint is no reason for as much pinned memory
 
 
 def uploaded(value: Any, device: torch.device) -> Any:
@@ -116,5 +120,7 @@ def _across(
     plain = mapped(value, noted)
     if not crossing:
         return plain
-    copied = dict(zip(crossing, copies(list(crossing.values())), strict=True))
+    ends = zip(crossing.values(), accumulate(map(_room, crossing.values())), strict=True)
+    blocks = [[tensor for tensor, _ in block] for _, block in groupby(ends, lambda pair: pair[1] // _BLOCK)]
+    copied = dict(zip(crossing, [copy for block in blocks for copy in copies(block)], strict=True))
     return mapped(plain, lambda tensor: copied.get(id(tensor), tensor))
