@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from fedlens import Experiment
+from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.core.protocol import Client, ClientDataSource, ClientId, Id, Outcome, Payload, Program, Reply
 from fedlens.core.random import Rng
 from fedlens.core.schema import Schema
@@ -90,6 +92,24 @@ def test_to_another_process_each_reply_crosses_in_one_copy(simgpu: ModuleType) -
         assert isinstance(answer, Reply)
         for made in (answer.payload["model"], answer.payload["own"], (answer.state or {})["seen"]):
             assert all(torch.equal(made[leaf], value + 1) for leaf, value in tree().items())
+
+
+def test_the_server_takes_as_many_launches_for_many_leaves_as_for_few(simgpu: ModuleType) -> None:
+    launches = []
+    for leaves in (3, 30):
+        trees = [{f"{k}": torch.ones(k, device="cuda") for k in range(leaves)} for _ in range(3)]
+        replies = [Reply(Id(1, 0, k), k, {**parts(tree), "weight": 2.0 + k}) for k, tree in enumerate(trees)]
+        with simgpu.counted() as counts:
+            update = Mean().fold(replies)
+            assert update is not None
+            weights, _ = ServerSGD().step_given(trees[0], update.update, {})
+        assert all(torch.equal(value, torch.zeros_like(value)) for value in weights.values())
+        launches.append(counts["kernels"])
+    assert launches[0] == launches[1] <= 12
+
+
+def parts(update: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {"update": update, "buffers": {}, "counters": {}}
 
 
 STAY = [

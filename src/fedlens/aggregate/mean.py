@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from fedlens.core.errors import HookError
@@ -130,7 +131,9 @@ def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | No
         if not isinstance(value, Mapping):
             return value / weight
         # In their own memory: a heavy model would otherwise be there once more.
-        return {n: v.div_(weight) if v.is_floating_point() else v / weight for n, v in value.items()}
+        if floats := [v for v in value.values() if v.is_floating_point()]:
+            torch._foreach_div_(floats, weight)
+        return {n: v if v.is_floating_point() else v / weight for n, v in value.items()}
 
     more = {name: mean(total[name]) if how == "mean" else total[name] for name, how in fields.items()}
     update = mean(total["update"])

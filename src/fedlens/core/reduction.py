@@ -88,6 +88,9 @@ def fold(
         elif value and name in given:
             torch._foreach_mul_(list(value.values()), factor)
             total[name] = dict(value)
+        elif value and allocate is None:
+            products = torch._foreach_mul(list(value.values()), factor)
+            total[name] = dict(zip(value, products, strict=True))
         else:
             # Never the reply's own tensors: they may lie in a worker's memory, which the worker reuses.
             new = dict.fromkeys(value) if allocate is None else allocate(value)

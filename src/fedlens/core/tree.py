@@ -148,7 +148,21 @@ def copied(value: Any) -> Any:
     >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
     {'steps': (1, tensor([1.]))}
     """
-    return mapped(value, lambda tensor: tensor.detach().clone())
+    on_gpu: list[Tensor] = []
+    copies: list[Tensor] = []
+
+    def copy_of(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            return tensor.clone()
+        on_gpu.append(tensor)
+        copies.append(torch.empty_like(tensor))
+        return copies[-1]
+
+    made = mapped(value, copy_of)
+    if copies:  # one kernel for all leaves
+        torch._foreach_copy_(copies, on_gpu)
+    return made
 
 
 def select(tree: Tree, names: Sequence[str]) -> dict[str, Tensor]:
@@ -167,11 +181,18 @@ def zeros_like(tree: Tree) -> dict[str, Tensor]:
 
 
 def add(a: Tree, b: Tree, scale: float = 1.0, given: bool = False) -> dict[str, Tensor]:
-    """a + scale b, as a new tree. With `given`, b is used up: the result lies in its memory where the layout fits.
+    """a + scale b, as a new tree.
+
+    With `given`, b is used up: on the processor, the result lies in its memory where the layout fits. On a GPU, one
+    kernel adds all leaves.
 
     >>> add({"w": torch.ones(2)}, {"w": torch.ones(2)}, scale=-0.5)["w"]
     tensor([0.5000, 0.5000])
     """
+
+    if a and next(iter(a.values())).is_cuda:
+        sums = torch._foreach_add(list(a.values()), [b[name] for name in a], alpha=scale)
+        return dict(zip(a, sums, strict=True))
 
     def added(x: Tensor, y: Tensor) -> Tensor:
         # In another layout the elements would be visited in another order, which may round differently.
