@@ -25,7 +25,6 @@ from typing import IO, Any
 
 from fedlens.benchmark import limit
 from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
-from fedlens.benchmark.interpreter import find_interpreter
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import ConfigError, RunFailed, nearest
 from fedlens.core.user_cache import user_cache
@@ -44,7 +43,7 @@ class Peer:
     Attributes:
         several: whether its driver can distribute a cohort over processes, or over threads that train a client each.
         channels_last: whether its interface lets a user choose the memory layout.
-        pythons: versions of Python that it runs with, in the order in which they are tried; empty for this one.
+        pythons: versions of Python in the order in which they are tried, with commas between; empty for this one.
         mode: what the driver's `--mode` gets; peers of one name share their environment.
     """
 
@@ -55,7 +54,7 @@ class Peer:
     driver: Path
     several: bool
     channels_last: bool = False
-    pythons: tuple[str, ...] = ()
+    pythons: str = ""
     mode: str = ""
 
     def ways(self, cores: int) -> list[Arrangement]:
@@ -80,21 +79,13 @@ def known_peers() -> list[Peer]:
     """All peers that have a script."""
     home = scripts()
     tables: dict[str, dict[str, Any]] = tomllib.loads((home / "peers.toml").read_text(encoding="utf-8"))
-    return [
-        Peer(
-            name,
-            f"{table['title']}, {mode}" if mode else table["title"],
-            table["version"],
-            tuple(table["requirements"]),
-            home / table["driver"],
-            table["several"],
-            table["channels_last"],
-            tuple(table.get("pythons", ())),
-            mode,
-        )
-        for name, table in tables.items()
-        for mode in table.get("modes", [""])
-    ]
+    peers: list[Peer] = []
+    for name, table in tables.items():
+        table |= {"driver": home / table["driver"], "requirements": tuple(table["requirements"])}
+        for mode in table.pop("modes", [""]):
+            title = f"{table['title']}, {mode}" if mode else table["title"]
+            peers.append(Peer(name, **{**table, "title": title, "mode": mode}))
+    return peers
 
 
 def chosen(names: Sequence[str] | None) -> list[Peer]:
@@ -118,20 +109,18 @@ def torch_version() -> str:
 
 
 def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
-    """The Python of a peer's environment, which is created the first time.
-
-    Raises `RunFailed` where that fails, or where no Python of a version that it runs with is found.
-    """
-    base = find_interpreter(peer.pythons) if peer.pythons else Path(sys.executable)
-    if base is None:
-        raise RunFailed(
-            f"it needs Python {' or '.join(peer.pythons)}, and none was found on the PATH nor in the directories "
-            "of pyenv, uv and conda"
-        )
+    """The Python of a peer's environment, which is created the first time. Raises `RunFailed` where that fails."""
     home = directory / f"{peer.name}-{peer.version}-torch-{torch_version()}"
     if not (home / "installed.json").is_file():
         say(f"installing {peer.title} and PyTorch into {home}: a large download, once")
-    command = [str(base), str(scripts() / "install.py"), str(home), f"torch=={torch_version()}"]
+    pythons = [f"--pythons={peer.pythons}"] if peer.pythons else []
+    command = [
+        sys.executable,
+        str(scripts() / "install.py"),
+        *pythons,
+        str(home),
+        f"torch=={torch_version()}",
+    ]
     try:
         done = subprocess.run(
             [*command, *peer.requirements], capture_output=True, text=True, timeout=INSTALL_SECONDS

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from fedlens.benchmark.launches import count_launches
 from fedlens.benchmark.profile_memory import measure_memory
 from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
@@ -85,6 +86,7 @@ def profile(
         "model": _model(cost),
         "files": {"model": measured.model_bytes, "checkpoint": measured.checkpoint_bytes},
         "memory": measure_memory(built, measured.ask, measured.client_state),
+        "launches": count_launches(built, measured.ask, measured.client_state),
         "bytes": _bytes(built, measured),
         "speed": _speed(
             measured, cost, workers, Peak(peak, "given") if peak else peak_of(device, precision, cores)

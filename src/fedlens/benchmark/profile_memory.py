@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,8 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:
     counted; `gpu`, the bytes of all tensors on the GPU at the largest moment, None on a CPU; and `examples` and
     `batch` of the client. Where the client fails, only `not_measured`, the reason.
     """
-    request = ask.requests[0]
-    examples = len(built.holders.holder(request.client))
-    executor = Executor(built.engine.applied(built.program))
-    item = Item(Id(1, 0, 0), request.client, request.payload, state)
-    on_gpu = executor.device.type == "cuda"
-    with executor.program.computing(), random_state_kept(executor.device):
+    with client_again(built, ask, state) as (executor, item):
+        on_gpu = executor.device.type == "cuda"
         # The first time builds the model and fills the caches.
         first = executor.answer(ask.op, ask.shared, item, ask.expect)
         if isinstance(first, Failure):
@@ -40,8 +38,18 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:
         with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             executor.answer(ask.op, ask.shared, item, ask.expect)
         gpu = torch.cuda.max_memory_allocated() if on_gpu else None
+    examples = len(built.holders.holder(item.client))
     batch = built.config.local.batch(examples)
     return {"training": _largest(recorded), "gpu": gpu, "examples": examples, "batch": batch}
+
+
+@contextmanager
+def client_again(built: Built, ask: Ask, state: Payload) -> Iterator[tuple[Executor, Item]]:
+    """An executor of this process and the first request of an ask, with this state, as the engine computes."""
+    request = ask.requests[0]
+    executor = Executor(built.engine.applied(built.program))
+    with executor.program.computing(), random_state_kept(executor.device):
+        yield executor, Item(Id(1, 0, 0), request.client, request.payload, state)
 
 
 def _largest(recorded: torch.profiler.profile) -> int:

@@ -99,6 +99,8 @@ def _model_rows(model: Document) -> list[tuple[str, str]]:
 
 def _experiment_rows(document: Document) -> list[tuple[str, str]]:
     """The cost of the experiment around the model."""
+    from fedlens.benchmark.launches import LAUNCH_SECONDS
+
     sent, speed, memory, files = (document[key] for key in ("bytes", "speed", "memory", "files"))
     peak = speed["peak"]
     rows = [("model, checkpoint", f"{size(files['model'])}, {size(files['checkpoint'])} (files)")]
@@ -119,6 +121,10 @@ def _experiment_rows(document: Document) -> list[tuple[str, str]]:
                 f"({memory['examples']} examples, batches of {memory['batch']})",
             )
         )
+    for key, count in document["launches"].items():
+        label = {"alone": "launches of a step", "together": "of two clients at once"}[key]
+        least = f"at least {count * LAUNCH_SECONDS * 1e3:.2g} ms on a GPU at {LAUNCH_SECONDS * 1e6:g} us each"
+        rows.append((label, f"{count:g}: {least} (a model, not measured)"))
     return [
         *rows,
         (

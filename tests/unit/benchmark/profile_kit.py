@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedlens.core.protocol import Ask, RoundContext
+from fedlens.core.random import Rng
 from fedlens.experiment.build import Built, build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import read_source
@@ -18,3 +20,11 @@ def built(*overrides: str) -> Built:
         "digits", overrides if "algorithm.name=centralized" in overrides else [*SMALL, *overrides]
     )
     return build(plan(read_config(source.values, source.locate), source), Path("/nowhere"), False)
+
+
+def first_ask(experiment: Built) -> Ask:
+    """What the algorithm asks of its clients in the first round."""
+    state = experiment.algorithm.init(experiment.model, experiment.federation)
+    ask = next(experiment.algorithm.round(state, RoundContext(1, 3, experiment.federation, Rng((0,)))))
+    assert isinstance(ask, Ask)
+    return ask

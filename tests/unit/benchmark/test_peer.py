@@ -228,22 +228,54 @@ def test_what_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.M
         installed(one, tmp_path / "peers")
 
 
-def test_a_peer_gets_a_python_that_it_runs_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = replace(peer(tmp_path / "driver.py", GOOD), pythons=("3.99", "3.100"))
-    monkeypatch.setattr(peers, "find_interpreter", lambda versions: None)
-    with pytest.raises(RunFailed, match=r"it needs Python 3\.99 or 3\.100, and none was found on the PATH"):
+def script(file: Path, status: int) -> Path:
+    file.parent.mkdir(parents=True)
+    file.write_text(f"#!/bin/sh\nexit {status}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="writes shell scripts in place of interpreters")
+def test_the_first_version_that_runs_is_taken(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", "")
+    launcher = script(tmp_path / "shims" / "python2.1", 127)  # of pyenv, where this version is not chosen
+    monkeypatch.setenv("PATH", str(launcher.parent))
+    assert install.find_interpreter(["2.1", "2.2"]) is None
+    by_conda = script(tmp_path / "miniforge3" / "envs" / "old" / "bin" / "python2.2", 0)
+    assert install.find_interpreter(["2.1", "2.2"]) == by_conda
+    by_uv = script(tmp_path / ".local/share/uv/python" / "cpython-2.2.3" / "bin" / "python2.2", 0)
+    assert install.find_interpreter(["2.1", "2.2"]) == by_uv
+    by_pyenv = script(tmp_path / "pyenv" / "versions" / "2.1.3" / "bin" / "python2.1", 0)
+    assert install.find_interpreter(["2.1", "2.2"]) == by_pyenv
+    assert install.find_interpreter(["2.2", "2.1"]) == by_uv
+
+
+def test_an_environment_is_made_by_the_python_that_is_found(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["install.py", "env", "toy==1", "--pythons=3.99,3.100"])
+    monkeypatch.setattr(install, "find_interpreter", lambda versions: None)
+    with pytest.raises(
+        SystemExit, match=r"ERROR: none of these versions of Python was found: 3\.99, 3\.100 \("
+    ):
+        install.main()
+    called: list[list[str]] = []
+    monkeypatch.setattr(install, "find_interpreter", lambda versions: Path(versions[1]))
+    monkeypatch.setattr(install.subprocess, "call", called.append)
+    install.main()
+    assert called == [["3.100", install.__file__, "env", "toy==1"]]
+
+
+def test_a_python_that_is_not_there_is_the_reason_of_the_peers_row(tmp_path: Path) -> None:
+    one = replace(peer(tmp_path / "driver.py", GOOD), pythons="2.0,2.1")
+    with pytest.raises(
+        RunFailed, match=r"the installation failed: ERROR: none of .* was found: 2\.0, 2\.1 \(looked"
+    ):
         installed(one, tmp_path)
-    asked: list[str] = []
-
-    def install(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        asked.append(command[0])
-        return subprocess.CompletedProcess(command, 0, "/env/bin/python\n", "")
-
-    monkeypatch.setattr(peers, "find_interpreter", lambda versions: Path("/opt") / versions[0])
-    monkeypatch.setattr(subprocess, "run", install)
-    assert installed(one, tmp_path) == Path("/env/bin/python")
-    installed(replace(one, pythons=()), tmp_path)
-    assert asked == ["/opt/3.99", sys.executable]
 
 
 def test_a_peer_with_modes_is_measured_in_each() -> None:

@@ -69,6 +69,11 @@ def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
     assert {"fedlens", "torch", "cpu", "command"} <= found["environment"].keys()
     assert sum("Conv2d" in line for line in lines) == 2
     assert "2.0 MB of tensors while it trains (72 examples, batches of 10)" in answer.stdout
+    alone, together = (found["launches"][key] for key in ("alone", "together"))
+    assert 20 < alone < together
+    least = f"{alone:g}: at least {alone * 0.005:.2g} ms on a GPU at 5 us each (a model, not measured)"
+    assert next(line[4:] for line in lines if line[:3] == ["launches", "of", "a"]) == least.split()
+    assert any(line[:6] == ["of", "two", "clients", "at", "once", f"{together:g}:"] for line in lines)
 
 
 def test_what_workers_do_stands_beside_the_driver() -> None:

@@ -1,0 +1,110 @@
+"""Counts the kernels that a GPU would launch for each local step, on any device."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedlens.benchmark.profile_memory import client_again
+from fedlens.core.profiling import recording
+from fedlens.core.protocol import Ask, BatchedOp, Payload
+from fedlens.engines.client_groups import Groups
+from fedlens.experiment.build import Built
+
+LAUNCH_SECONDS = 5e-6  # about, from the call of an operation to the start of its kernel
+_IDLE = (
+    "empty",
+    "new_empty",
+    "detach",
+    "set_",
+    "resize_",
+    "_local_scalar",
+    "lift_fresh",
+)  # prefixes of names
+_COPIES = ("copy_", "_to_copy", "_foreach_copy_", "copy")
+
+
+def count_launches(built: Built, ask: Ask, state: Payload) -> dict[str, float]:
+    """Trains the first client of an ask, with this state, once more in this process, and counts the launches of a step.
+
+    Returns `alone`, the median over its steps, and `together`, that of a group of two clients, both of them this one.
+    Without a counted step there is no entry: where the client fails or cannot be trained in a group, and for solvers.
+    """
+    counts: dict[str, float] = {}
+    with client_again(built, ask, state) as (executor, item):
+        op, asked = executor.program.ops[ask.op], (ask.op, ask.shared)
+        ways: dict[str, Any] = {"alone": partial(executor.answer, *asked, item, ask.expect)}
+        if isinstance(op, BatchedOp) and op.obstacle() is None:
+            ways["together"] = partial(Groups(2).answers, executor, *asked, [item, item], ask.expect)
+        for name, train in ways.items():
+            with LaunchCounter(executor.device.type) as counter, recording(counter.scope):
+                train()
+            if steps := counter.steps[:-1]:
+                counts[name] = median(steps)
+    return counts
+
+
+class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts launches between the starts of two batches while it is entered; its `scope` is given to `recording`.
+
+    Attributes:
+        device: operations without a tensor on this kind of device are not counted.
+        steps: the launches of each local step so far; the last entry is what came after the last step.
+
+    >>> from fedlens.core.profiling import scoped
+    >>> counter = LaunchCounter("cpu")
+    >>> with counter, recording(counter.scope):
+    ...     for x in scoped("data", [torch.ones(2), torch.ones(2)]):
+    ...         _ = (x + 1) * 2
+    >>> counter.steps
+    [2, 2, 0]
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.steps = device, list[int]()
+
+    def scope(self, name: str) -> nullcontext[None]:
+        """A recorder of scopes: a step begins with its batch."""
+        if name == "data":
+            self.steps.append(0)
+        return nullcontext()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs one operation and counts it."""
+        result = func(*args, **(kwargs or {}))
+        if self.steps:
+            places = {
+                leaf.device.type for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)
+            }
+            self.steps[-1] += launches_of(func, args, places) if self.device in places else 0
+        return result
+
+
+def launches_of(operation: Any, arguments: Any, places: set[str]) -> int:
+    """The number of kernels of one operation of PyTorch; views, allocations and transfers between devices have none.
+
+    Every other operation counts as one kernel, the backward pass of a convolution as one for each of its gradients.
+
+    Args:
+        operation: the operation, below autograd.
+        arguments: its positional arguments.
+        places: the kinds of devices of its tensors and results.
+
+    >>> x = torch.ones(2, 3)
+    >>> launches_of(torch.ops.aten.add.Tensor, (x, x), {"cpu"}), launches_of(torch.ops.aten.t.default, (x,), {"cpu"})
+    (1, 0)
+    """
+    name = operation._schema.name.partition("::")[2]
+    if name in _COPIES:
+        return (len(places) == 1) * (len(arguments[0]) if name == "_foreach_copy_" else 1)
+    if name.startswith(_IDLE) or operation.is_view or torch.Tag.inplace_view in operation.tags:
+        return 0
+    return sum(arguments[-1]) if name == "convolution_backward" else 1
