@@ -1,14 +1,18 @@
 """Tests that need a GPU: a real one, or the simulated one on which tests/simulated_gpu/test_rows.py runs them."""
 
+import functools
 import os
 from types import ModuleType
 
 import pytest
 import torch
 
+from fedlens.experiment import environment
+
 SIMULATED = os.environ.get("SIMGPU") == "1"
 # `device_count` asks NVML; `is_available` would start CUDA, and processes that fork from this one could not use it.
 NO_GPU = torch.cuda.device_count() == 0
+_git_revision = functools.cache(environment._git_revision)
 collect_ignore_glob = ["test_*.py"] if NO_GPU else []
 
 
@@ -17,6 +21,12 @@ def pytest_report_header() -> str | None:
     if NO_GPU:
         return "no GPU: to simulate one, python -m tests.simulated_gpu.launch --devices 2 -m pytest tests/gpu"
     return None
+
+
+@pytest.fixture(autouse=True)
+def same_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run asks git for the revision, which takes a tenth of a small run's time: here it does so once."""
+    monkeypatch.setattr("fedlens.experiment.environment._git_revision", _git_revision)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ class GridDetector(nn.Module):
     def forward(self, images: Tensor, targets: list[dict[str, Tensor]] | None = None) -> Any:
         out = self.head(self.body(images)).flatten(2).transpose(1, 2)  # [n, 16, 5 + classes]
         if not self.training:
-            cells = torch.arange(CELLS**2)
+            cells = torch.arange(CELLS**2, device=images.device)
             centre = (torch.stack([cells % CELLS, cells // CELLS], 1) + 0.5) * SIDE / CELLS
             size = out[..., 1:5].sigmoid() * SIDE
             boxes = torch.cat([centre - size[..., :2] / 2, centre + size[..., 2:] / 2], 2)
@@ -79,7 +79,7 @@ class GridDetector(nn.Module):
                 for at, own in enumerate(kept)
             ]
         assert targets is not None
-        wanted = torch.zeros(out.shape[:2])
+        wanted = torch.zeros(out.shape[:2], device=out.device)
         boxes_loss = class_loss = out.sum() * 0
         for at, target in enumerate(targets):
             centre = (target["boxes"][:, :2] + target["boxes"][:, 2:]) / 2
@@ -90,7 +90,7 @@ class GridDetector(nn.Module):
             boxes_loss = boxes_loss + (out[at, place, 1:5].sigmoid() - size.repeat(1, 2)).abs().sum()
             class_loss = class_loss + F.cross_entropy(out[at, place, 5:], target["labels"], reduction="sum")
         losses = F.binary_cross_entropy_with_logits(out[..., 0], wanted, reduction="none")
-        drawn = (torch.rand(wanted.shape) < 0.7) | (wanted > 0)
+        drawn = (torch.rand(wanted.shape, device=out.device) < 0.7) | (wanted > 0)
         n = max(1, sum(len(target["labels"]) for target in targets))
         return {"box": boxes_loss / n, "class": class_loss / n, "object": (losses * drawn).mean()}
 

@@ -1,0 +1,99 @@
+"""The device column of the contract table: a small run on the GPU beside the same run on the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedlens.api import Experiment, Result
+from fedlens.core.tree import Tree
+from fedlens.experiment import checkpoint
+from tests.contract.contract_kit import lines, outcome, settings, weights
+from tests.gpu.conftest import SIMULATED
+
+GPU = "cuda"
+DATA: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "shape": [1, 8, 8], "classes": 4, "train": 26, "test": 8},
+    "partition": {"name": "iid", "clients": 4, "sizes": [8, 7, 6, 5]},
+    "augment": "pad-crop-flip",
+}
+GROUP_NORM = {"name": "small-cnn", "width": 8, "norm": "group"}
+# Settings of algorithms that take as many steps as they are told, whatever a client holds.
+FEWER = {"fedvc": {"examples": 8}, "admm": {"max_iterations": 1}, "ceadmm": {"max_iterations": 1}}
+
+
+def small(algorithm: str = "fedavg", **changes: Any) -> dict[str, Any]:
+    """Settings of two rounds with two of four clients, which hold five to eight images each."""
+    chosen = {} if algorithm == "centralized" else {"select": {"clients_per_round": 2}}
+    made = settings(algorithm, **{"rounds": 2, "data": DATA, **chosen, **changes})
+    fewer = {"local": {"batch_size": 4}, "algorithm": FEWER.get(algorithm, {})}
+    return made | {key: made[key] | table for key, table in fewer.items()}
+
+
+def run(folder: Path, given: Mapping[str, Any], device: str, engine: str = "inline", **more: Any) -> Result:
+    """The run of these settings on a device, in the layout that a GPU has; a GPU must have been used."""
+    layout = {} if engine in ("vectorized", "auto") else {"channels_last": False}
+    table = {"name": engine, "device": device, **layout, **more}
+    before = _launches()
+    result = Experiment(**given | {"engine": table}).run(folder)
+    if SIMULATED and engine in ("inline", "vectorized"):
+        assert (_launches() > before) == device.startswith(GPU)
+    return result
+
+
+def both(
+    folder: Path, given: Mapping[str, Any], engine: str = "inline", **more: Any
+) -> tuple[Result, Result]:
+    """The runs on the processor and on the GPU."""
+    here = run(folder / "cpu", given, "cpu", engine, **more)
+    return here, run(folder / "gpu", given, GPU, engine, **more)
+
+
+def agree(there: Result, here: Result, tolerance: float = 0.0) -> None:
+    """Checks that weights have the same bits, and metrics too, or to a tolerance where a GPU adds in another order.
+
+    A real GPU has other kernels: its run is only near the processor's.
+    """
+    if not SIMULATED:
+        near(there, here, 1e-2)
+        return
+    assert weights(there) == weights(here)
+    if tolerance:
+        near(there, here, tolerance)
+        return
+    assert lines(there) == lines(here)
+    assert outcome(there) == outcome(here)
+    assert _evaluated(there) == _evaluated(here)
+
+
+def near(there: Result, here: Result, tolerance: float = 1e-6) -> None:
+    """Checks that what two runs measured, and their final models, agree to this relative and absolute tolerance."""
+    for measured, expected in zip(lines(there), lines(here), strict=True):
+        known = {k: v for k, v in expected.items() if v is not None}
+        assert {k for k, v in measured.items() if v is not None} == set(known)
+        assert {k: measured[k] for k in known} == pytest.approx(known, rel=tolerance, abs=tolerance)
+    torch.testing.assert_close(model(there), model(here), rtol=tolerance, atol=tolerance)
+
+
+def model(result: Result) -> Tree:
+    """The final model."""
+    return checkpoint.read_model(result.directory / "model.safetensors")[0]
+
+
+def _evaluated(result: Result) -> dict[str, bytes]:
+    """The sums of the test data and the most confident mistakes; none of models that stay at the clients."""
+    file = result.directory / "evaluation.npz"
+    return {name: array.tobytes() for name, array in np.load(file).items()} if file.exists() else {}
+
+
+def _launches() -> int:
+    if not SIMULATED:
+        return 0
+    import simgpu
+
+    return simgpu.COUNT["kernels"]

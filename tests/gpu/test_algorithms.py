@@ -1,0 +1,35 @@
+"""Every algorithm on a GPU, clients one after the other and in groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
+from tests.contract.contract_kit import ALGORITHMS, SOLVERS, nightly_but
+from tests.gpu.device_kit import GROUP_NORM, agree, both, near, small
+
+# Each registered algorithm once; other settings of them run in the nightly tier.
+FIRST = {row["name"]: variant for variant, row in reversed(ALGORITHMS.items())}
+
+
+@pytest.mark.parametrize("algorithm", nightly_but([FIRST[name] for name in REGISTERED], ALGORITHMS))
+def test_one_client_after_the_other_has_the_processors_bits(algorithm: str, tmp_path: Path) -> None:
+    """With batch normalization, dropout, a frozen layer, augmentation and momentum in one."""
+    here, there = both(tmp_path, small(algorithm))
+    agree(there, here)
+
+
+# Those that train together; the engine refuses the others.
+STACKED = set(ALGORITHMS) - SOLVERS - {"admm-sgd-last", "fedbn", "local-only", "centralized", "remembering"}
+STACKED |= {"liadmm-training"}
+# Of different makes: a loss of its own, states, full gradients in a group, three forward passes, fine-tuning.
+CHOSEN = ("fedir", "scaffold-full-gradient", "mime", "feddane", "moon", "finetune")
+
+
+@pytest.mark.parametrize("algorithm", nightly_but(CHOSEN, sorted(STACKED)))
+def test_groups_of_clients_agree_with_the_processors(algorithm: str, tmp_path: Path) -> None:
+    """Two clients of different sizes at once, with convolutions and group normalization."""
+    here, there = both(tmp_path, small(algorithm, model=GROUP_NORM), "vectorized")
+    near(there, here, 1e-5 if algorithm == "feddane" else 1e-6)

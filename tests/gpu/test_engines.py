@@ -1,0 +1,34 @@
+"""Every engine on GPUs, and what an engine does with several of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.contract_kit import nightly_but
+from tests.gpu.device_kit import GPU, GROUP_NORM, agree, near, run, small
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
+ENGINES: dict[str, dict[str, Any]] = {
+    "processes": {"engine": "processes", "workers": 2},
+    "groups in workers": {"engine": "processes", "workers": 2, "group": 2},
+    "default": {"engine": "default"},
+    "auto": {"engine": "auto"},
+    "verified": {"engine": "vectorized", "verify": 1},
+}
+
+
+@pytest.mark.parametrize("engine", nightly_but(("processes", "verified"), ENGINES))
+def test_runs_on_two_gpus_agree_with_the_processors(engine: str, two_gpus: None, tmp_path: Path) -> None:
+    """Clients with a state, so that it crosses rounds, workers and GPUs."""
+    given = small("scaffold", model=GROUP_NORM, select={"name": "all"})
+    here = run(tmp_path / "cpu", given, "cpu")
+    there = run(tmp_path / "gpu", given, GPU, **ENGINES[engine])
+    (agree if engine == "processes" else near)(there, here)
+
+
+def test_a_gpu_is_chosen_by_its_number(two_gpus: None, tmp_path: Path) -> None:
+    given = small("fedprox")
+    agree(run(tmp_path / "gpu", given, "cuda:1"), run(tmp_path / "cpu", given, "cpu"))
