@@ -21,6 +21,7 @@ from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.progress import Silent
+from tests.contract.contract_kit import nightly_but
 
 ROUND = 5  # of six: inputs are compared in the first three, and the last one is evaluated in more detail
 
@@ -30,6 +31,10 @@ def images(*, seed: int = 0) -> Dataset:
     inputs, labels = draw.integers(0, 256, (140, 1, 8, 8), np.uint8), np.arange(140) % 4
     made: Dataset = dataset(inputs[:80], labels[:80], inputs[80:], labels[80:])
     return made
+
+
+DATA: dict[str, Any] = {"dataset": images, "partition": {"name": "iid", "clients": 8}}
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 class Rounds(Silent):
@@ -54,7 +59,7 @@ class Crossings:
     def _counts(folder: Path, simgpu: ModuleType, cohort: int, changes: dict[str, Any]) -> Counter[str]:
         settings: dict[str, Any] = {
             "rounds": ROUND + 1,
-            "data": {"dataset": images, "partition": {"name": "iid", "clients": 8}},
+            "data": DATA,
             "model": "mcmahan-cnn",
             "local": {"lr": 0.05, "batch_size": 5},
             "engine": {"name": "inline", "device": "cuda"},
@@ -112,16 +117,45 @@ def parts(update: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {"update": update, "buffers": {}, "counters": {}}
 
 
-STAY = [
-    pytest.param({"algorithm": "fedavg"}, id="fedavg"),
-    pytest.param({"algorithm": "scaffold"}, id="scaffold"),
-]
+STAY: dict[str, dict[str, Any]] = {
+    "fedavg": {"algorithm": "fedavg"},
+    "scaffold": {"algorithm": "scaffold"},
+    "fedavgm": {"algorithm": "fedavgm"},
+    "fedadam": {"algorithm": "fedadam"},
+    "feddyn": {"algorithm": "feddyn"},
+    "mime": {"algorithm": "mime"},
+    "resnet20": {"model": {"name": "resnet20", "norm": "batch"}},
+    "vectorized": {"engine": {"name": "vectorized", "group": 2, "device": "cuda"}},
+    "vectorized-scaffold": {
+        "algorithm": "scaffold",
+        "engine": {"name": "vectorized", "group": 2, "device": "cuda"},
+    },
+}
 
 
-@pytest.mark.parametrize("changes", STAY)
-def test_the_model_and_the_replies_stay_on_the_gpu(
-    changes: dict[str, Any], tmp_path: Path, simgpu: ModuleType
-) -> None:
-    crossings = Crossings(tmp_path, simgpu, **changes)
+@pytest.mark.parametrize("name", nightly_but({"fedavg", "scaffold"}, STAY))
+def test_the_model_and_the_replies_stay_on_the_gpu(name: str, tmp_path: Path, simgpu: ModuleType) -> None:
+    crossings = Crossings(tmp_path, simgpu, **STAY[name])
     assert crossings.a_round["uploads"] == 0
     assert crossings.a_round["downloads"] == 1  # what the evaluation measured
+
+
+@pytest.mark.nightly
+def test_personal_leaves_stay_on_the_gpu(tmp_path: Path, simgpu: ModuleType) -> None:
+    changes = {"algorithm": "fedbn", "model": {"name": "small-cnn", "norm": "batch"}}
+    crossings = Crossings(
+        tmp_path, simgpu, **changes, data=DATA | {"validation": 0.2, "validation_from": "client"}
+    )
+    assert crossings.a_round["downloads"] == 8  # what is measured at each client
+
+
+@pytest.mark.nightly
+def test_for_code_that_does_not_follow_the_device_a_round_sends_the_model_once_and_each_reply_comes_home(
+    tmp_path: Path, simgpu: ModuleType
+) -> None:
+    stay = Crossings(tmp_path / "stay", simgpu)
+    home = Crossings(tmp_path / "home", simgpu, aggregate=f"{EXAMPLES}/own_aggregate.py:Median")
+    assert home.a_round["uploads"] == stay.a_round["uploads"] + 1
+    assert home.a_round["downloads"] == stay.a_round["downloads"]
+    assert home.a_client["uploads"] == stay.a_client["uploads"]
+    assert home.a_client["downloads"] == stay.a_client["downloads"] + 1

@@ -29,10 +29,10 @@ from fedlens.core.protocol import (
     Reply,
 )
 from fedlens.core.reduction import fold, fold_columns, fold_rows
-from fedlens.core.schema import Schema, column_norms, finite_fault, nbytes
+from fedlens.core.schema import Schema, column_norms, finite_fault, nbytes, tensors_in
 from fedlens.core.stacked import Row, row_of
 from fedlens.core.transfers import downloaded, uploaded
-from fedlens.core.tree import copied
+from fedlens.core.tree import copied, mapped
 
 _PLAIN = (torch.Tensor, float, int, str, bytes)
 _EXACTLY = frozenset(
@@ -82,6 +82,9 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
+        self._sent: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # its tensors, by the id of those that came
         self._visits: dict[
             tuple[str, bool], int
         ] = {}  # of each operation, alone or together, while inputs are compared
@@ -165,11 +168,14 @@ class Executor:
         )
 
     def _brought(self, shared: Payload) -> Payload:
-        """What an ask shares, on the device; once an ask."""
+        """What an ask shares, on the device; once an ask, and once for a model that is evaluated and then sent."""
         if self.device.type == "cpu":
             return shared
         if self._shared is None or self._shared[0] is not shared:
-            self._shared = shared, uploaded(shared, self.device)
+            known = mapped(shared, lambda tensor: self._sent.get(id(tensor), (tensor, tensor))[1])
+            self._shared = shared, uploaded(known, self.device)
+            pairs = zip(tensors_in(shared), tensors_in(self._shared[1]), strict=True)
+            self._sent = {id(came): (came, there) for came, there in pairs}
         return self._shared[1]
 
     def block(

@@ -24,9 +24,8 @@ from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 
-_GPU_SHARE = (
-    8  # the server's state, and the clients' states, each take at most one part in so many of a GPU's memory
-)
+_GPU_SHARE = 8  # the server takes at most one part in so many of a GPU's memory, and so do clients' states
+_STATES = 3  # of the size of the server's state: with a reply, their sum and the next state, during a round
 Threads = Annotated[
     int, Field(ge=1, description="threads per computation; results may differ in the last bits with it")
 ]
@@ -84,13 +83,13 @@ class Inline(EngineBase):
         return self.computing.applied(program)
 
     def on_device(self, state: Payload) -> Payload:
-        """The state on this engine's GPU if it takes at most an eighth of its memory, or the state itself."""
+        """The state on this engine's GPU if a share of its memory has room for a round, or the state itself."""
         executor = self._executor
         if executor.device.type != "cuda":
             return state
         if not executor.stays:
             memory: int = torch.cuda.get_device_properties(executor.device).total_memory
-            if nbytes(state) > memory // _GPU_SHARE:
+            if _STATES * nbytes(state) > memory // _GPU_SHARE:
                 return state
             executor.stays, self._states.gpu_memory = True, memory // _GPU_SHARE
         if all(tensor.is_cuda for tensor in tensors_in(state)):
