@@ -85,9 +85,7 @@ class Hardware:
 def hardware() -> Hardware:
     """What this machine has, asked once in a process. No context of CUDA is opened."""
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch's warnings about drivers and old GPUs: see `Hardware.obstacle`
+        warnings.simplefilter("ignore")  # `Hardware.obstacle` says what torch warns of
         if torch.cuda.is_available():
             gpus = tuple(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
             missing = _without_kernels(torch.cuda.get_device_capability(0), torch.cuda.get_arch_list())

@@ -150,7 +150,7 @@ def test_workers_go_where_the_most_memory_is_free(monkeypatch: pytest.MonkeyPatc
     assert devices_of("cuda:0", 2) == ["cuda:0"] * 2
     assert devices_of("cpu", 2) == ["cpu"] * 2
     assert share_of_gpu("cuda", 3) == 30
-    assert share_of_gpu("cuda", 4) == 30
+    assert share_of_gpu("cuda", 6) == 18
     assert default_workers(Computing("cuda"), 1) == 4
     assert default_workers(Computing("cuda:1"), 1) == 2
     assert default_workers(Computing(), 4) == 4

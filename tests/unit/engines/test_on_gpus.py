@@ -78,6 +78,16 @@ def test_clients_train_together_where_they_can(
     assert table.items() <= engine.table.items()
 
 
+def test_a_little_more_free_memory_gives_the_same_groups(machine: Any) -> None:
+    sizes = []
+    for free in (2**21 - 1, 2**21, 2**21 + 2**20):
+        machine([free])
+        engine, _ = chosen(cohort=1000)
+        assert engine.table is not None
+        sizes.append(engine.table.get("group"))
+    assert sizes[0] != sizes[1] == sizes[2] < 1000
+
+
 def test_the_choice_keeps_all_settings_of_the_engine(machine: Any) -> None:
     machine([8e9, 8e9])
     settings = {
