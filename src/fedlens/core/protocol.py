@@ -261,14 +261,19 @@ class GroupExamples(Protocol):
     def counts(self) -> Sequence[int]:
         """How many examples each client has."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where `read` takes positions without waiting for a copy: the device of the examples."""
+
     def reordered(self, order: Sequence[int], /) -> GroupExamples:
         """The same examples, the clients in this order."""
 
     def batches(
-        self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], whole: bool = False, /
+        self, sizes: Sequence[int], rngs: Sequence[Rng] | None, steps: Sequence[int], whole: bool = False, /
     ) -> torch.Tensor:
         """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding.
 
+        With `rngs` = None each client's examples stay in their own order.
         `whole` leaves out the last batch of an epoch if it is smaller than the others.
         """
 

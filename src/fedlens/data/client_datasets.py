@@ -241,16 +241,23 @@ class ClientGroup:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the images; the processor for images in files."""
+        inputs = self.examples.inputs
+        return inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
+
     def reordered(self, order: Sequence[int], /) -> ClientGroup:
         """The same examples, the holders in this order."""
         return replace(self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order])
 
     def batches(
-        self, sizes: Sequence[int], rngs: Sequence[Rng], steps: Sequence[int], whole: bool = False, /
+        self, sizes: Sequence[int], rngs: Sequence[Rng] | None, steps: Sequence[int], whole: bool = False, /
     ) -> Tensor:
         """The positions in `examples` of the first so many of each holder's `batches`, int64 [steps, holders, size].
 
-        -1 fills batches that are short, and those of holders with fewer steps.
+        -1 fills batches that are short, and those of holders with fewer steps. With `rngs` = None they are those of
+        each holder's `stretches`, in the order of its examples.
         """
         positions = torch.full((len(sizes), max(steps), max(sizes)), -1)
         alike: dict[tuple[int, int, int], list[int]] = {}
@@ -266,10 +273,12 @@ class ClientGroup:
             positions[rows, :count, :size] = orders.reshape(len(rows), -1, size)[:, :count]
         return positions.transpose(0, 1)
 
-    def _orders(self, rows: Sequence[int], n: int, size: int, epochs: int, rngs: Sequence[Rng]) -> Tensor:
+    def _orders(
+        self, rows: Sequence[int], n: int, size: int, epochs: int, rngs: Sequence[Rng] | None
+    ) -> Tensor:
         """The positions in the order of each epoch, int64 [rows, epochs, n], of holders of n examples."""
         orders = torch.arange(n).repeat(len(rows), epochs, 1)
-        if size < n:
+        if size < n and rngs is not None:
             generator, each = torch.Generator(), iter(orders.view(-1, n).unbind())
             for row in rows:
                 generator.manual_seed(rngs[row].seed("batches"))

@@ -220,7 +220,7 @@ class Rule:
         self.names, self.waits = [each.name for each in given], name in WAITING
         self.written = {each.name for each in given if each.alias_info and each.alias_info.is_write}
         idle = name.startswith(
-            ("empty", "new_empty", "detach", "set_", "resize_", "_local_scalar", "lift_fresh")
+            ("empty", "new_empty", "detach", "set_", "resize_", "_local_scalar", "lift_fresh", "_unsafe_view")
         )
         free = idle or self.view or self.copies or torch.Tag.inplace_view in tags
         self.kernel = "" if free else name

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlens.core.protocol import GroupExamples
 from fedlens.core.read_ahead import first
+from fedlens.core.transfers import uploaded
 from fedlens.local.rules import LocalContext
 from fedlens.local.vectorized.group import Group
 
@@ -32,7 +33,8 @@ class Batch(NamedTuple):
 def batches(group: Group, like: Tensor) -> Iterator[Batch]:
     """The batches of all steps of these clients; weights have the dtype and the device of `like`."""
     if group.examples is not None:
-        return _read_together(group.examples, group, like)
+        positions = group.examples.batches(group.sizes, group.rngs, group.steps, group.whole_batches)
+        return _read_together(group.examples, positions, like)
     problems = [context.problem for context in group.contexts]
     streams = [
         first(problem.data.batches(size, rng, group.whole_batches), steps, problem.closing)
@@ -48,22 +50,31 @@ def held_bytes(data: Any, n: int) -> int:
 
 def stretches(contexts: Sequence[LocalContext], like: Tensor) -> Iterator[Batch]:
     """All examples of these clients in their own order; the client with the most batches comes first."""
-    return _side_by_side(
-        [context.problem.stretches() for context in contexts],
-        [context.problem.passes() for context in contexts],
-        like,
-    )
+    problems = [context.problem for context in contexts]
+    steps = [problem.passes() for problem in problems]
+    examples = problems[0].data.group([problem.data for problem in problems[1:]])
+    if examples is not None:
+        return _read_together(
+            examples, examples.batches([problem.batch for problem in problems], None, steps), like
+        )
+    return _side_by_side([problem.stretches() for problem in problems], steps, like)
 
 
-def _read_together(examples: GroupExamples, group: Group, like: Tensor) -> Iterator[Batch]:
-    """One read for the examples of a step, wherever they are in the dataset that all clients share."""
-    positions = examples.batches(group.sizes, group.rngs, group.steps, group.whole_batches)
+def _read_together(examples: GroupExamples, positions: Tensor, like: Tensor) -> Iterator[Batch]:
+    """One read for the examples of a step, wherever they are in the dataset that all clients share.
+
+    Args:
+        examples: of all clients.
+        positions: of all steps, as `GroupExamples.batches` returns them.
+        like: weights have its dtype and device.
+    """
     real = positions >= 0
     # A short batch is padded with its own first example: another client's value may be NaN here.
-    positions = torch.where(real, positions, positions[:, :, :1])
+    positions = torch.where(real, positions, positions[:, :, :1]).contiguous()
     counts = real.sum(2)
-    weights = (real.to(like.dtype) / counts.clamp(min=1).unsqueeze(2)).to(like.device)
-    size = positions.shape[2]
+    # Placed once for all steps, so that no step waits for a copy.
+    weights = uploaded(real.to(like.dtype) / counts.clamp(min=1).unsqueeze(2), like.device)
+    positions, size = uploaded(positions, examples.device), positions.shape[2]
     for step, row in enumerate(counts.tolist()):
         active = len(row) - row.count(0)
         inputs, targets = examples.read(positions[step, :active].flatten())
@@ -79,14 +90,17 @@ def _side_by_side(
     streams: Sequence[Iterator[tuple[Tensor, Tensor]]], steps: Sequence[int], like: Tensor
 ) -> Iterator[Batch]:
     """Each client's own batches, padded to one length and stacked."""
+    before: list[int] = []
     for step in range(steps[0]):
         active = sum(count > step for count in steps)
         pairs = [next(stream) for stream in streams[:active]]
         counts = [len(targets) for _, targets in pairs]
         size = max(counts)
-        weights = torch.zeros(active, size, dtype=like.dtype, device=like.device)
-        for k, count in enumerate(counts):
-            weights[k, :count] = 1 / count
+        if counts != before:
+            placed = torch.zeros(active, size, dtype=like.dtype)
+            for k, count in enumerate(counts):
+                placed[k, :count] = 1 / count
+            weights, before = uploaded(placed, like.device), counts
         yield Batch(
             torch.stack([_padded(inputs, size) for inputs, _ in pairs]),
             torch.stack([_padded(targets, size) for _, targets in pairs]),

@@ -32,7 +32,7 @@ class StackedContext:
         at_anchor: as in a `LocalContext`, with an axis of clients.
     """
 
-    def __init__(self, one: LocalContext | StackedContext, payload: _Partial, saved: _Partial) -> None:
+    def __init__(self, one: LocalContext | StackedContext, payload: Partial, saved: Partial) -> None:
         self.names: list[str] = one.names
         self.anchor: Tensors = one.anchor
         self.settings: LocalSettings = one.settings
@@ -48,15 +48,15 @@ class StackedContext:
     tree, listed = LocalContext.tree, LocalContext.listed
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise _not_here(f"context.{name}")
+        raise not_shared(name)
 
     def first(self, active: int) -> StackedContext:
         """The context of the first `active` clients."""
         values = {name: cut(value, active) for name, value in self.saved.values_by_name.items()}
-        return StackedContext(self, self.payload, _Partial(values, self.saved.errors))
+        return StackedContext(self, self.payload, Partial(values, self.saved.errors))
 
 
-class _Partial(Mapping[str, Any]):
+class Partial(Mapping[str, Any]):
     """Values by name; reading a name in `errors` raises its error."""
 
     def __init__(self, values_by_name: Mapping[str, Any], errors: Mapping[str, Exception]) -> None:
@@ -74,9 +74,24 @@ class _Partial(Mapping[str, Any]):
         return len(self.values_by_name) + len(self.errors)
 
 
-def _not_here(what: str) -> RuntimeError:
+class Named(Partial):
+    """Values whose names are the same for all clients: asking for a name raises no error."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values_by_name or name in self.errors
+
+
+def common(what: str, columns: Sequence[Mapping[str, Any]]) -> Partial:
+    """The values that all clients share, from those of each; reading another raises an error that says so."""
+    values = {n: value for n, value in columns[0].items() if all(own.get(n) is value for own in columns)}
+    others = {name for own in columns for name in own} - values.keys()
+    return Partial(values, {name: not_shared(f"{what}[{name!r}]") for name in others})
+
+
+def not_shared(what: str) -> RuntimeError:
+    """The error of a hook that is called for all clients and reads a value of each."""
     return RuntimeError(
-        f"{what} is not available to `grad` when clients train together: save what it needs in "
+        f"context.{what} is not available to `grad` when clients train together: save what it needs in "
         "context.saved, in `start`"
     )
 
@@ -87,13 +102,7 @@ def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
     The anchor and what the server sent are the same for all, and have no axis of clients.
     """
     one = contexts[0]
-    sent = {name for context in contexts for name in context.payload}
-    common = {
-        n: value for n, value in one.payload.items() if all(v.payload.get(n) is value for v in contexts)
-    }
-    payload = _Partial(
-        common, {name: _not_here(f"context.payload[{name!r}]") for name in sent - common.keys()}
-    )
+    payload = common("payload", [context.payload for context in contexts])
     shapes = {name: value.shape for name, value in zip(one.names, one.anchor, strict=True)}
     saved, errors = dict[str, Any](), dict[str, Exception]()
     for name in {name: None for context in contexts for name in context.saved}:
@@ -103,7 +112,7 @@ def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
             if out_of_memory(error):
                 raise
             errors[name] = Unequal(name)
-    return StackedContext(one, payload, _Partial(saved, errors))
+    return StackedContext(one, payload, Partial(saved, errors))
 
 
 Shapes = Mapping[str, torch.Size]  # of the trainable leaves

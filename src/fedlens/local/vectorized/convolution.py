@@ -50,7 +50,9 @@ def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
     if bias is None:
         return out
     bias = bias.expand(stack.clients, bias.shape[-1])
-    return (out.view(stack.clients, -1, *out.shape[1:]) + bias[:, None, :, None, None]).flatten(0, 1)
+    moved: Tensor = out.view(stack.clients, -1, *out.shape[1:]) + bias[:, None, :, None, None]
+    moved = torch.ops.aten._unsafe_view(moved, out.shape)  # no view: see `layers._scaled`
+    return moved
 
 
 def in_one_format(
@@ -141,9 +143,7 @@ class _Each(torch.autograd.Function):
 def _unfolded(
     images: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor:
-    high, wide = padding
-    padded = functional.pad(images, (wide, wide, high, high)) if high or wide else images
-    out: Tensor = _Unfolded.apply(padded, weight, stride, dilation)
+    out: Tensor = _Unfolded.apply(images, weight, stride, padding, dilation)
     return out
 
 
@@ -151,15 +151,16 @@ class _Unfolded(torch.autograd.Function):
     """weight [A, O, K] @ patches [A, K, B * L], where K are the numbers of a patch and L the places of the kernel."""
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, stride: Any, dilation: Any) -> Tensor:
-        clients, kernel = len(weight), weight.shape[3:]
-        patches = images.view(clients, -1, *images.shape[1:])
+    def forward(ctx: Any, images: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
+        (clients, kernel), (high, wide) = (len(weight), weight.shape[3:]), padding
+        padded = functional.pad(images, (wide, wide, high, high)) if high or wide else images
+        patches = padded.view(clients, -1, *padded.shape[1:])
         for axis, k, s, d in zip((3, 4), kernel, stride, dilation, strict=True):
             patches = patches.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
         _, batch, _, high, wide = patches.shape[:5]
         rows = patches.permute(0, 2, 5, 6, 1, 3, 4).reshape(clients, weight[0, 0].numel(), -1)
         ctx.save_for_backward(rows, weight)
-        ctx.how = images.shape, {"kernel_size": tuple(kernel), "stride": stride, "dilation": dilation}
+        ctx.how = images.shape, (tuple(kernel), dilation, padding, stride)
         product = torch.bmm(weight.flatten(2), rows).view(clients, -1, batch, high, wide)
         # A tensor of its own, not a view: autograd refuses a following in-place layer on a view.
         out = product.new_empty(clients * batch, product.shape[1], high, wide)
@@ -175,10 +176,10 @@ class _Unfolded(torch.autograd.Function):
         of_images = of_weight = None
         if ctx.needs_input_grad[0]:
             back = torch.bmm(weight.flatten(2).transpose(1, 2), slope).view(clients, rows.shape[1], batch, -1)
-            of_images = functional.fold(back.transpose(1, 2).flatten(0, 1), shape[2:], **how)
+            of_images = functional.fold(back.transpose(1, 2).flatten(0, 1), shape[2:], *how)
         if ctx.needs_input_grad[1]:
             of_weight = torch.bmm(slope, rows.transpose(1, 2)).view(weight.shape)
-        return of_images, of_weight, None, None
+        return of_images, of_weight, None, None, None
 
 
 _FORMS = {"grouped": _grouped, "each": _each, "unfolded": _unfolded}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,10 +34,12 @@ class StackedFeatures:
     def _leaves(context: LocalContext, tree: Tree | None) -> Tensors:
         return context.anchor if tree is None else [tree[name] for name in context.names]
 
-    def take(
-        self, model: StackedModel, own: Tensor | None, batch: Batch, contexts: Sequence[LocalContext]
-    ) -> list[Mapping[str, Tensor]]:
-        """Each client's features [n, features] by name; its own model's are given as [A, B, features]."""
+    def names(self, at: int) -> frozenset[str]:
+        """The names of the features that the rule sees at this client."""
+        return frozenset({OWN, *self.trees[at]} if self.trees[at] else ())
+
+    def take(self, model: StackedModel, own: Tensor | None, batch: Batch) -> dict[str, Tensor]:
+        """The features [A, B, features] of the clients by name; their own models' are given."""
         features = {} if own is None else {OWN: own}
         module, active = model.learner.module.eval(), len(batch.counts)
         try:
@@ -48,12 +50,7 @@ class StackedFeatures:
                     features[name] = seen
         finally:
             module.train()
-        return [
-            {name: seen[k, :n] for name, seen in features.items() if name == OWN or name in self.trees[k]}
-            if self.trees[k]
-            else {}
-            for k, n in enumerate(batch.counts)
-        ]
+        return features
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:

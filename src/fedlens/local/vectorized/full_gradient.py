@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from fedlens.core.errors import HookError, out_of_memory
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Row, StackedTrees
+from fedlens.core.transfers import downloaded, uploaded
 from fedlens.local.rules import LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import stretches
 from fedlens.local.vectorized.model import StackedModel
+from fedlens.local.vectorized.objectives import Objectives
+from fedlens.local.vectorized.stack import mask_generator
 from fedlens.local.vectorized.steps import gradients
 
 
@@ -26,20 +30,26 @@ def full_gradients(
     total = [
         torch.zeros(len(contexts), *value.shape, dtype=value.dtype, device=value.device) for value in anchor
     ]
-    loss = torch.zeros(len(contexts), dtype=torch.float64)
+    objectives = Objectives(train.rule)
+    means: list[Tensor] = []
+    shares: list[Tensor] = []
     sizes = torch.tensor([len(context.problem.data) for context in contexts], dtype=torch.float64)
     # The client's generator before the first draw.
-    masks = [torch.Generator().manual_seed(rng.seed("torch")) for rng in rngs] if model.random else []
+    masks = [mask_generator(rng, anchor[0].device) for rng in rngs] if model.random else []
     with model.ready(masks) as drawn:
         for batch in stretches(contexts, anchor[0]):
             drawn.begin(batch.counts, batch.inputs.shape[1])
             active = len(batch.counts)
             weights = [value.expand(active, *value.shape) for value in anchor]
-            losses, slopes = gradients(train, model, weights, batch, contexts[:active])
-            share = torch.tensor(batch.counts, dtype=torch.float64) / sizes[:active]
-            loss[:active] += share * losses.cpu()
-            for own, gradient in zip(total, slopes, strict=True):
-                own[:active] += gradient * share.to(gradient).view(-1, *[1] * (gradient.dim() - 1))
+            losses, slopes = gradients(train, model, weights, batch, contexts[:active], objectives)
+            means.append(losses)
+            shares.append(torch.tensor(batch.counts, dtype=torch.float64) / sizes[:active])
+            share = uploaded(shares[-1], losses.device)
+            parts = [g * share.to(g).view(-1, *[1] * (g.dim() - 1)) for g in slopes]
+            torch._foreach_add_([own[:active] for own in total], parts)
+    loss = torch.zeros(len(contexts), dtype=torch.float64)
+    for share, mean in zip(shares, downloaded(means), strict=True):
+        loss[: len(share)] += share * mean
     rows = StackedTrees(dict(zip(contexts[0].names, total, strict=True))).rows()
     done = dict(zip(order, zip(rows, loss.tolist(), strict=True), strict=True))
     return [done[k] for k in range(len(order))]

@@ -145,7 +145,8 @@ def _scaled(stack: Stack, values: Tensor, layer: nn.Module, middle: int, trailin
             own = own.expand(stack.clients, *own.shape)
         shape = (stack.clients, *[1] * middle, *own.shape[1:], *[1] * trailing)
         by_client = values.view(stack.clients, -1, *values.shape[1:])
-        values = act(by_client, own.reshape(shape)).flatten(0, 1)
+        # No view for autograd, which would copy it for a following in-place layer; nothing else sees the tensor.
+        values = torch.ops.aten._unsafe_view(act(by_client, own.reshape(shape)), values.shape)
     return values
 
 

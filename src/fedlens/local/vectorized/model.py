@@ -162,7 +162,7 @@ def _outputs(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
     g, own = torch.Generator().manual_seed(0), [value.detach() for value in learner.trainable.values()]
     weights = [torch.stack([w, w + 0.1 * torch.randn(w.shape, generator=g).to(w)]) for w in own]
     images = torch.randn(2, 3, *model.input_shape, generator=g).to(own[0])
-    with torch.no_grad(), stacked.ready([torch.Generator().manual_seed(k) for k in (0, 1)]) as masks:
+    with torch.no_grad(), stacked.ready([torch.Generator(device).manual_seed(k) for k in (0, 1)]) as masks:
         masks.begin([3, 3], 3)
         return stacked(weights, images)
 

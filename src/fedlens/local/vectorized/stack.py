@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedlens.core.random import Rng
+
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def mask_generator(rng: Rng, device: torch.device) -> torch.Generator:
+    """The generator of a client's dropout masks, on the device of the model."""
+    return torch.Generator(device).manual_seed(rng.seed("torch"))
 
 
 class Masks:
@@ -41,15 +48,14 @@ class Masks:
         if like.shape[1] != self.size:
             raise RuntimeError("dropout of values whose first axis is not the batch")
         shape = like.shape[2:] if isinstance(layer, nn.Dropout) else (like.shape[2], *[1] * (like.dim() - 3))
-        mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype)
+        mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype, device=like.device)
         for k, count in enumerate(self.counts):
-            mask[k, :count].copy_(
-                torch.empty(count, *shape, dtype=like.dtype).bernoulli_(keep, generator=self.generators[k])
-            )
+            mask[k, :count].bernoulli_(keep, generator=self.generators[k])
             # Padding repeats the first example, with its mask: under another mask the gradient may be NaN, and NaN
             # times a weight of 0 is NaN.
-            mask[k, count:] = mask[k, 0]
-        return (mask / keep).to(like.device)
+            if count < len(mask[k]):
+                mask[k, count:] = mask[k, 0]
+        return mask.div_(keep)
 
 
 @dataclass

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.profiling import scope, scoped
+from fedlens.core.transfers import downloaded
 from fedlens.local.optimizers import OptimizerState, Rate, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
 from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_context
-from fedlens.local.vectorized.features import StackedFeatures
 from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
+from fedlens.local.vectorized.objectives import Objectives
 from fedlens.local.vectorized.stack import Masks
 
 
@@ -40,7 +41,8 @@ class Steps:
         self.kept: OptimizerState = {}
         rule, settings = train.rule, train.settings
         self.stacked = stacked_context(group.contexts) if rule.grad and rule.traits.stackable else None
-        self.looks = StackedFeatures(rule, group.contexts) if rule.loss is not None else None
+        self.objectives = Objectives(rule, group.contexts)
+        self.risks = Objectives(rule)  # of the gradients at the anchor
         self.first: tuple[int, StackedContext] | None = (
             None  # the context of the clients that still have steps
         )
@@ -62,7 +64,7 @@ class Steps:
                 taken.done += 1
         seen = torch.tensor([row + [0] * (n - len(row)) for row in counts], dtype=torch.float64)
         lost = torch.zeros(seen.shape, dtype=torch.float64)
-        for row, values in zip(lost, losses, strict=True):
+        for row, values in zip(lost, downloaded(losses), strict=True):
             row[: len(values)] = values
         total, examples = (lost * seen).sum(0), seen.sum(0)
         means = (total / examples).tolist()
@@ -76,13 +78,13 @@ class Steps:
         if rule.traits.anchored:
             anchor = [value.expand(active, *value.shape) for value in self.group.anchor]
             with scope("rule"):
-                _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts)
+                _, at_anchor = gradients(self.train, self.model, anchor, batch, contexts, self.risks)
             masks.again()
             for context in contexts:
                 context.problem.seen += 1
         if self.direct:
             return self._straight(batch, weights, contexts, lr)
-        losses, slopes = gradients(self.train, self.model, weights, batch, contexts, self.looks)
+        losses, slopes = gradients(self.train, self.model, weights, batch, contexts, self.objectives)
         if rule.grad is not None:
             with scope("rule"):
                 slopes = self._bent(slopes, weights, at_anchor, batch)
@@ -103,7 +105,7 @@ class Steps:
         try:
             with scope("forward"):
                 (losses, root), leaves = objective(
-                    self.train, self.model, weights, batch, contexts, self.looks
+                    self.train, self.model, weights, batch, contexts, self.objectives
                 )
             with scope("backward"):
                 example_weights = batch.weights.to(root.dtype) if root.dim() else None
@@ -150,8 +152,11 @@ def descend(
 ) -> None:
     """w <- w - lr g in place, for stored gradients and for products; see `Stack.products`."""
     each = lr if isinstance(lr, Sequence) else [lr] * len(weights)
-    for weight, gradient, rate in zip(weights, gradients, each, strict=True):
-        if gradient is not None:
+    stored = [(w, g, rate) for w, g, rate in zip(weights, gradients, each, strict=True) if g is not None]
+    if stored and weights[0].is_cuda and not isinstance(lr, Sequence):  # a launch for all leaves
+        torch._foreach_add_([w for w, _, _ in stored], [g for _, g, _ in stored], alpha=-lr)
+    else:
+        for weight, gradient, rate in stored:
             weight.add_(gradient, alpha=-rate)
     # A product's leaf is another tensor in the memory of its weight.
     of = (
@@ -178,15 +183,14 @@ def objective(
     weights: Tensors,
     batch: Batch,
     contexts: Sequence[LocalContext],
-    looks: StackedFeatures | None = None,
+    objectives: Objectives,
 ) -> tuple[tuple[Tensor, Tensor], Tensors]:
     """The mean of the task's loss at each client, [A], and the objective of the clients; and the weights it depends on.
 
     The objective is one sum. Without a rule that changes the loss it is the loss of each example, [A, B], which
-    `batch.weights` weight: a step needs no sum. The rule's `loss` counts only with `looks`; full gradients and
-    gradients at the anchor have none.
+    `batch.weights` weight: a step needs no sum.
     """
-    rule, leaves = train.rule, [value.detach().requires_grad_() for value in weights]
+    looks, leaves = objectives.looks, [value.detach().requires_grad_() for value in weights]
     if looks is not None and looks.weights:
         outputs, own = model.with_features(leaves, batch.inputs)
     else:
@@ -194,19 +198,12 @@ def objective(
     each_loss = train.task.losses
     assert each_loss is not None  # `obstacle` has refused the task otherwise
     each = each_loss(outputs.flatten(0, 1), batch.targets.flatten(0, 1)).view(batch.weights.shape)
-    if rule.risk is None and (rule.loss is None or looks is None):
+    if objectives.plain:
         return ((each.detach() * batch.weights).sum(1), each), leaves
     losses = (each * batch.weights).sum(1)
-    features = looks.take(model, own, batch, contexts) if looks is not None and looks.weights else None
-    objectives = []
-    for k, (context, n) in enumerate(zip(contexts, batch.counts, strict=True)):
-        context.batch = batch.inputs[k, :n], batch.targets[k, :n]
-        context.features = features[k] if features is not None else {}
-        own_outputs, targets = outputs[k, :n], batch.targets[k, :n]
-        loss = losses[k] if rule.risk is None else rule.risk(own_outputs, targets, context)
-        bent = loss if rule.loss is None or looks is None else rule.loss(loss, own_outputs, targets, context)
-        objectives.append(bent)
-    return (losses.detach(), torch.stack(objectives).sum()), leaves
+    features = looks.take(model, own, batch) if looks is not None and looks.weights else {}
+    values = {"losses": losses, "outputs": outputs, "targets": batch.targets, **features}
+    return (losses.detach(), objectives.total(batch, contexts, values)), leaves
 
 
 def gradients(
@@ -215,11 +212,11 @@ def gradients(
     weights: Tensors,
     batch: Batch,
     contexts: Sequence[LocalContext],
-    looks: StackedFeatures | None = None,
+    objectives: Objectives,
 ) -> tuple[Tensor, Tensors]:
     """The mean of the task's loss at each client, [A], and the gradients of its objective, each [A, ...]."""
     with scope("forward"):
-        (losses, root), leaves = objective(train, model, weights, batch, contexts, looks)
+        (losses, root), leaves = objective(train, model, weights, batch, contexts, objectives)
         total = (root * batch.weights).sum() if root.dim() else root
     with scope("backward"):
         return losses, gradients_of(total, leaves, model.learner.half, stacked=True)

@@ -19,7 +19,6 @@ from fedlens.core.interrupts import from_code
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, GroupExamples, Outcome
-from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree
 from fedlens.local.hook_checks import watching
@@ -29,6 +28,7 @@ from fedlens.local.training import Train, virtual
 from fedlens.local.vectorized.full_gradient import SharedGradients, full_gradients
 from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
+from fedlens.local.vectorized.stack import mask_generator
 from fedlens.local.vectorized.steps import Steps
 
 
@@ -127,7 +127,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
         [size_of[counts[k]] for k in order],
         [steps_of[kinds[k]] for k in order],
         rngs,
-        [_masks(rng) for rng in rngs] if model.random else [None] * len(rngs),
+        [mask_generator(rng, calls.device) for rng in rngs] if model.random else [None] * len(rngs),
         settings.last_batch == "drop",
         scales=learner_scales(settings, learner, calls.scratch),
     )
@@ -160,11 +160,6 @@ def _examples(train: Train, calls: Calls) -> GroupExamples | None:
         return together
     except Exception:
         return None
-
-
-def _masks(rng: Rng) -> torch.Generator:
-    """The generator of a client's dropout masks."""
-    return torch.Generator().manual_seed(rng.seed("torch"))
 
 
 def _moved(
@@ -216,7 +211,10 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
     changed = False
     shared = SharedGradients(train, model, [m.context for m in members], [m.call.rng for m in members])
     for k, member in enumerate(members):
+        device = member.call.client.device
         torch.default_generator.manual_seed(member.call.rng.seed("torch"))
+        if device.type == "cuda":
+            torch.cuda.manual_seed(member.call.rng.seed("torch"))
         try:
             if train.rule.start is not None:
                 member.context.problem.shared = partial(shared.of, k)
@@ -227,8 +225,10 @@ def _started(train: Train, model: StackedModel, members: Sequence[_Member]) -> R
         except BaseException as error:
             failed[member.at] = _failure(error)
         if model.random:
-            member.masks = torch.Generator()
-            member.masks.set_state(torch.get_rng_state())
+            member.masks = torch.Generator(device)
+            member.masks.set_state(
+                torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+            )
     if changed:
         raise HookError(
             f"`start` of {train.rule.called} replaces its input context.anchor",

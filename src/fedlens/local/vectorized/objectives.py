@@ -1,0 +1,113 @@
+"""The objectives of stacked clients under a rule's `risk` and `loss`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedlens.core.errors import out_of_memory
+from fedlens.core.transfers import uploaded
+from fedlens.local.rules import ClientRule, LocalContext
+from fedlens.local.vectorized.batches import Batch
+from fedlens.local.vectorized.context import Named, Partial, StackedContext, common, not_shared
+from fedlens.local.vectorized.features import StackedFeatures
+
+_ATTEMPTS = (
+    2  # a hook may store in its first call what it needs, so the second shows whether one call does for all
+)
+_OF_ALL = frozenset({"losses", "outputs", "targets"})
+
+
+class Objectives:
+    """Calls the hooks `risk` and `loss` for one client after the other; on a GPU, once for all of them.
+
+    The kernels of a loss take a GPU less time than their launches, so there the hooks run under `torch.func.vmap`, once
+    for all clients with the same number of examples. A hook that cannot run so raises an error, for example because it
+    reads a value that is its client's own, and is called client by client.
+
+    Args:
+        rule: the rule.
+        contexts: of the clients; without, `loss` is left out, as in full gradients, which are those of the risk.
+    """
+
+    def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext] | None = None) -> None:
+        self.risk, self.loss = rule.risk, None if contexts is None else rule.loss
+        self.looks = StackedFeatures(rule, contexts) if contexts is not None and self.loss else None
+        self.attempts = _ATTEMPTS
+
+    @property
+    def plain(self) -> bool:
+        """Whether each client's objective is the mean of the task's losses."""
+        return self.risk is None and self.loss is None
+
+    def total(self, batch: Batch, contexts: Sequence[LocalContext], values: Mapping[str, Tensor]) -> Tensor:
+        """The sum of the clients' objectives.
+
+        Args:
+            batch: of the clients.
+            contexts: of the clients.
+            values: `losses` [A], `outputs` and `targets` [A, B, ...], and features [A, B, ...] by name.
+        """
+        names = [_OF_ALL | (self.looks.names(k) if self.looks else set()) for k in range(len(contexts))]
+        if batch.weights.is_cuda and self.attempts:
+            try:
+                return self._together(batch.counts, contexts, values, names)
+            except Exception as error:  # if it is an error of the hook, the calls for each client show it
+                if out_of_memory(error):
+                    raise
+                self.attempts -= 1
+        each = []
+        for k, (context, n) in enumerate(zip(contexts, batch.counts, strict=True)):
+            own = {name: v[k] if v.dim() == 1 else v[k, :n] for name, v in values.items() if name in names[k]}
+            context.batch = batch.inputs[k, :n], own["targets"]
+            each.append(self._bent(context, **own))
+        return torch.stack(each).sum()
+
+    def _bent(
+        self, context: Any, losses: Tensor, outputs: Tensor, targets: Tensor, **features: Tensor
+    ) -> Tensor:
+        context.features = features
+        loss = losses if self.risk is None else self.risk(outputs, targets, context)
+        return loss if self.loss is None else self.loss(loss, outputs, targets, context)
+
+    def _together(
+        self,
+        counts: Sequence[int],
+        contexts: Sequence[LocalContext],
+        values: Mapping[str, Tensor],
+        names: Any,
+    ) -> Tensor:
+        alike: dict[Any, list[int]] = {}  # clients whose hooks see values of the same names and shapes
+        for k, context in enumerate(contexts):
+            alike.setdefault((counts[k], names[k], frozenset(context.state)), []).append(k)
+        parts = []
+        for (n, seen, _), rows in alike.items():
+            own = {name: value for name, value in values.items() if name in seen}
+            if len(rows) < len(contexts):
+                at = uploaded(torch.tensor(rows), own["losses"].device)
+                own = {name: value.index_select(0, at) for name, value in own.items()}
+            own = {name: v[:, :n] if v.dim() > 1 and v.shape[1] > n else v for name, v in own.items()}
+            parts.append(self._for_all([contexts[k] for k in rows], own))
+        return torch.cat(parts).sum()
+
+    def _for_all(self, contexts: Sequence[LocalContext], own: Mapping[str, Tensor]) -> Tensor:
+        """The objectives [A] of clients whose values have the same names and shapes."""
+        payload, saved = (common(name, [vars(c)[name] for c in contexts]) for name in ("payload", "saved"))
+        columns = {name: [context.saved[name] for context in contexts] for name in saved.errors}
+        columns = {name: each for name, each in columns.items() if all(isinstance(v, Tensor) for v in each)}
+        context: Any = StackedContext(contexts[0], payload, saved)
+        context.state = Named({}, {name: not_shared(f"state[{name!r}]") for name in contexts[0].state})
+        context.problem = SimpleNamespace(task=contexts[0].problem.task, model=contexts[0].problem.model)
+
+        def bent(own: dict[str, Tensor], kept: dict[str, Tensor]) -> Tensor:
+            others = {name: error for name, error in saved.errors.items() if name not in kept}
+            context.saved = Partial({**saved.values_by_name, **kept}, others)
+            return self._bent(context, **own)
+
+        objectives: Tensor = vmap(bent)(dict(own), {n: torch.stack(each) for n, each in columns.items()})
+        return objectives
