@@ -17,7 +17,8 @@ from fedlens.core.box_batch import BoxBatch
 from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
 from fedlens.core.moved_targets import moved_boxes, moved_masks
-from fedlens.data.scale_crop import ScaleCrop, make_scale_crop
+from fedlens.data import scale_crop
+from fedlens.data.scale_crop import ScaleCrop, fixed_point_scaled, make_scale_crop
 
 COLOUR = (3, 20, 26)
 SIDES = st.integers(1, 24)
@@ -80,6 +81,21 @@ def test_each_image_is_scaled_as_by_pillow_and_each_mask_by_its_nearest_pixels(
                     for b in (-1e-4, 1e-4)
                 }
                 assert int(moved[k, i, j]) in near
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**31), SIDES, SIDES, SIDES, SIDES, st.sampled_from([1, 3]), st.booleans())
+def test_fixed_point_numbers_have_the_bits_of_pytorch_on_a_processor(
+    seed: int, height: int, width: int, tall: int, wide: int, channels: int, extreme: bool
+) -> None:
+    images = noise(3, height + 1, width + 1, channels)
+    images = (images > 127).to(torch.uint8) * 255 if extreme else images
+    step = ScaleCrop((tall, wide), (0.3, 4.0))
+    expected = step(images, None, generator(seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scale_crop, "_scaled_by_pytorch", fixed_point_scaled)
+        found = step(images, None, generator(seed))
+    assert torch.equal(found.images, expected.images)
 
 
 def test_boxes_stay_around_their_objects() -> None:
