@@ -1,17 +1,24 @@
-"""One GPU: clients in one batch, one after the other, and in a loop of CUDA graphs; and the share of the peak.
+"""Measures one GPU, section by section, with the name of the GPU beside each number.
 
-    python -m benchmarks.gpu                        # everything, on the first GPU
-    python -m benchmarks.gpu --precision bf16 --pairs 12
+    python -m benchmarks.gpu --json gpu.json             # everything, on the first GPU: about 15 minutes
+    python -m benchmarks.gpu rounds groups --pairs 12    # some sections
+    python -m benchmarks.gpu --precision bf16
+    python -m benchmarks.gpu --tiny                      # tiny sizes, to see that everything runs
 
-Three questions, each with its goal:
+- `launches`: kernels of a round of `mcmahan-cnn`, counted by fedlens and recorded by PyTorch's profiler.
+- `groups`: 100 clients of `mcmahan-cnn` a round. Goals: `vectorized` is 10 times as fast as `inline`, and 3 times as
+  fast as a loop over clients whose step is one CUDA graph.
+- `rounds`: hsu2019's setting on CIFAR-10, 100 clients of 500 images, 10 a round, one epoch. Goals: 20 rounds and
+  100,000 images a second.
+- `workers`: the same setting with 1, 2 and 4 workers on the GPU, with and without groups.
+- `memory`: the memory of groups of 8 and 64 clients, and its estimate.
+- `peak`: FLOP/s of training `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224, as a share of the data sheet's peak.
+- `tests`: `pytest tests/gpu`, which compares the results of algorithms, tasks and components with the processor's.
 
-- `mcmahan-cnn`, 100 clients a round: `vectorized` at least 10 times `inline`, and 3 times a loop over clients whose
-  step is one CUDA graph, replayed.
-- hsu2019's CIFAR-10 setting (100 clients x 500 images, 10 a round, one epoch): 20 rounds a second.
-- `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224: FLOP/s of training, as a share of the data sheet's peak.
-
-Rounds are taken in turn; figures are medians, ratios with their 95 % intervals. Without a GPU it exits
-with code 1.
+Rounds are timed in turn. Figures are medians, ratios with their 95 % intervals. Each section is printed, and written to
+the JSON file, when it ends. An error in a section is its result; then the others go on, and the exit status is 1.
+Without a GPU the exit status is 1 too. On a simulated GPU (`tests/simulated_gpu`), CUDA graphs, the profiler and the
+peak are skipped, and seconds mean nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +26,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,37 +42,99 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.interleave import Candidate, Measurement, take_turns
+from fedlens.benchmark.launches import LaunchCounter
 from fedlens.benchmark.limit import WORKLOADS, Workload
 from fedlens.benchmark.pairs import ratio
 from fedlens.benchmark.profile_peak import peak_of
 from fedlens.core.arithmetic import Arithmetic
+from fedlens.core.profiling import recording
+from fedlens.core.protocol import BatchedOp
 
 GPU = torch.device("cuda")
-MANY = replace(WORKLOADS["mnist-cnn"], name="100 clients of mnist-cnn", cohort=100)
-HSU2019 = WORKLOADS["cifar-cnn"]
+ROOT = Path(__file__).parents[1]
+SKIPPED = "skipped: a simulated GPU has none"
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the sections train: `many` and `hsu2019` are workloads, the rest counts."""
+
+    many: Workload
+    hsu2019: Workload
+    batches: tuple[int, int]  # of hsu-cnn and of the ResNet-18
+    side: int  # of the ResNet-18's images
+    steps: int
+    groups: tuple[int, ...]
+    workers: tuple[int, ...]
+
+
+FULL = Sizes(
+    many=replace(WORKLOADS["mnist-cnn"], name="100 clients of mcmahan-cnn", cohort=100),
+    hsu2019=WORKLOADS["cifar-cnn"],
+    batches=(256, 64),
+    side=224,
+    steps=20,
+    groups=(8, 64),
+    workers=(1, 2, 4),
+)
+TINY = Sizes(
+    many=replace(FULL.many, clients=4, examples=20, cohort=4),
+    hsu2019=replace(FULL.hsu2019, clients=4, examples=20, cohort=2, batch=10),
+    batches=(2, 2),
+    side=32,
+    steps=1,
+    groups=(2,),
+    workers=(1, 2),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The command line: sizes, precision, and how many turns each measurement takes within how many seconds."""
+
+    sizes: Sizes
+    precision: Any
+    pairs: int
+    seconds: float
+
+    def engine(self, name: str, **more: Any) -> dict[str, Any]:
+        """The `[engine]` table of this engine on the GPU."""
+        return {"name": name, "device": "cuda", "precision": self.precision, **more}
+
+
+def simulated() -> bool:
+    """Whether the GPU is the simulator's."""
+    return torch.cuda.get_device_name().startswith("Simulated GPU")
 
 
 class Graphed:
     """A loop over clients in bare PyTorch; its step is captured once and replayed for every batch."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
+    def __init__(self, workload: Workload, precision: Any) -> None:
+        self.workload, self.about = workload, dict[str, Any]()
+        self.arithmetic = Arithmetic(precision, channels_last=False)
         images, labels = workload.tensors()
         self.images, self.labels = images.to(GPU), labels.to(GPU)
-        self.module = workload.model().to(GPU)
-        self.parameters = list(self.module.parameters())
-        self.server = [p.detach().clone() for p in self.parameters]
         self.x = torch.zeros(workload.batch, *workload.shape, device=GPU)
         self.y = torch.zeros(workload.batch, dtype=torch.int64, device=GPU)
+        with self.arithmetic.on(GPU):
+            self.module = self.arithmetic.fit(workload.model(), GPU)
+            self.parameters: list[Tensor] = list(self.module.parameters())
+            self.server = [p.detach().clone() for p in self.parameters]
+            self.graph = self._captured()
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(3):
                 self._step()
         torch.cuda.current_stream().wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self._step()
+        return graph
 
     def _step(self) -> None:
         loss = nn.functional.cross_entropy(self.module(self.x), self.y)
@@ -93,86 +166,222 @@ class Graphed:
         """Does nothing: there are no workers."""
 
 
-def in_turn(makers: Mapping[str, Callable[[], Candidate]], pairs: int) -> dict[str, list[float]]:
-    """The seconds of each candidate, in turn after a warm-up. Exits with the reason where one fails."""
-    measurements = [Measurement(name, "fedlens", maker) for name, maker in makers.items()]
-    take_turns(measurements, pairs)
-    for measurement in measurements:
-        if not measurement.ran:
-            raise SystemExit(f"{measurement.name} did not run: {measurement.reason}")
-    return {measurement.name: measurement.seconds for measurement in measurements}
-
-
 def resnet18() -> nn.Module:
     """The ResNet-18 of torchvision, with group normalization."""
     from torchvision.models import resnet18
 
-    return resnet18(num_classes=1000, norm_layer=lambda channels: nn.GroupNorm(32, channels))
+    model: nn.Module = resnet18(num_classes=1000, norm_layer=lambda channels: nn.GroupNorm(32, channels))
+    return model
 
 
-def achieved(
-    model: Callable[[], nn.Module], shape: tuple[int, ...], batch: int, precision: Any
-) -> dict[str, float]:
-    """FLOP/s of training steps, and their share of the peak."""
-    arithmetic = Arithmetic(precision, channels_last=True)
-    module = arithmetic.fit(model(), GPU)
-    x = torch.randn(batch, *shape, device=GPU)
-    y = torch.zeros(batch, dtype=torch.int64, device=GPU)
-    parameters: list[Tensor] = list(module.parameters())
+def achieved(model: Callable[[], nn.Module], shape: tuple[int, ...], batch: int, asked: Setting) -> float:
+    """FLOP/s of training steps."""
+    arithmetic = Arithmetic(asked.precision, channels_last=True)
+    with arithmetic.on(GPU):
+        module = arithmetic.fit(model(), GPU)
+        x = torch.randn(batch, *shape, device=GPU)
+        y = torch.zeros(batch, dtype=torch.int64, device=GPU)
+        parameters: list[Tensor] = list(module.parameters())
 
-    def step() -> None:
-        gradients = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), parameters)
-        with torch.no_grad():
-            torch._foreach_add_(parameters, gradients, alpha=-0.01)
+        def step() -> None:
+            gradients = torch.autograd.grad(nn.functional.cross_entropy(module(x), y), parameters)
+            with torch.no_grad():
+                torch._foreach_add_(parameters, gradients, alpha=-0.01)
 
-    with FlopCounterMode(display=False) as counter:
-        step()
-    for _ in range(5):
-        step()
-    torch.cuda.synchronize()
-    start, steps = time.perf_counter(), 20
-    for _ in range(steps):
-        step()
-    torch.cuda.synchronize()
-    flops = counter.get_total_flops() * steps / (time.perf_counter() - start)
-    return {"tflops": flops / 1e12, "share of the peak": flops / peak_of("cuda", precision, 1).flops}
+        with FlopCounterMode(display=False) as counter:
+            step()
+        for _ in range(asked.sizes.steps // 4):
+            step()
+        torch.cuda.synchronize()
+        start, steps = time.perf_counter(), asked.sizes.steps
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    return float(counter.get_total_flops() * steps / (time.perf_counter() - start))
+
+
+def in_turn(
+    makers: Mapping[str, Callable[[], Candidate]], asked: Setting
+) -> tuple[dict[str, list[float]], Found]:
+    """The seconds of each candidate, in turn after a warm-up; and of those that fail, the reasons."""
+    measurements = [Measurement(name, "fedlens", maker) for name, maker in makers.items()]
+    take_turns(measurements, asked.pairs, asked.seconds)
+    failed = {m.name: f"did not run: {m.reason}" for m in measurements if not m.ran}
+    return {m.name: m.seconds for m in measurements if m.ran}, failed
+
+
+def launches(asked: Setting) -> Found:
+    """Kernels of a round."""
+    found: Found = {}
+    for name in ("inline", "vectorized"):
+        federation = Federation(asked.sizes.many, asked.engine(name))
+        try:
+            federation.round()  # fills the caches
+            with LaunchCounter("cuda") as counter, recording(counter.scope):
+                counter.steps.append(0)
+                federation.round()
+            found[f"{name}, counted by fedlens, launches a round"] = sum(counter.steps)
+            found[f"{name}, counted by fedlens, launches a step"] = statistics.median(counter.steps[1:-1])
+            if simulated():
+                found[f"{name}, recorded by the profiler"] = SKIPPED
+                continue
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+                federation.round()
+            events = [e for e in recorded.events() or () if str(e.device_type).endswith("CUDA")]
+            kernels = [e for e in events if not e.name.startswith(("Memcpy", "Memset"))]
+            found[f"{name}, recorded by the profiler, kernels a round"] = len(kernels)
+            found[f"{name}, recorded by the profiler, copies a round"] = len(events) - len(kernels)
+        finally:
+            federation.close()
+    return found
+
+
+def groups(asked: Setting) -> Found:
+    """Clients in one batch, one after the other, and in a loop of CUDA graphs."""
+    many = asked.sizes.many
+    makers: dict[str, Callable[[], Candidate]] = {
+        name: partial(Federation, many, asked.engine(name)) for name in ("inline", "vectorized")
+    }
+    if not simulated():
+        makers["CUDA graphs"] = partial(Graphed, many, asked.precision)
+    took, found = in_turn(makers, asked)
+    found |= {f"{name}, s a round": statistics.median(seconds) for name, seconds in took.items()}
+    for name, goal in (("inline", 10), ("CUDA graphs", 3)):
+        if name in took and "vectorized" in took:
+            found[f"vectorized, times {name} (goal {goal})"] = str(ratio(took[name], took["vectorized"]))
+    return found | ({"CUDA graphs": SKIPPED} if simulated() else {})
+
+
+def speeds(workload: Workload, makers: Mapping[str, Callable[[], Candidate]], asked: Setting) -> Found:
+    """Rounds and images a second of each candidate."""
+    took, found = in_turn(makers, asked)
+    for name, seconds in took.items():
+        rate = 1 / statistics.median(seconds)
+        found[f"{name}, rounds/s (goal 20)"] = rate
+        found[f"{name}, images/s (goal 100,000)"] = rate * workload.images
+    return found
+
+
+def rounds(asked: Setting) -> Found:
+    """hsu2019's setting in one process."""
+    workload = asked.sizes.hsu2019
+    tables = {"by default": {"device": "cuda", "precision": asked.precision}}
+    tables |= {name: asked.engine(name) for name in ("vectorized", "inline")}
+    return speeds(
+        workload, {name: partial(Federation, workload, table) for name, table in tables.items()}, asked
+    )
+
+
+def workers(asked: Setting) -> Found:
+    """hsu2019's setting with several processes on the GPU, each with and without groups."""
+    workload = asked.sizes.hsu2019
+    makers = {}
+    for count in asked.sizes.workers:
+        for group in (1, max(2, workload.cohort // count)):
+            table = asked.engine("processes", workers=count, group=group)
+            makers[f"{count} workers, groups of {group}"] = partial(Federation, workload, table)
+    return speeds(workload, makers, asked)
+
+
+def memory(asked: Setting) -> Found:
+    """The largest memory of a round in groups beyond that before it, and the estimate that fedlens goes by."""
+    found: Found = {}
+    for size in asked.sizes.groups:
+        federation = Federation(
+            replace(asked.sizes.many, cohort=size), asked.engine("vectorized", group=size)
+        )
+        try:
+            federation.round()  # loads kernels and images
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            federation.round()
+            measured = torch.cuda.max_memory_allocated() - before
+            (op,) = (op for op in federation.built.algorithm.ops.values() if isinstance(op, BatchedOp))
+            data = federation.built.holders.holder(0)
+            estimated = size * op.footprint(GPU, len(data), data)
+        finally:
+            federation.close()
+        found[f"a group of {size}, measured, MB"] = measured / 1e6
+        found[f"a group of {size}, estimated, MB"] = estimated / 1e6
+        found[f"a group of {size}, estimate / measurement"] = estimated / max(1, measured)
+    return found
+
+
+def peak(asked: Setting) -> Found:
+    """FLOP/s of training, and their share of the peak."""
+    sizes, hsu = asked.sizes, asked.sizes.hsu2019
+    side = sizes.side
+    models: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+        f"hsu-cnn, batches of {sizes.batches[0]}": (hsu.model, hsu.shape, sizes.batches[0]),
+        f"ResNet-18 at {side} x {side}, batches of {sizes.batches[1]}": (
+            resnet18,
+            (3, side, side),
+            sizes.batches[1],
+        ),
+    }
+    found: Found = {}
+    for name, (model, shape, batch) in models.items():
+        flops = achieved(model, shape, batch, asked)
+        found[f"{name}, TFLOP/s"] = flops / 1e12
+        if simulated():
+            found[f"{name}, share of the peak"] = SKIPPED
+        else:
+            found[f"{name}, share of the peak"] = flops / peak_of("cuda", asked.precision, 1).flops
+    return found
+
+
+def tests(asked: Setting) -> Found:
+    """The tests that need a GPU."""
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "-n", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(
+            f"pytest ended with {done.returncode}:\n{done.stdout[-8000:]}{done.stderr[-2000:]}"
+        )
+    return {"pytest tests/gpu": done.stdout.strip().splitlines()[-1]}
+
+
+SECTIONS: dict[str, Callable[[Setting], Found]] = {
+    "launches": launches, "groups": groups, "rounds": rounds, "workers": workers, "memory": memory, "peak": peak,
+    "tests": tests,
+}  # fmt: skip
 
 
 def main() -> None:
-    """Prints the figures, and as JSON where that is asked for."""
-    parser = argparse.ArgumentParser(description="What one GPU does.")
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Measures one GPU.")
+    parser.add_argument("sections", nargs="*", help=f"{', '.join(SECTIONS)}; default: all")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "tf32", "bf16", "fp16"])
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--pairs", type=int, default=12, help="turns of each measurement")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time limit of the turns of a section")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, one turn")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a file for the figures")
     asked = parser.parse_args()
+    if unknown := set(asked.sections) - SECTIONS.keys():
+        parser.error(f"unknown section: {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
     if not torch.cuda.is_available():
-        raise SystemExit("no GPU here")
-    how = {"device": "cuda", "precision": asked.precision}
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, **how}
-
-    makers: dict[str, Callable[[], Candidate]] = {
-        name: partial(Federation, MANY, {"name": name, **how}) for name in ("inline", "vectorized")
-    }
-    took = in_turn({**makers, "CUDA graphs": partial(Graphed, MANY)}, asked.pairs)
-    found["100 clients of mcmahan-cnn"] = {
-        **{f"{name}, s": statistics.median(seconds) for name, seconds in took.items()},
-        "times inline (goal 10)": str(ratio(took["inline"], took["vectorized"])),
-        "times CUDA graphs (goal 3)": str(ratio(took["CUDA graphs"], took["vectorized"])),
-    }
-    makers = {
-        name: partial(Federation, HSU2019, {"name": name, **how, **more})
-        for name, more in (("vectorized", {}), ("inline", {}), ("processes", {"workers": 4}))
-    }
-    took = in_turn(makers, asked.pairs)
-    rates = {name: 1 / statistics.median(seconds) for name, seconds in took.items()}
-    found["hsu2019 on CIFAR-10"] = {f"{name}, rounds/s (goal 20)": rate for name, rate in rates.items()}
-    found["hsu-cnn, batches of 256"] = achieved(HSU2019.model, HSU2019.shape, 256, asked.precision)
-    found["resnet-18 at 224 x 224, batches of 64"] = achieved(resnet18, (3, 224, 224), 64, asked.precision)
-    text = json.dumps(found, indent=2)
-    print(text)
-    if asked.json:
-        with open(asked.json, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+        raise SystemExit("no GPU found; to see that everything runs: "
+                         "python -m tests.simulated_gpu.launch -m benchmarks.gpu --tiny")  # fmt: skip
+    pairs = 1 if asked.tiny else asked.pairs
+    setting = Setting(TINY if asked.tiny else FULL, asked.precision, pairs, asked.seconds)
+    machine = f"{torch.cuda.get_device_name()}, {asked.precision}" + ", tiny sizes" * asked.tiny
+    found: Found = {"machine": machine, "torch": torch.__version__, "cuda": torch.version.cuda}
+    wrong = False
+    for name in asked.sections or SECTIONS:
+        try:
+            found[name] = SECTIONS[name](setting)
+        except Exception as error:
+            traceback.print_exc()
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+        for label, value in found[name].items():
+            wrong |= label == "error" or str(value).startswith("did not run")
+            print(
+                f"{name}: {label}: {value if isinstance(value, str) else f'{value:,.4g}'} ({machine})",
+                flush=True,
+            )
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    raise SystemExit(wrong)
 
 
 if __name__ == "__main__":
