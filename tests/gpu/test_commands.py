@@ -73,6 +73,15 @@ def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def launches() -> int:
+    """The kernels that the simulated GPU has started."""
+    if not SIMULATED:
+        return 0
+    import simgpu
+
+    return int(simgpu.COUNT["kernels"])
+
+
 def near(one: Any, other: Any) -> bool:
     """Whether results are equal; those of a real GPU, whether they are near."""
     if SIMULATED:
@@ -101,8 +110,9 @@ def test_predict(run: Path, tmp_path: Path) -> None:
 def test_analyze(run: Path, tmp_path: Path) -> None:
     made = []
     for device in ([], ["--device", "cpu"]):
-        out = tmp_path / f"out{len(device)}"
+        out, before = tmp_path / f"out{len(device)}", launches()
         invoke("analyze", run, "dynamics", "--out", out, *device)
+        assert (launches() > before) == (not device) or not SIMULATED
         made.append([json.loads(line) for line in (out / "dynamics.jsonl").read_text().splitlines()])
     assert made[0]
     assert near(made[0], made[1])
@@ -165,6 +175,12 @@ def test_bench_profile(recipe: Path, tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     invoke("bench", "profile", recipe, "--rounds", "2", "--peak", "1", "--json", file)
     assert json.loads(file.read_text())["experiment"]["device"].startswith("cuda")
+
+
+def test_other_libraries_are_not_measured_beside_a_gpu() -> None:
+    answer = CliRunner().invoke(app, ["bench", "speed", "linear", "--peers", "--device", "cuda"])
+    assert answer.exit_code == 2
+    assert "other libraries are measured on the processor" in answer.output
 
 
 def test_bench_speed() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedlens.cli.options import AcceptEdits, Debug, Json, Quiet, RunDataDir, RunDirectory
+from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, Quiet, RunDataDir, RunDirectory
 from fedlens.cli.output import print_json, reported, say
 from fedlens.core.errors import ConfigError
 from fedlens.core.parse_text import parse_toml
@@ -54,20 +54,17 @@ def analyze(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="The output folder; default DIR/analysis.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            help="auto (a GPU if there is one), cpu, cuda or cuda:1; by default the kind that the run trained on.",
-        ),
-    ] = None,
+    device: DeviceName = None,
     data_dir: RunDataDir = None,
     accept_changes: AcceptEdits = False,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Explain a run: training dynamics, drift, loss surface and more, from its recordings."""
+    """Explain a run: training dynamics, drift, loss surface and more, from its recordings.
+
+    Models are evaluated on the kind of device that the run trained on, unless --device names another.
+    """
     with reported(debug, as_json):
         from fedlens.analyses.analyze import analyze as make
         from fedlens.analyses.analyze import check_request

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.options import Debug
+from fedlens.cli.options import Debug, DeviceName
 from fedlens.cli.output import print_columns, reported
 
 if TYPE_CHECKING:
@@ -65,15 +65,6 @@ PeersDir = Annotated[
         "~/.cache/fedlens/peers.",
     ),
 ]
-DeviceName = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        help="auto (a GPU if there is one), cpu, cuda or cuda:1: for bare PyTorch, and for engines that set none. "
-        "Other libraries are measured on the processor.",
-    ),
-]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the results file and the picture.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help=f"Results file; default {_NAME}.json in --out.")
@@ -103,10 +94,18 @@ def speed(
         from fedlens.benchmark.picture import draw
         from fedlens.benchmark.results_file import writable
         from fedlens.benchmark.speed import workload
+        from fedlens.core.errors import ConfigError
+        from fedlens.experiment.device_here import device_here
 
         names = dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))
         loads = [workload(name) for name in names]
-        here = _device(device, peers=bool(peers or peer_names))
+        beside = bool(peers or peer_names)  # of other libraries, which are measured on the processor
+        here, said = device_here("cpu" if beside and device == "auto" else device or "auto")
+        if beside and here != "cpu":
+            hint = "take --device cpu, or leave out --peers"
+            raise ConfigError("other libraries are measured on the processor", where="--device", hint=hint)
+        for sentence in said:
+            _say(sentence)
         loads = [replace(load, device=here) for load in loads]
         plan = _plan(engines, peers, peer_names, peers_dir, pairs, seconds)
         file, drawing = json_file or out / f"{_NAME}.json", picture or out / f"{_NAME}.png"
@@ -120,22 +119,6 @@ def speed(
             print(f"picture: {drawing}")
         if any(row.kind == "fedlens" and row.reason is not None for row in rows):
             raise typer.Exit(1)
-
-
-def _device(asked: str, peers: bool) -> str:
-    """The device that is measured. Raises `ConfigError` if it is a GPU beside libraries on the processor."""
-    from fedlens.core.errors import ConfigError
-    from fedlens.experiment.device_here import device_here
-
-    if peers and asked == "auto":
-        asked = "cpu"
-    device, said = device_here(asked)
-    if peers and device != "cpu":
-        hint = "take --device cpu, or leave out --peers"
-        raise ConfigError("other libraries are measured on the processor", where="--device", hint=hint)
-    for sentence in said:
-        _say(sentence)
-    return device
 
 
 def _plan(

@@ -39,6 +39,14 @@ Strict = Annotated[
     ),
 ]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory: runs/<name>/<run-id>.")]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="auto (a GPU if there is one), cpu, cuda or cuda:1.",
+    ),
+]
 ModelRound = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.model_text import model_text
-from fedlens.cli.options import AcceptEdits, Debug, Json, ModelRound
+from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, ModelRound
 from fedlens.cli.output import complain, console, print_json, reported, say
 from fedlens.report.format import many
 
@@ -44,9 +44,7 @@ def predict(
         bool, typer.Option("--pictures/--no-pictures", help="Draw a labelled picture of each image.")
     ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace earlier predictions in DIR.")] = False,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto (a GPU if there is one), cpu, cuda or cuda:1.")
-    ] = "auto",
+    device: DeviceName = "auto",
     accept_changes: AcceptEdits = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -65,7 +63,7 @@ def predict(
             raise not_regular(directory.predictions_path)
         output = Output(directory.predictions_path if out is None else out, pictures, force)
         output.check()
-        here, said = device_here(device)
+        here, said = device_here(device or "auto")
         trained = read_trained(directory, parsed_round(round), accept_changes=accept_changes).on(here)
         notes = [*trained.notes, *said]
         count, faults = 0, []

@@ -136,7 +136,8 @@ def estimate(
             else sum(cost.seconds or 0.0 for cost in before) / 3600,
         },
     }
-    said = chosen_for([run.engine for run in left], f"{many(at_once, 'run')} at once")
+    words = f"{at_once} runs at once" if at_once > 1 else "one run after the other"
+    said = chosen_for([run.engine for run in left], words)
     return StudyEstimate(**made, sentences=_sentences(made, costs) + said)
 
 
