@@ -33,6 +33,7 @@ from fedlens.core.random import Rng
 from fedlens.core.reduction import fold
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
+from fedlens.core.transfers import uploaded
 from fedlens.local.class_counts import class_counts
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
@@ -175,7 +176,8 @@ def risk(
     # Made when it is first asked for: another rule may want a gradient before `start` and without local training.
     if NAME not in context.saved:
         counts = class_counts(problem.task, problem.client, problem.model.classes)
-        context.saved[NAME] = importance(counts, _target(context, target)).to(context.anchor[0])
+        there = uploaded((counts, _target(context, target)), context.anchor[0].device)
+        context.saved[NAME] = importance(*there).to(context.anchor[0])
     return problem.task.loss(outputs, targets, context.saved[NAME], normalize)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.transfers import uploaded
+
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
@@ -28,7 +30,7 @@ class Pieces:
 
     def to(self, device: Any) -> Pieces:
         """The same on this device."""
-        return Pieces(self.source.to(device), self.result.to(device), self.regions.to(device), self.images)
+        return Pieces(**uploaded(vars(self), torch.device(device)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +108,8 @@ class Change:
 
     def to(self, device: Any) -> Change:
         """The same on this device."""
-
-        def moved(part: Tensor | None) -> Tensor | None:
-            return None if part is None else part.to(device)
-
-        top, left, height, width = (
-            part.to(device) for part in (self.top, self.left, self.height, self.width)
-        )
         pieces = None if self.pieces is None else self.pieces.to(device)
-        return Change(top, left, height, width, self.size, moved(self.mirrored), moved(self.upended), pieces)
+        return Change(**{**uploaded(vars(self), torch.device(device)), "pieces": pieces})
 
     def sources(self) -> tuple[Tensor, Tensor]:
         """(rows int64 [n, H], columns int64 [n, W]): where nearest-neighbour interpolation reads each pixel.

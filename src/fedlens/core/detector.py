@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -24,7 +25,13 @@ class Detector(nn.Module):
 
     A module of a user's own that is called in this way need not inherit from this class. Only `raw` is missing then,
     so it cannot be exported as a graph.
+
+    Attributes:
+        plain_targets: whether it takes the targets in ordinary memory also where the images are on a GPU, to read their
+            values without waiting for it.
     """
+
+    plain_targets: ClassVar[bool] = False
 
     @abstractmethod
     def raw(self, images: Tensor) -> dict[str, Tensor]:

@@ -47,10 +47,12 @@ class Loadable:
         """Copies a tree in. Leaves that the tree lacks stay as they are, and so do those of `model.fixed`."""
         self._take_back()
         with torch.no_grad():
-            for leaves in (self.trainable, self.rest):
-                for name, value in leaves.items():
-                    if name in tree:
-                        value.copy_(tree[name])
+            own = [(v, tree[n]) for each in (self.trainable, self.rest) for n, v in each.items() if n in tree]
+            if own and own[0][0].is_cuda:  # in few launches
+                torch._foreach_copy_([value for value, _ in own], [value for _, value in own])
+                return
+            for value, new in own:
+                value.copy_(new)
 
     def give(self) -> list[Tensor]:
         """The trainable weights, given away with their memory (`fedlens.core.tree`); `load` brings new memory."""

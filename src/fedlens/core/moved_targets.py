@@ -35,7 +35,7 @@ def moved_masks(masks: Tensor, change: Change) -> Tensor:
     [[[2, 255], [4, 255]]]
     """
     if change.pieces is None:
-        return _read(masks, *change.sources())
+        return _read(masks, *change.to(masks.device).sources())
     moved = masks.new_full((len(change), *change.size), VOID)
     to, given, sources = quick_slices(moved), quick_slices(masks), None
     for j, (source, result, region, shift) in enumerate(_pieces(change, (masks.shape[1], masks.shape[2]))):
@@ -46,7 +46,7 @@ def moved_masks(masks: Tensor, change: Change) -> Tensor:
                 source, top + row : bottom + row, left + column : right + column
             ]
             continue
-        rows, columns = sources = sources or change.sources()
+        rows, columns = sources = sources or change.to(masks.device).sources()
         at = rows[j : j + 1, top:bottom], columns[j : j + 1, left:right]
         moved[result, top:bottom, left:right] = _read(masks[source : source + 1], *at)[0]
     return moved
@@ -101,6 +101,7 @@ def moved_boxes(boxes: BoxBatch, change: Change) -> BoxBatch:
     ([[0.0, 0.0, 4.0, 2.0], [2.0, 0.0, 8.0, 8.0]], [5, 6])
     """
     height, width = change.size
+    change = change.to(boxes.boxes.device)
     if change.pieces is None:
         whole, image = boxes, boxes.image
         frame = boxes.boxes.new_tensor([0, 0, width, height])

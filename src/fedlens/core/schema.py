@@ -7,7 +7,7 @@ silently broadcast, and a weight of zero everywhere divides by zero. A schema tu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from fedlens.core.stacked import Column, Row, StackedTrees
-from fedlens.core.tree import TreeSpec, all_finite, finite_norm, part
+from fedlens.core.tree import TreeSpec, all_finite, finite_norm, finite_norms, part
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
 _NOT_FINITE = "holds NaN or Inf"
 _BEYOND = f"times the median of accepted replies (limit: {NORM_LIMIT:,.0f} times)"
+# A name, what is wrong with its form, and the tensors whose values are to be finite; None where another check decides.
+_Part = tuple[str, str | None, Sequence[Tensor] | None]
 _MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
 
 
@@ -41,17 +43,14 @@ class TreeField:
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""
-        return self.check(name, value)[0]
+        return _first_fault([], [self.part(name, value)], {})
 
-    def check(self, name: str, value: Any) -> tuple[str | None, float]:
-        """What is wrong with `value`, or None; and its Euclidean norm, 0 if its leaves are wrong."""
+    def part(self, name: str, value: Any) -> _Part:
+        """What is wrong with the leaves of `value`, or None; and the tensors that have its norm."""
         if type(value) is Row and value.stacked.like(self.leaves):
-            norm = value.norm
-        elif (fault := self._misfit(name, value)) is not None:
-            return fault, 0.0
-        else:
-            norm = finite_norm(list(value.values()))
-        return (None if math.isfinite(norm) else f"{name} {_NOT_FINITE}"), norm
+            return name, None, [torch.tensor(value.norm, dtype=torch.float64)]  # known for all rows at once
+        fault = self._misfit(name, value)
+        return name, fault, [] if fault is not None else list(value.values())
 
     def _misfit(self, name: str, value: Any) -> str | None:
         if not isinstance(value, _MAPPINGS):
@@ -140,35 +139,40 @@ class Schema:
         """Why this payload is rejected, or None if it is valid."""
         return self.check(payload)[0]
 
-    def check(self, payload: Any) -> tuple[str | None, dict[str, float]]:
-        """Why this payload is rejected, or None if it is valid; and the norms of its trees by name."""
+    def check(self, payload: Any, state: Any = None) -> tuple[str | None, dict[str, float]]:
+        """Why this payload is rejected, or None if it is valid; and the norms of its trees by name.
+
+        Also why the client's new state is, if it is a mapping: its tensors must be finite. For the values of all, the
+        host waits once.
+        """
         norms: dict[str, float] = {}
         if not isinstance(payload, _MAPPINGS):
             return f"the payload is {type(payload).__name__}, not a mapping", norms
-        fault = self._fault(payload, norms)
+        fault = self._fault(payload, _parts(state if isinstance(state, _MAPPINGS) else {}), norms)
         if fault is None:
             large = (n for n, typical in self.typical.items() if norms.get(n, 0.0) > NORM_LIMIT * typical)
             fault = next((_excess(name, norms[name], self.typical[name]) for name in large), None)
         return fault, norms
 
-    def _fault(self, payload: Mapping[str, Any], norms: dict[str, float]) -> str | None:
-        """What is wrong with the fields, or None; notes the norms of trees in `norms`."""
+    def _fault(self, payload: Mapping[str, Any], kept: list[_Part], norms: dict[str, float]) -> str | None:
+        """What is wrong with the fields, or with what a state has; or None. Notes the norms of trees in `norms`."""
+        if self.fields is None and not self.finite:
+            return kind_fault(payload) or _first_fault([], kept, norms)
         if self.fields is None:
-            return finite_fault(payload, norms) if self.finite else kind_fault(payload)
+            return _first_fault(_parts(payload), kept, norms)
         if payload.keys() != self.fields.keys():
             missing = next((name for name in self.fields if name not in payload), None)
             extra = next((name for name in payload if name not in self.fields), None)
             if missing is not None:
                 return f"{missing} is missing"
             return f"there is an extra {extra}, which `expect` does not announce"
-        for name, expected in self.fields.items():
-            if isinstance(expected, TreeField):
-                fault, norms[name] = expected.check(name, payload[name])
-            else:
-                fault = expected.fault(name, payload[name])
-            if fault:
-                return fault
-        return None
+        parts: list[_Part] = [
+            expected.part(name, payload[name])
+            if isinstance(expected, TreeField)
+            else (name, expected.fault(name, payload[name]), None)
+            for name, expected in self.fields.items()
+        ]
+        return _first_fault(parts, kept, norms)
 
     def passing(self, columns: Mapping[str, Column], rows: int) -> list[bool]:
         """For each row, whether its payload is certainly valid; for the others, call `fault`.
@@ -199,20 +203,28 @@ class Schema:
 MEASUREMENTS = Schema(finite=False)
 
 
-def finite_fault(payload: Mapping[str, Any], norms: dict[str, float] | None = None) -> str | None:
-    """What is wrong with the first tensors in a payload that are not dense and finite; None if all are.
+def finite_fault(payload: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first tensors in a payload that are not dense and finite; None if all are."""
+    return _first_fault([], _parts(payload), {})
 
-    The norms of the names before it are written into `norms`.
-    """
-    for name, value in payload.items():
-        tensors = tensors_in(value)
-        for tensor in tensors:
-            if (fault := _kind_fault(name, tensor)) is not None:
-                return fault
-        norm = finite_norm(tensors)
+
+def _parts(payload: Mapping[str, Any]) -> list[_Part]:
+    return [
+        (name, fault := kind_fault({name: value}), [] if fault is not None else tensors_in(value))
+        for name, value in payload.items()
+    ]
+
+
+def _first_fault(parts: list[_Part], more: list[_Part], norms: dict[str, float]) -> str | None:
+    """What is wrong with the first part that is not good, of those and of `more`; norms of `parts` go into `norms`."""
+    every = [*parts, *more]
+    found = finite_norms([tensors or () for _, _, tensors in every])
+    for at, ((name, fault, tensors), norm) in enumerate(zip(every, found, strict=True)):
+        if fault is not None:
+            return fault
         if not math.isfinite(norm):
             return f"{name} {_NOT_FINITE}"
-        if norms is not None:
+        if tensors is not None and at < len(parts):
             norms[name] = norm
     return None
 

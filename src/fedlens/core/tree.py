@@ -214,8 +214,7 @@ def scale(tree: Tree, factor: float) -> dict[str, Tensor]:
 
 def norm(tree: Tree) -> Tensor:
     """The Euclidean norm over all leaves, a 0-dim tensor."""
-    parts = [value.double() for value in torch._foreach_norm(list(tree.values()))]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(parts))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tree.values()))).double())
     return total
 
 
@@ -230,11 +229,22 @@ def finite_norm(tensors: Sequence[Tensor]) -> float:
     >>> f"{finite_norm([torch.full((4,), 3e38)]):.3g}"
     '6e+38'
     """
-    floats = [t for t in tensors if t.is_floating_point()]
-    total = math.hypot(*[torch.linalg.vector_norm(t).item() for t in floats])
-    if math.isfinite(total):
-        return total
-    if not all(t.isfinite().all() for t in floats):
+    return finite_norms([tensors])[0]
+
+
+def finite_norms(groups: Sequence[Sequence[Tensor]]) -> list[float]:
+    """The `finite_norm` of each group of tensors. For all that are on a GPU, the host waits once."""
+    floats = [[t for t in tensors if t.is_floating_point()] for tensors in groups]
+    on_gpu = [t for tensors in floats for t in tensors if t.is_cuda]
+    computed = iter(torch.stack(torch._foreach_norm(on_gpu)).tolist() if on_gpu else ())
+    one = torch.linalg.vector_norm
+    norms = [[next(computed) if t.is_cuda else one(t).item() for t in tensors] for tensors in floats]
+    return [_finite_norm(*pair) for pair in zip(floats, norms, strict=True)]
+
+
+def _finite_norm(floats: Sequence[Tensor], norms: Sequence[float]) -> float:
+    total = math.hypot(*norms)
+    if math.isfinite(total) or not all(t.isfinite().all() for t in floats):
         return total
     floats = [t for t in floats if t.numel()]
     scale = max(t.abs().max().item() for t in floats)

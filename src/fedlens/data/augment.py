@@ -23,6 +23,7 @@ from torch import Tensor
 from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Entry, Registry
+from fedlens.core.transfers import uploaded
 from fedlens.data.augmented import Augmentation, Augmented
 
 _HERE = "fedlens.data.augment"
@@ -100,21 +101,20 @@ def _draw_edges(n: int, pad: int, generator: torch.Generator) -> Tensor:
 def _cropped(images: Tensor, targets: Any, pad: int, edges: Tensor, flips: Tensor | None = None) -> Augmented:
     """Windows of the old size of images padded with zeros; `edges` [2, n] are top and left, `flips` [n] are 0 or 1."""
     n, channels, height, width = images.shape
-    edges = edges.to(images.device)
+    turned = None if flips is None else flips == 1
+    at, mirrored = uploaded((edges, turned), images.device)
     padded = torch.nn.functional.pad(images, (pad, pad, pad, pad))
     # One gather does both: the position of each pixel of the result in the padded image, the same for all channels.
-    rows = edges[0, :, None] + torch.arange(height, device=images.device)
-    columns = edges[1, :, None] + torch.arange(width, device=images.device)
-    mirrored = None
-    if flips is not None:
-        mirrored = flips.to(images.device) == 1
+    rows = at[0, :, None] + torch.arange(height, device=images.device)
+    columns = at[1, :, None] + torch.arange(width, device=images.device)
+    if mirrored is not None:
         columns = torch.where(mirrored[:, None], columns.flip(1), columns)
     positions = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
     positions = positions.view(n, 1, height * width).expand(n, channels, -1)
     cropped = padded.flatten(2).gather(2, positions).view(images.shape)
     top, left = (edges - pad).float()
     change = Change(
-        top, left, torch.full_like(top, height), torch.full_like(left, width), (height, width), mirrored
+        top, left, torch.full_like(top, height), torch.full_like(left, width), (height, width), turned
     )
     return Augmented(cropped, targets, change)
 
@@ -131,18 +131,18 @@ class Flip(Augmentation):
 
     def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         mirrored = self._drawn(self.p, images, generator)
-        flipped = torch.where(mirrored[:, None, None, None], images.flip(3), images)
-        upended = None
-        if self.vertical:
-            upended = self._drawn(self.vertical, images, generator)
-            flipped = torch.where(upended[:, None, None, None], flipped.flip(2), flipped)
+        upended = self._drawn(self.vertical, images, generator) if self.vertical else None
+        across, down = uploaded((mirrored, upended), images.device)
+        flipped = torch.where(across[:, None, None, None], images.flip(3), images)
+        if down is not None:
+            flipped = torch.where(down[:, None, None, None], flipped.flip(2), flipped)
         height, width = images.shape[2:]
         return Augmented(flipped, targets, Change.flips(mirrored, (height, width), upended))
 
     @staticmethod
     def _drawn(p: float, images: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.rand(len(images), generator=generator, device=generator.device)
-        return (drawn < p).to(images.device)
+        return drawn < p
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ class ColourJitter(Augmentation):
     hue: float
 
     def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
-        drawn = torch.rand(4, len(images), generator=generator, device=generator.device).to(images.device)
-        drawn = drawn[:, :, None, None, None]
+        drawn = torch.rand(4, len(images), generator=generator, device=generator.device)
+        drawn = uploaded(drawn, images.device)[:, :, None, None, None]
         x = images.float().div_(255)
         if self.brightness:
             x = x.mul_(_factor(drawn[0], self.brightness)).clamp_(0, 1)
@@ -190,9 +190,8 @@ class Grey(Augmentation):
     def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         drawn = torch.rand(len(images), generator=generator, device=generator.device)
         greyed = (grey(images.float() / 255) * 255).round().to(torch.uint8)
-        return Augmented(
-            torch.where((drawn < self.p).to(images.device)[:, None, None, None], greyed, images), targets
-        )
+        chosen = uploaded(drawn < self.p, images.device)[:, None, None, None]
+        return Augmented(torch.where(chosen, greyed, images), targets)
 
 
 def _factor(drawn: Tensor, strength: float) -> Tensor:
@@ -229,7 +228,7 @@ def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
     # Which of the three sixths the hue is measured from depends on the largest channel.
     ahead = torch.where(top == 0, green - blue, torch.where(top == 1, blue - red, red - green))
     hue = ahead / safe + 2 * top + 6 * turn
-    offsets = torch.tensor([5.0, 3.0, 1.0], device=images.device).view(1, 3, 1, 1)
+    offsets = torch.arange(5.0, 0.0, -2.0, device=images.device).view(1, 3, 1, 1)
     q = (offsets + hue.unsqueeze(1)).remainder_(6)
     return value.unsqueeze(1) - chroma.unsqueeze(1) * torch.minimum(q, 4 - q).clamp_(0, 1)
 
@@ -248,9 +247,9 @@ class RandomResizedCrop(Augmentation):
 
     def __call__(self, images: Tensor, targets: Any, generator: torch.Generator) -> Augmented:
         n, _, height, width = images.shape
-        windows = self.windows(n, height, width, generator).to(images.device)
+        windows = self.windows(n, height, width, generator)
         change = Change.windows(windows, (height, width))
-        return Augmented(resized(images, windows), targets, change)
+        return Augmented(resized(images, uploaded(windows, images.device)), targets, change)
 
     def windows(self, n: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """float32 [n, 4]: top, left, height and width of the windows, in pixels."""

@@ -18,6 +18,7 @@ from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
 from fedlens.core.read_ahead import ReadAhead
 from fedlens.core.targets import take
+from fedlens.core.transfers import uploaded
 from fedlens.data.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.normalize import normalize
@@ -157,11 +158,10 @@ class ClientDataset(ClientExamples):
         if not self.features:
             return images, targets
         features = {
-            name: (values[at] if len(values) > 1 else values.expand(len(at))).to(images.device)
+            name: values[at] if len(values) > 1 else values.expand(len(at))
             for name, values in self.features.items()
         }
-        numbers = positions.to(images.device)
-        views = [shifted(view, features, numbers) for view in self._apart(images)]
+        views = [shifted(view, features, positions) for view in self._apart(images)]
         return torch.stack(views, 1) if images.dim() == 5 else views[0], targets
 
     def _finished(self, batch: Batch, generator: torch.Generator) -> Batch:
@@ -208,14 +208,14 @@ class ClientDataset(ClientExamples):
                 yield images, targets
                 continue
             order = self._order(n, size, generator)
-            at = order.to(images.device)
+            at = uploaded(order, images.device)
             shuffled = images.index_select(0, at)
             by_row = targets.index_select(0, at) if isinstance(targets, Tensor) else None
             for start in range(0, end, size):
                 stop = start + size
                 yield (
                     shuffled[start:stop],
-                    take(targets, at[start:stop]) if by_row is None else by_row[start:stop],
+                    take(targets, order[start:stop]) if by_row is None else by_row[start:stop],
                 )
 
     @staticmethod

@@ -138,12 +138,13 @@ class Examples:
 
         With a generator, images that are drawn change from batch to batch. Their inputs may be [k, views, C, H, W].
         """
-        return self._moved(_batch(self.inputs, index, generator)), self.targets_at(index)
+        if not isinstance(self.inputs, LazyImages):  # once, for inputs and targets
+            index = _uploaded(index, self.inputs.device)
+        return self._moved(_batch(self.inputs, index, generator), _batch(self.targets, index))
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
         """(inputs, targets) from `start` to before `stop`: views if they are in memory. Needs `tensors`."""
-        inputs, targets = _stretch(self.inputs, start, stop), _stretch(self.targets, start, stop)
-        return self._moved(inputs), self._moved(targets)
+        return self._moved(_stretch(self.inputs, start, stop), _stretch(self.targets, start, stop))
 
     @property
     def lazy(self) -> bool:
@@ -158,7 +159,8 @@ class Examples:
     def targets_at(self, at: Tensor | slice) -> Any:
         """The targets at these positions, int64 [k] or a slice. Needs `tensors`."""
         part = self.targets
-        return self._moved(_stretch(part, at.start, at.stop) if isinstance(at, slice) else _batch(part, at))
+        found = _stretch(part, at.start, at.stop) if isinstance(at, slice) else _batch(part, at)
+        return self._moved(None, found)[1]
 
     def on(self, device: torch.device, room: int) -> Examples:
         """The same tensors for training on `device`: kept there if they take at most `room` bytes.
@@ -170,10 +172,9 @@ class Examples:
             return replace(self, device=device)
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), device=device)
 
-    def _moved(self, part: Any) -> Any:
-        if self.device is None:
-            return part
-        return part.to(self.device, non_blocking=True)
+    def _moved(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """Both on the device, but for boxes: in ordinary memory they are counted without waiting."""
+        return (inputs, targets) if self.device is None else _uploaded((inputs, targets), self.device)
 
     def feed(self, hashed: hashlib._Hash) -> None:
         """Updates a hash with the bytes in memory; for files, with their names and contents."""
@@ -384,7 +385,15 @@ def _batch(part: Any, index: Tensor, generator: torch.Generator | None = None) -
         return _tensor(part.views(rows) if generator is None else part.draw(rows, generator))
     if isinstance(part, Boxes):
         return part.batch(index.numpy())
-    return part.index_select(0, index.to(part.device))
+    return part.index_select(0, _uploaded(index, part.device))
+
+
+def _uploaded(value: Any, device: torch.device) -> Any:
+    from fedlens.core.transfers import (
+        uploaded,
+    )  # here, because listing and partitioning start without PyTorch
+
+    return uploaded(value, device)
 
 
 def _stretch(part: Any, start: int, stop: int) -> Any:

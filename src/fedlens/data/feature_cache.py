@@ -17,6 +17,7 @@ from fedlens.core.frozen import FrozenSplit
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
+from fedlens.core.transfers import uploaded
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Examples
 from fedlens.data.normalize import normalize
@@ -132,7 +133,7 @@ class Features(Examples):
 
     def batch(self, index: Tensor, generator: torch.Generator | None = None) -> tuple[Any, Any]:
         """(features float32 [k, ...], targets) at the positions `index`, int64 [k]; nothing is drawn."""
-        return self._features(index).to(self.device or "cpu", non_blocking=True), self.targets_at(index)
+        return uploaded(self._features(index), self.device or torch.device("cpu")), self.targets_at(index)
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
         """(features, targets) from `start` to before `stop`."""
@@ -170,7 +171,7 @@ class Features(Examples):
         images, _ = super().batch(positions)
         by = {name: values[positions].to(images.device) for name, values in self.shifts.items()}
         if by:
-            images = shifted(images, by, positions.to(images.device))
+            images = shifted(images, by, positions)
         scratch, device = vars(self)["_scratch"], images.device
         # Not in inference mode, whose tensors no later step could train from.
         with vars(self)["_lock"], random_state_kept(device), torch.inference_mode(False):

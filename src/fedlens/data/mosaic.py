@@ -73,8 +73,7 @@ class Mosaic(Augmentation):
                     shown[q], :, top + row : bottom + row, left + column : right + column
                 ]
                 pieces.append((shown[q], k, left, top, right, bottom, row, column, height, width))
-        change = _joined(pieces, n, (height, width))
-        return Augmented(result, targets, change if images.device.type == "cpu" else change.to(images.device))
+        return Augmented(result, targets, _joined(pieces, n, (height, width)))
 
 
 def _joined(pieces: list[tuple[int, ...]], n: int, size: tuple[int, int]) -> Change:

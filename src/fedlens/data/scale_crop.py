@@ -78,7 +78,7 @@ class ScaleCrop(Augmentation):
             y, x = height / sides[0], width / sides[1]  # pixels of the image in one of the result
             windows.append([top * y, left * x, size[0] * y, size[1] * x])
         scaled = _scaled_by_pytorch if images.device.type == "cpu" else fixed_point_scaled
-        at = torch.tensor(windows).view(n, 4).to(images.device, non_blocking=True)
+        at = torch.tensor(windows).view(n, 4)
         return Augmented(scaled(images, placed, size), targets, Change.windows(at, size))
 
 

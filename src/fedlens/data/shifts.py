@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.errors import DataError, nearest
+from fedlens.core.transfers import uploaded
 from fedlens.data.partition.feature import NEUTRAL
 
 _BLOCK = 2**18  # values per pass, so that temporaries stay in cache
@@ -44,7 +45,8 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
 
     Args:
         images: uint8 [n, C, H, W].
-        by: float32 [n] by name: `rotation`, `blur`, `brightness`, `contrast`, `noise`, or some of them.
+        by: float32 [n] by name: `rotation`, `blur`, `brightness`, `contrast`, `noise`, or some of them; in ordinary
+            memory, as the positions.
         positions: int64 [n], the position of each image in the training split.
 
     Returns:
@@ -66,7 +68,7 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
             hint="take another partition",
         )
     out = images.clone()
-    changed = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+    changed = torch.zeros(len(images), dtype=torch.bool)
     for name, values in by.items():
         changed |= values != NEUTRAL[name]
     rows = changed.nonzero().squeeze(1)
@@ -74,31 +76,34 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
     for start in range(0, len(rows), each):
         part = rows[start : start + each]
         shifts = {name: values[part] for name, values in by.items()}
-        out[part] = _shifted_block(images[part], shifts, positions[part])
+        at, numbers = uploaded((part, positions[part]), images.device)
+        out[at] = _shifted_block(images[at], shifts, numbers)
     return out
 
 
 def _shifted_block(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tensor:
-    x = images.float()
+    """The images with the shifts `by`, which are in ordinary memory: they decide what is computed."""
+    x, on_device = images.float(), uploaded(by, images.device)
     values = math.prod(images.shape[1:])
     # A sum of whole numbers is exact, whatever its order.
     mean = (images.flatten(1).sum(1, dtype=torch.int64).double() / values).float()
     for name, step in (("rotation", _rotated), ("blur", _blurred)):
         some = _rows(by, name)
         if some is not None:
-            x[some] = step(x[some], by[name][some])
-    some = _rows(by, "brightness")
+            at = uploaded(some, x.device)
+            x[at] = step(x[at], by[name][some])
+    some = uploaded(_rows(by, "brightness"), x.device)
     if some is not None:
-        factor = by["brightness"][some]
+        factor = on_device["brightness"][some]
         x[some] *= factor.view(-1, 1, 1, 1)
         mean[some] *= factor
-    some = _rows(by, "contrast")
+    some = uploaded(_rows(by, "contrast"), x.device)
     if some is not None:
         middle = mean[some].view(-1, 1, 1, 1)
-        x[some] = (x[some] - middle).mul_(by["contrast"][some].view(-1, 1, 1, 1)).add_(middle)
-    some = _rows(by, "noise")
+        x[some] = (x[some] - middle).mul_(on_device["contrast"][some].view(-1, 1, 1, 1)).add_(middle)
+    some = uploaded(_rows(by, "noise"), x.device)
     if some is not None:
-        noise = _normal(positions[some], values).mul_(255 * by["noise"][some].view(-1, 1))
+        noise = _normal(positions[some], values).mul_(255 * on_device["noise"][some].view(-1, 1))
         x[some] += noise.view(-1, *images.shape[1:])
     return x.round_().clamp_(0, 255).to(torch.uint8)
 
@@ -119,7 +124,7 @@ def _rotated(x: Tensor, degrees: Tensor) -> Tensor:
     height, width = x.shape[2:]
     turns = [math.radians(angle) for angle in degrees.tolist()]
     cos, sin = (
-        torch.tensor([part(turn) for turn in turns], dtype=torch.float32, device=x.device).view(-1, 1, 1)
+        uploaded(torch.tensor([part(turn) for turn in turns], dtype=torch.float32), x.device).view(-1, 1, 1)
         for part in (math.cos, math.sin)
     )
     # Distances from the middle in pixels, down and to the right; where each pixel of the result comes from.
@@ -139,7 +144,7 @@ def _blurred(x: Tensor, sigmas: Tensor) -> Tensor:
     radius = max(map(len, kernels)) - 1
     # Shorter kernels are padded with zeros, which are added last and change no bit.
     filled = [kernel + (0.0,) * (radius + 1 - len(kernel)) for kernel in kernels]
-    taps = torch.tensor(filled, dtype=torch.float32, device=x.device).view(len(x), -1, 1, 1, 1)
+    taps = uploaded(torch.tensor(filled, dtype=torch.float32), x.device).view(len(x), -1, 1, 1, 1)
     for dim, pad in ((3, (radius, radius, 0, 0)), (2, (0, 0, radius, radius))):
         length = x.shape[dim]
         wide = torch.nn.functional.pad(x, pad, mode="replicate")

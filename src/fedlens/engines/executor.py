@@ -29,7 +29,7 @@ from fedlens.core.protocol import (
     Reply,
 )
 from fedlens.core.reduction import fold, fold_columns, fold_rows
-from fedlens.core.schema import Schema, column_norms, finite_fault, nbytes, tensors_in
+from fedlens.core.schema import Schema, column_norms, nbytes, tensors_in
 from fedlens.core.stacked import Row, row_of
 from fedlens.core.transfers import downloaded, uploaded
 from fedlens.core.tree import copied, mapped
@@ -256,7 +256,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema) -> Answer:
     try:
         with scope("client.check"):
             metrics = {name: float(value) for name, value in outcome.metrics.items()}
-            fault, norms = expect.check(outcome.payload)
+            fault, norms = expect.check(outcome.payload, outcome.state)
             fault = fault or _fault(outcome, metrics)
             given = frozenset(outcome.given)
     except BaseException as error:  # a reply may be of any class, with methods that raise
@@ -278,7 +278,7 @@ def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
     if fault is None and state is not None:
         if not isinstance(state, Mapping):
             return f"its state is a {type(state).__name__}, not a mapping"
-        fault = foreign(state, "its state") or finite_fault(state)
+        fault = foreign(state, "its state")
     if fault is None and not all(map(math.isfinite, metrics.values())):
         name = next(name for name, value in metrics.items() if not math.isfinite(value))
         fault = f"its metric '{name}' holds NaN or Inf"

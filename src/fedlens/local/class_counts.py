@@ -32,11 +32,11 @@ def class_counts(task: Task, client: Client, classes: int) -> Tensor:
 
 def counts_of(task: Task, data: Any, classes: int) -> Tensor:
     """int64 [classes]: how often each class occurs in the targets of `data`, read in chunks."""
-    n, counts = len(data), torch.zeros(classes, dtype=torch.int64)
+    n = len(data)
     chunk = _chunk(data.read_targets(0, min(1, n)), classes)
-    for start in range(0, n, chunk):
-        counts += task.counts(data.read_targets(start, min(start + chunk, n)), classes).sum(0).cpu()
-    return counts
+    chunks = (data.read_targets(start, min(start + chunk, n)) for start in range(0, n, chunk))
+    counts = [task.counts(targets, classes).sum(0) for targets in chunks]
+    return torch.stack(counts).sum(0).cpu() if counts else torch.zeros(classes, dtype=torch.int64)
 
 
 def _chunk(one: object, classes: int) -> int:

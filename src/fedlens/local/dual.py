@@ -117,7 +117,7 @@ def _subproblem(context: LocalContext) -> Subproblem:
 
 def _solved(context: LocalContext, problem: Subproblem, at: Tensors, **sums: float) -> Solved:
     context.saved["dual"] = problem.dual
-    return Solved(at, problem.loss / problem.examples, problem.examples, context.problem.seen, sums)
+    return Solved(at, *problem.mean_loss(), context.problem.seen, sums)
 
 
 def _solve_exactly(context: LocalContext, k_0: int, tolerance: float, max_iterations: int) -> Solved:

@@ -58,12 +58,14 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
             velocity = _velocity(state, gradients, momentum)
             ahead = nesterov and torch._foreach_add(gradients, velocity, alpha=momentum)
             gradients = list(ahead or velocity)
-        if isinstance(lr, list):
-            for parameter, gradient, rate in zip(parameters, gradients, lr, strict=True):
-                parameter.add_(gradient, alpha=-rate)
+        rates = lr if isinstance(lr, list) else [lr] * len(parameters)
+        if parameters and parameters[0].is_cuda:  # one launch for all leaves of a rate
+            for rate in set(rates):
+                at = [k for k, own in enumerate(rates) if own == rate]
+                torch._foreach_add_([parameters[k] for k in at], [gradients[k] for k in at], alpha=-rate)
             return
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.add_(gradient, alpha=-lr)
+        for parameter, gradient, rate in zip(parameters, gradients, rates, strict=True):
+            parameter.add_(gradient, alpha=-rate)
 
     return step
 

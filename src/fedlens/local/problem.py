@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -22,12 +23,29 @@ Risk = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 
 
+class BatchMean(list[tuple[float, Tensor]]):
+    """A weighted mean: shares, and 0-dim values on a device. `float(mean)` reads it, for which the host waits.
+
+    >>> float(BatchMean([(0.25, torch.tensor(4.0)), (0.75, torch.tensor(8.0))]))
+    7.0
+    """
+
+    def __float__(self) -> float:
+        return read([self])[0]
+
+
+def read(means: Sequence[BatchMean]) -> list[float]:
+    """Several means in float64, added in order; the host waits once for all."""
+    values = iter(torch.stack([value for mean in means for _, value in mean]).tolist())
+    return [reduce(lambda total, part: total + part[0] * next(values), mean, 0.0) for mean in means]
+
+
 class Objective(NamedTuple):
     """The client's objective at a point: its gradient, its value, and the mean of the task's loss there."""
 
     gradient: list[Tensor]
-    value: float
-    loss: float
+    value: BatchMean
+    loss: BatchMean
 
 
 @dataclass
@@ -75,10 +93,10 @@ class LocalProblem:
 
     def gradient(
         self, at: Sequence[Tensor] | None = None, statistics: bool = False
-    ) -> tuple[list[Tensor], float]:
+    ) -> tuple[list[Tensor], SupportsFloat]:
         """The gradient of the client's objective over all its examples, and the mean of the task's loss there.
 
-        The arguments are those of `objective`.
+        The arguments are those of `objective`. `float` of the loss waits for the device.
         """
         if self.shared is not None and at is None and not statistics:
             together = self.shared()
@@ -116,15 +134,15 @@ class LocalProblem:
     def _mean(self, learner: Loadable, batches: Iterable[Batch], n: int) -> Objective:
         parameters = list(learner.trainable.values())
         total: list[Tensor] = []
-        value = loss = 0.0
+        value, loss = BatchMean(), BatchMean()
         for inputs, targets in batches:
             outputs = self.task.outputs(learner.module, inputs, targets)
             share = len(targets) / n
             risk = self.risk(outputs, targets)
             gradients = gradients_of(risk, parameters, learner.half)
-            value += share * float(risk.detach())
+            value.append((share, risk.detach()))
             with torch.no_grad():
-                loss += share * float(self.task_loss(outputs, targets))
+                loss.append((share, self.task_loss(outputs, targets)))
             if total:
                 torch._foreach_add_(total, gradients, alpha=share)
             else:

@@ -8,13 +8,13 @@ client's risk, with the L2 penalty of `local.weight_decay`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedlens.local.problem import LocalProblem, Objective
+from fedlens.local.problem import BatchMean, LocalProblem, Objective, read
 from fedlens.local.rules import Tensors
 
 # torch.optim.LBFGS counts evaluations too; here the iterations alone are bounded.
@@ -30,7 +30,7 @@ class Subproblem:
         dual: u; `ascend` moves it on.
         rho: the weight of the quadratic term.
         decay: the weight of the L2 penalty in f.
-        examples, loss: how many examples were looked at, each as often as it was, and the sum of the task's losses.
+        looks: the number of examples of each look at them, and the mean of the task's loss there.
     """
 
     problem: LocalProblem
@@ -38,8 +38,7 @@ class Subproblem:
     dual: Tensors
     rho: float
     decay: float = 0.0
-    examples: int = 0
-    loss: float = 0.0
+    looks: list[tuple[int, BatchMean]] = field(default_factory=list)
 
     def gradient(
         self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
@@ -50,9 +49,9 @@ class Subproblem:
     def value_and_gradient(self, at: Tensors) -> tuple[float, Tensors]:
         """The subproblem's value, and its gradient."""
         found, away = self._seen(at), list(torch._foreach_sub(at, self.centre))
-        slope, curve = _dot(self.dual, away), _dot(away, away)
-        value = found.value + self.decay / 2 * _dot(at, at) + slope + self.rho / 2 * curve
-        return value, self._bent(found.gradient, at)
+        pairs = (self.dual, away), (away, away), (at, at)
+        value, slope, curve, size = read([found.value, *(_dot(a, b) for a, b in pairs)])
+        return value + self.decay / 2 * size + slope + self.rho / 2 * curve, self._bent(found.gradient, at)
 
     def ascend(self, at: Tensors) -> None:
         """u <- u + rho (x - y) (ghaemi2022 Eq. 3.3)."""
@@ -62,10 +61,15 @@ class Subproblem:
         self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
     ) -> Objective:
         found = self.problem.objective(at, statistics, over)
-        n = len(self.problem.data) if over is None else len(over[1])
-        self.examples += n
-        self.loss += found.loss * n
+        self.looks.append((len(self.problem.data) if over is None else len(over[1]), found.loss))
         return found
+
+    def mean_loss(self) -> tuple[float, int]:
+        """The mean of the task's loss over all examples that were looked at, each as often as it was; their number."""
+        losses, total, examples = read([loss for _, loss in self.looks]), 0.0, 0
+        for (n, _), loss in zip(self.looks, losses, strict=True):
+            total, examples = total + loss * n, examples + n
+        return total / examples, examples
 
     def _bent(self, gradient: Tensors, at: Tensors) -> Tensors:
         bent = list(torch._foreach_add(gradient, torch._foreach_sub(at, self.centre), alpha=self.rho))
@@ -110,7 +114,7 @@ def minimize(problem: Subproblem, start: Tensors, tolerance: float, max_iteratio
 
     search.step(closure)  # type: ignore[no-untyped-call]  # torch's
     slope = problem.gradient(at, statistics=True)
-    largest = max(float(g.abs().max()) for g in slope if g.numel())
+    largest = max(torch.stack([g.abs().max() for g in slope if g.numel()]).tolist())
     return Minimum([value.detach() for value in at], largest)
 
 
@@ -126,7 +130,6 @@ def linearized(
     return list(torch._foreach_sub(at, gradient, alpha=1 / (r + problem.rho)))
 
 
-def _dot(a: Tensors, b: Tensors) -> float:
-    return float(
-        torch.stack([x.flatten().double() @ y.flatten().double() for x, y in zip(a, b, strict=True)]).sum()
-    )
+def _dot(a: Tensors, b: Tensors) -> BatchMean:
+    dots = [x.flatten().double() @ y.flatten().double() for x, y in zip(a, b, strict=True)]
+    return BatchMean([(1.0, torch.stack(dots).sum())])

@@ -18,6 +18,7 @@ from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.read_ahead import first
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
+from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree, TreeSpec, part
 from fedlens.core.work import steps_of
 from fedlens.local.class_counts import class_counts
@@ -161,7 +162,7 @@ class Train:
         weights = self.task.client_weights(partial(class_counts, self.task, client, self.model.classes))
         loss = self.task.loss
         if weights is not None:
-            loss = partial(loss, weights=weights.to(context.anchor[0]))
+            loss = partial(loss, weights=uploaded(weights.to(context.anchor[0].dtype), client.device))
         risk = partial(_risk, self.rule, context) if self.rule.risk else loss
         context.problem = LocalProblem(
             self.model,
@@ -338,4 +339,6 @@ def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor
 
 
 def _optimizer_state(state: Payload) -> OptimizerState:
-    return {name: [t.clone() for t in tensors] for name, tensors in state.get("optimizer", {}).items()}
+    kept = state.get("optimizer", {}).items()
+    # Adam reads its number of steps in each: in ordinary memory it does not wait.
+    return {name: [t.cpu().clone() if t.dim() == 0 else t.clone() for t in ts] for name, ts in kept}

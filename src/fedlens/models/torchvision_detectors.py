@@ -109,7 +109,8 @@ class TorchvisionDetector(WithBackbone, Detector):
     def _counted_from_0(self, answer: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self.shift:
             return answer
-        known = answer["labels"] > 0  # RetinaNet may predict the class that it has for the background
+        # RetinaNet may predict the class that it has for the background. A mask would be counted three times.
+        (known,) = (answer["labels"] > 0).nonzero(as_tuple=True)
         return {
             "boxes": answer["boxes"][known],
             "labels": answer["labels"][known] - self.shift,
@@ -214,15 +215,15 @@ class SsdWithBackground(SSD):  # type: ignore[misc]
         losses: dict[str, Tensor] = super().compute_loss(targets, head_outputs, anchors, matched_idxs)
         empty = [at for at, one in enumerate(targets) if not len(one["boxes"])]
         if empty:
-            logits = head_outputs["cls_logits"][empty]
+            logits = torch.stack([head_outputs["cls_logits"][at] for at in empty])
             wrong = F.cross_entropy(
                 logits.flatten(0, 1),
                 logits.new_zeros(logits.shape[:2], dtype=torch.int64).flatten(),
                 reduction="none",
             )
             worst = wrong.view(logits.shape[:2]).topk(min(_BACKGROUND, logits.shape[1]), dim=1).values
-            matched = sum(int((one >= 0).sum()) for one in matched_idxs)
-            losses["classification"] = losses["classification"] + worst.sum() / max(1, matched)
+            matched = torch.stack([(one >= 0).sum() for one in matched_idxs]).sum()
+            losses["classification"] = losses["classification"] + worst.sum() / matched.clamp(min=1)
         return losses
 
 

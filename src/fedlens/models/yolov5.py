@@ -79,6 +79,7 @@ class Yolov5(WithBackbone, Detector):
 
     backbone = "encoder"
     heads = ("head",)
+    plain_targets = True
     anchors: Tensor
 
     def __init__(
@@ -99,6 +100,7 @@ class Yolov5(WithBackbone, Detector):
         )
         pairs = torch.tensor(anchors, dtype=torch.get_default_dtype()).view(len(STRIDES), each, 2)
         self.register_buffer("anchors", pairs, persistent=False)  # the settings of a run have them
+        self.plain_anchors = pairs.clone()  # stay in ordinary memory, where boxes are assigned to them
         self.suppression, self.gains = suppression, gains
         for layer, stride in zip(self.head, STRIDES, strict=True):
             assert isinstance(layer, nn.Conv2d)
@@ -114,12 +116,12 @@ class Yolov5(WithBackbone, Detector):
     def forward(self, images: Tensor, targets: Sequence[dict[str, Tensor]] | None = None) -> Any:
         """The losses by name in training, the boxes of each image in evaluation."""
         outputs = self._outputs(images)
-        anchors = dict(zip(STRIDES, self.anchors, strict=True))
         if not self.training:
+            anchors = dict(zip(STRIDES, self.anchors, strict=True))
             return detections(outputs, anchors, images.shape[2], images.shape[3], self.suppression)
         if targets is None:
             raise ValueError("a detector in training mode needs the targets of the images")
-        return losses(outputs, anchors, targets, self.gains)
+        return losses(outputs, dict(zip(STRIDES, self.plain_anchors, strict=True)), targets, self.gains)
 
     def notes(self, boxes: Tensor) -> list[str]:
         """A sentence with the share of boxes [m, 4] that no anchor fits, where it is above 2 %."""

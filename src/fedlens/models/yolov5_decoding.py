@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
+from fedlens.core.transfers import uploaded
+
 OBJECTNESS, CLASSES = 4, 5
 """Positions in the last dimension of the outputs: 4 of the box, 1 of the objectness, then the classes."""
 
@@ -91,14 +93,14 @@ def detections(
         _candidates(outputs, anchors[stride], stride, suppression.score) for stride, outputs in raw.items()
     ]
     boxes, scores, labels, image = (torch.cat(part) for part in zip(*parts, strict=True))
-    extent = boxes.new_tensor([width, height, width, height])
+    extent = uploaded(torch.tensor([width, height, width, height], dtype=boxes.dtype), boxes.device)
     boxes = torch.minimum(boxes.clamp(min=0), extent)
-    inside = (boxes[:, 2:] > boxes[:, :2]).all(1)  # false for NaN
+    (inside,) = (boxes[:, 2:] > boxes[:, :2]).all(1).nonzero(as_tuple=True)  # false for NaN
     boxes, scores, labels, image = boxes[inside], scores[inside], labels[inside], image[inside]
     order = scores.argsort(descending=True, stable=True)
     order = order[image[order].argsort(stable=True)]
     images = len(next(iter(raw.values())))
-    counts = torch.bincount(image, minlength=images).tolist()
+    counts = (image == torch.arange(images, device=image.device)[:, None]).sum(1).tolist()
     most = _CANDIDATES * suppression.most
     return [
         _suppressed(boxes[at], scores[at], labels[at], suppression, max(height, width))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedlens.core.transfers import downloaded, uploaded
 from fedlens.models.yolov5_assignment import assign
 from fedlens.models.yolov5_decoding import CLASSES, OBJECTNESS, boxes_at, precise
 
@@ -76,7 +77,8 @@ def losses(
 
     Args:
         raw: by stride, the outputs [n, anchors, rows, columns, classes + 5].
-        anchors: by stride, float [anchors, 2] in pixels.
+        anchors: by stride, float [anchors, 2] in pixels; as the targets best in ordinary memory, where boxes are
+            assigned to places without waiting for the device of the outputs.
         targets: of each image, `boxes` float [k, 4], left, top, right, bottom in pixels, and `labels` int64 [k].
         gains: the weights of the parts.
 
@@ -85,12 +87,17 @@ def losses(
     >>> {name: round(float(loss), 4) for name, loss in losses(raw, anchors, [empty], Gains()).items()}
     {'box': 0.0, 'class': 0.0, 'objectness': 0.0069}
     """
+    anchors, targets = downloaded((anchors, targets))
     boxes, labels, image = _joined(targets)
-    parts: list[Tensor] = []
+    learned = []
     for stride, outputs in raw.items():
-        parts.append(_of_stride(outputs, anchors[stride], stride, boxes.to(outputs.device), labels, image))
-    box, class_, objectness = torch.stack(parts).sum(0)
+        at = assign(boxes, anchors[stride], stride, *outputs.shape[2:4])
+        places = image[at.box], at.anchor, at.row, at.column
+        learned.append((places, anchors[stride][at.anchor], boxes[at.box], labels[at.box]))
     stride, outputs = next(iter(raw.items()))
+    learned = uploaded(learned, outputs.device)  # all at once, and then the steps of all strides
+    parts = [_of_stride(raw[at], at, *matches) for at, matches in zip(raw, learned, strict=True)]
+    box, class_, objectness = torch.stack(parts).sum(0)
     side = stride * max(outputs.shape[2:4])
     classes = outputs.shape[4] - CLASSES
     return {
@@ -109,23 +116,24 @@ def _joined(targets: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor, Te
 
 
 def _of_stride(
-    outputs: Tensor, anchors: Tensor, stride: int, boxes: Tensor, labels: Tensor, image: Tensor
+    outputs: Tensor, stride: int, at: tuple[Tensor, ...], sizes: Tensor, boxes: Tensor, labels: Tensor
 ) -> Tensor:
-    """[3]: the parts of the loss for the cells of one stride, without gains."""
-    places = assign(boxes, anchors, stride, *outputs.shape[2:4])
-    at = (image[places.box], places.anchor, places.row, places.column)
+    """[3]: the parts of the loss for the cells of one stride, without gains.
+
+    All else is of the k matches: the places `at` in the outputs (image, anchor, row and column), the `sizes` [k, 2] of
+    the anchors, and the boxes and labels to learn.
+    """
     matched = precise(outputs[at])
-    predicted = boxes_at(matched, places.row, places.column, anchors[places.anchor], stride)
-    overlap = complete_iou(predicted, boxes[places.box])
+    overlap = complete_iou(boxes_at(matched, at[2], at[3], sizes, stride), boxes)
     logits = matched[:, CLASSES:]
-    truth = torch.zeros_like(logits).scatter_(1, labels[places.box][:, None], 1.0)
+    truth = torch.zeros_like(logits).scatter_(1, labels[:, None], 1.0)
     confidence = precise(outputs[..., OBJECTNESS])
     index = ((at[0] * outputs.shape[1] + at[1]) * outputs.shape[2] + at[2]) * outputs.shape[3] + at[3]
     target = torch.zeros_like(confidence).flatten()
     target.scatter_reduce_(0, index, overlap.detach().clamp(min=0).to(target), "amax")
     return torch.stack(
         [
-            (1 - overlap).sum() / max(len(places), 1),
+            (1 - overlap).sum() / max(len(boxes), 1),
             functional.binary_cross_entropy_with_logits(logits, truth, reduction="sum")
             / max(logits.numel(), 1),
             functional.binary_cross_entropy_with_logits(confidence, target.view_as(confidence))

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedlens.core.dataset_info import Kind
 from fedlens.core.measured import Measured
+from fedlens.core.transfers import downloaded
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
-from fedlens.tasks.task import present
+from fedlens.tasks.task import counted, present
 
 BINS = 15  # of the calibration error (Guo et al. 2017, arXiv 1706.04599)
 _CONFUSION = 1000  # classes up to which there is a confusion matrix
@@ -104,7 +105,7 @@ class Classification(ClassWeighted):
             log_probabilities.gather(1, predicted[:, None]).squeeze(1).exp().nan_to_num_(0.0).double()
         )
         bins = (confidence * BINS).long().clamp_(0, BINS - 1)
-        outcomes = torch.bincount(bins * 2 + hit, minlength=2 * BINS).view(BINS, 2)  # wrong and right
+        outcomes = counted(bins * 2 + hit, 2 * BINS).view(BINS, 2)  # wrong and right
         sums = {
             "loss": F.nll_loss(log_probabilities, targets, reduction="sum").double(),
             "examples": torch.tensor(len(targets)),
@@ -116,11 +117,12 @@ class Classification(ClassWeighted):
         if classes > _TOP:
             sums["top5"] = _ranks(outputs, targets).lt(_TOP).sum()
         if classes <= _CONFUSION:
-            cells = torch.bincount(targets * classes + predicted, minlength=classes * classes)
+            cells = counted(targets * classes + predicted, classes * classes)
             sums["confusion"] = cells.view(classes, classes)
         else:
-            sums["class_examples"] = torch.bincount(targets, minlength=classes)
-            sums["class_correct"] = torch.bincount(targets[hit], minlength=classes)
+            sums["class_examples"] = counted(targets, classes)
+            # A wrong one falls into a cell of its own, which is left out: nothing is picked out before.
+            sums["class_correct"] = counted(torch.where(hit, targets, classes), classes + 1)[:classes]
         return Measured(sums)
 
     def metrics(self, measured: Measured) -> dict[str, float]:
@@ -161,10 +163,12 @@ class Classification(ClassWeighted):
         """
         outputs = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
         predicted, confidence = outputs.argmax(1), F.log_softmax(outputs, 1).amax(1).exp().double()
-        wrong = ((predicted != targets) & confidence.isfinite()).nonzero().view(-1)
-        at = wrong[confidence[wrong].argsort(descending=True, stable=True)[:most]]
+        wrong = (predicted != targets) & confidence.isfinite()
+        confidence = torch.where(wrong, confidence, -1.0)  # right answers come last, and are cut off
+        at = confidence.argsort(descending=True, stable=True)[:most]
         rows = {"index": at, "truth": targets[at], "answer": predicted[at], "confidence": confidence[at]}
-        return {name: value.cpu() for name, value in rows.items()}
+        rows = downloaded(rows)
+        return {name: value[rows["confidence"] >= 0] for name, value in rows.items()}
 
     def confidences(self, outputs: Tensor, targets: Tensor, most: int) -> dict[str, Tensor]:
         """The probability of each label, and the most probable classes; empty if a target is no class of the outputs.
@@ -186,7 +190,8 @@ class Classification(ClassWeighted):
         confidence = probabilities.gather(1, targets[:, None]).squeeze(1)
         rows = {"label": targets, "confidence": confidence}
         rows |= {"classes": classes[:, :most].contiguous(), "scores": scores[:, :most].contiguous()}
-        return {name: value.cpu() for name, value in rows.items()}
+        found: dict[str, Tensor] = downloaded(rows)
+        return found
 
     def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes]."""
@@ -270,7 +275,7 @@ def _ranks(outputs: Tensor, targets: Tensor) -> Tensor:
     """int64 [n]: how many classes come before the target. Of equal outputs the first comes first, as in `argmax`."""
     own = outputs.gather(1, targets[:, None])
     before, ties = ~(outputs <= own), outputs == own  # NaN comes before every number
-    if int(ties.count_nonzero()) > len(targets):
+    if ties.is_cuda or int(ties.count_nonzero()) > len(targets):  # on a GPU, to look takes longer
         before |= ties & (torch.arange(outputs.shape[1], device=outputs.device) < targets[:, None])
     return before.sum(1)
 

@@ -20,6 +20,7 @@ from fedlens.core.detector import Detector
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.moved_targets import moved_boxes
+from fedlens.core.transfers import downloaded, uploaded
 from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, Curve, best_f1, curves, matched
 from fedlens.tasks.box_picture import boxes_drawn
 from fedlens.tasks.task import Task
@@ -91,11 +92,11 @@ class Detection(Task):
 
         Boxes without width or height take no part in training.
         """
-        return (
-            module(inputs, dictionaries(targets))
-            if module.training and targets is not None
-            else module(inputs)
-        )
+        if not module.training or targets is None:
+            return module(inputs)
+        given = dictionaries(targets)
+        plain = isinstance(module, Detector) and module.plain_targets
+        return module(inputs, given if plain else uploaded(given, inputs.device))
 
     def loss(
         self, outputs: Any, targets: BoxBatch, weights: Tensor | None = None, normalize: bool = True
@@ -133,11 +134,12 @@ class Detection(Task):
 
         Raises `ConfigError` for a detection of a class that the dataset does not have.
         """
-        boxes, labels, scores, image = joined(outputs)
+        boxes, labels, scores, image = joined(downloaded(outputs))
         self._refuse_labels(labels)
         finite = boxes.isfinite().all(1) & scores.isfinite()
+        targets = targets.to("cpu")
         found = matched(boxes[finite], labels[finite], scores[finite], image[finite], targets)
-        counts = torch.bincount(targets.labels.cpu())
+        counts = torch.bincount(targets.labels)
         true = counts.nonzero().view(-1)
         rows = {
             "label": found[0].to(torch.int16),
@@ -146,7 +148,7 @@ class Detection(Task):
             "true_label": true.to(torch.int16),
             "true_boxes": counts[true],
         }
-        sums = {"examples": torch.tensor(len(targets)), "not_finite": (~finite).sum().cpu()}
+        sums = {"examples": torch.tensor(len(targets)), "not_finite": (~finite).sum()}
         return Measured(sums, rows)
 
     def _refuse_labels(self, labels: Tensor) -> None:
@@ -231,11 +233,11 @@ class Detection(Task):
         >>> Detection().predict([found])["labels"][0, :3].tolist()
         [2, -1, -1]
         """
-        n = len(outputs)
+        n, outputs = len(outputs), downloaded(outputs)
         boxes, labels, scores = torch.zeros(n, KEPT, 4), torch.full((n, KEPT), -1), torch.zeros(n, KEPT)
         for at, one in enumerate(outputs):
             finite = one["boxes"].isfinite().all(1) & one["scores"].isfinite()
-            own = {name: one[name][finite].cpu() for name in ("boxes", "labels", "scores")}
+            own = {name: one[name][finite] for name in ("boxes", "labels", "scores")}
             best = own["scores"].float().argsort(descending=True, stable=True)[:KEPT]
             boxes[at, : len(best)] = own["boxes"][best].float()
             labels[at, : len(best)] = own["labels"][best]

@@ -21,7 +21,7 @@ from fedlens.core.measured import Measured
 from fedlens.core.moved_targets import moved_masks
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.mask_picture import mask_picture
-from fedlens.tasks.task import present
+from fedlens.tasks.task import counted, present
 
 _MOST_CLASSES = VOID  # ids 0 to 254
 _UNMARKED = 0.9  # share of the pixels of random targets that have a class
@@ -133,13 +133,13 @@ class Segmentation(ClassWeighted):
         n = len(targets)
         if n and targets.device.type == "cpu":
             # One by one, because bytes are counted a hundred times faster than the int64 of all masks together.
-            counted = torch.stack([torch.bincount(mask.reshape(-1), minlength=VOID + 1) for mask in targets])
+            pixels = torch.stack([torch.bincount(mask.reshape(-1), minlength=VOID + 1) for mask in targets])
         else:
             rows = torch.arange(n, device=targets.device)[:, None] * (VOID + 1)
-            cells = torch.bincount((targets.flatten(1).long() + rows).flatten(), minlength=n * (VOID + 1))
-            counted = cells.view(n, VOID + 1)
-        _refuse_beyond(counted.sum(0), classes)
-        return counted[:, :classes]
+            cells = counted((targets.flatten(1).long() + rows).flatten(), n * (VOID + 1))
+            pixels = cells.view(n, VOID + 1)
+        _refuse_beyond(pixels.sum(0), classes)
+        return pixels[:, :classes]
 
     def most_counts(self, input_shape: Sequence[int]) -> float:
         """The number of pixels of an image, H W."""
@@ -162,9 +162,8 @@ class Segmentation(ClassWeighted):
             outputs, targets = outputs.cpu(), targets.cpu()
         true = targets.long()
         # Void is row 255, so that nothing has to be picked out before. An id beyond the classes shows in its row.
-        cells = torch.bincount(
-            (true * classes + _classes(outputs)).flatten(), minlength=(VOID + 1) * classes
-        ).view(VOID + 1, classes)
+        cells = counted((true * classes + _classes(outputs)).flatten(), (VOID + 1) * classes)
+        cells = cells.view(VOID + 1, classes)
         _refuse_beyond(cells.sum(1), classes)
         confusion = cells[:classes]
         losses = F.cross_entropy(outputs, true, ignore_index=VOID, reduction="none")

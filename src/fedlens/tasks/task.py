@@ -326,6 +326,19 @@ class Task(ABC):
         return self.outputs(module, inputs, targets.to(inputs.device))
 
 
+def counted(values: Tensor, length: int) -> Tensor:
+    """int64 [length]: how often each number below `length` occurs in `values`, int64 [n]; on a GPU without waiting.
+
+    >>> counted(torch.tensor([2, 0, 2]), 4).tolist()
+    [1, 0, 2, 0]
+    """
+    if values.device.type == "cpu":
+        return torch.bincount(values, minlength=length)
+    # `bincount` waits for the largest number. Integers have the same sum in any order.
+    counts = torch.zeros(length, dtype=torch.int64, device=values.device)
+    return counts.scatter_add_(0, values, torch.ones_like(values))
+
+
 def present(values: Mapping[str, float | None]) -> dict[str, float]:
     """The metrics that are defined.
 
