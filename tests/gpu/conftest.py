@@ -7,12 +7,15 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedlens.experiment import environment
+from fedlens.engines import devices
+from fedlens.experiment import environment, memory_check
+from fedlens.studies import gpu_runs
 
 SIMULATED = os.environ.get("SIMGPU") == "1"
 # `device_count` asks NVML; `is_available` would start CUDA, and processes that fork from this one could not use it.
 NO_GPU = torch.cuda.device_count() == 0
 _git_revision = functools.cache(environment._git_revision)
+_free_memory_of = functools.cache(devices.free_memory_of)
 collect_ignore_glob = ["test_*.py"] if NO_GPU else []
 
 
@@ -24,9 +27,11 @@ def pytest_report_header() -> str | None:
 
 
 @pytest.fixture(autouse=True)
-def same_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run asks git for the revision, which takes a tenth of a small run's time: here it does so once."""
-    monkeypatch.setattr("fedlens.experiment.environment._git_revision", _git_revision)
+def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs ask git for the revision and another process for the free memory, which takes longer than they do: once."""
+    monkeypatch.setattr(environment, "_git_revision", _git_revision)
+    for module in (devices, memory_check, gpu_runs):
+        monkeypatch.setattr(module, "free_memory_of", lambda device: list(_free_memory_of(device)))
 
 
 @pytest.fixture
