@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,28 @@ def small(algorithm: str = "fedavg", **changes: Any) -> dict[str, Any]:
 
 
 def run(folder: Path, given: Mapping[str, Any], device: str, engine: str = "inline", **more: Any) -> Result:
-    """The run of these settings on a device, in the layout that a GPU has; a GPU must have been used."""
+    """The run of these settings on a device, in the layout that a GPU has; gradients are computed there."""
     layout = {} if engine in ("vectorized", "auto") else {"channels_last": False}
     table = {"name": engine, "device": device, **layout, **more}
-    before = _launches()
-    result = Experiment(**given | {"engine": table}).run(folder)
-    if SIMULATED and engine in ("inline", "vectorized"):
-        assert (_launches() > before) == device.startswith(GPU)
+    places: set[str] = set()
+
+    def on_device(function: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiate(loss: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+            places.add(loss.device.type)
+            return function(loss, *arguments, **named)
+
+        return differentiate
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("grad", "backward"):
+            patch.setattr(torch.autograd, name, on_device(getattr(torch.autograd, name)))
+        result = Experiment(**given | {"engine": table}).run(folder)
+    if engine == "inline":
+        assert places == {torch.device(device).type}
+    elif (
+        engine == "vectorized"
+    ):  # a trial of small clients, whether they may train together, is on the processor
+        assert torch.device(device).type in places
     return result
 
 
@@ -89,11 +104,3 @@ def _evaluated(result: Result) -> dict[str, bytes]:
     """The sums of the test data and the most confident mistakes; none of models that stay at the clients."""
     file = result.directory / "evaluation.npz"
     return {name: array.tobytes() for name, array in np.load(file).items()} if file.exists() else {}
-
-
-def _launches() -> int:
-    if not SIMULATED:
-        return 0
-    import simgpu
-
-    return simgpu.COUNT["kernels"]

@@ -24,8 +24,8 @@ def test_one_client_after_the_other_has_the_processors_bits(algorithm: str, tmp_
 # Those that train together; the engine refuses the others.
 STACKED = set(ALGORITHMS) - SOLVERS - {"admm-sgd-last", "fedbn", "local-only", "centralized", "remembering"}
 STACKED |= {"liadmm-training"}
-# Of different makes: a loss of its own, states, full gradients in a group, three forward passes, fine-tuning.
-CHOSEN = ("fedir", "scaffold-full-gradient", "mime", "feddane", "moon", "finetune")
+# Of different makes: a loss of its own, states, full gradients in a group, two exchanges, three forward passes.
+CHOSEN = ("fedir", "scaffold-full-gradient", "mime", "moon")
 
 
 @pytest.mark.parametrize("algorithm", nightly_but(CHOSEN, sorted(STACKED)))

@@ -110,23 +110,35 @@ def test_a_run_has_the_processors_bits(components: str, tmp_path: Path) -> None:
     agree(there, here, 1e-6 if "mosaic" in components or "windows" in components else 0.0)
 
 
-@pytest.mark.parametrize("engine", nightly_but(["inline"], ["inline", "vectorized"]))
-def test_data_that_do_not_fit_go_to_the_gpu_batch_by_batch(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("engine", "fits", "whole"),
+    [
+        ("inline", False, True),
+        ("inline", False, False),
+        ("inline", True, False),
+        ("vectorized", False, True),
+        pytest.param("vectorized", False, False, marks=pytest.mark.nightly),
+    ],
+)
+def test_batches_have_the_same_bits_wherever_images_lie_and_are_normalized(
+    engine: str, fits: bool, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On the GPU if they fit, else batch by batch; of one client at once if that is little, else batch by batch."""
+    if not whole:
+        monkeypatch.setattr("fedlens.data.client_datasets._WHOLE", 0)
     placed: list[torch.device] = []
 
     def on(examples: Examples, device: torch.device, room: int) -> Examples:
-        """As if no memory were free."""
-        made = real(examples, device, 0)
+        made = real(examples, device, room if fits else 0)
         placed.append(made.inputs.device)
         return made
 
     real = Examples.on
     monkeypatch.setattr(Examples, "on", on)
-    here, there = both(tmp_path, small(model=GROUP_NORM), engine)
-    assert torch.device("cpu") in placed
-    assert {device.type for device in placed} == {"cpu"}
+    given = small(model=GROUP_NORM, data=DATA | {"augment": [] if engine == "inline" else DATA["augment"]})
+    there = run(tmp_path / "gpu", given, GPU, engine)
+    assert {device.type for device in placed} == {"cuda" if fits else "cpu"}
+    here = run(tmp_path / "cpu", given, "cpu", engine)
     (near if engine == "vectorized" else agree)(there, here)
 
 

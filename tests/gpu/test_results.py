@@ -26,7 +26,10 @@ from tests.unit.data.pictures import pixels, write
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result]:
     """A run of which every local model and update is kept, on the processor and on the GPU."""
     record = {"local_models": {"every": 1}, "updates": {"every": 1}}
-    return both(tmp_path_factory.mktemp("recorded"), small(model=GROUP_NORM, record=record, rounds=1))
+    return both(
+        tmp_path_factory.mktemp("recorded"),
+        small(model=GROUP_NORM, record=record, rounds=1, select={"clients_per_round": 3}),
+    )
 
 
 SMALLER = {"loss-surface": {"count": 3}, "loss-plane": {"points": 3}, "line": {"points": 3}}

@@ -291,6 +291,8 @@ def refuse(func, rule, given, sims, named):
         return
     if rule.kernel in FLOATS and not (sims[0].is_floating_point() or sims[0].is_complex()):
         raise RuntimeError(f'"{rule.kernel}_cuda" not implemented for {sims[0].dtype}')
+    if len(sims) == len(given) and not rule.indexes and len({value.gpu for value in sims}) == 1:
+        return  # the usual case
     first, indices = given[0].device, list(tensors(named["indices"])) if rule.indexes else []
     if any(at.device not in (first, CPU) for at in indices):
         raise RuntimeError(

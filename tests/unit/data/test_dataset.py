@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, channel_moments
@@ -55,3 +56,11 @@ def test_channel_moments_are_those_of_float64() -> None:
     scaled = images.astype(np.float64) / 255
     np.testing.assert_allclose(mean, scaled.mean(axis=(0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(std, scaled.std(axis=(0, 2, 3)), rtol=1e-10)
+
+
+def test_nothing_moves_unless_it_is_asked_for() -> None:
+    plain = Examples(torch.arange(12).view(4, 3), torch.arange(4))
+    taken, _ = plain.batch(torch.tensor([2, 0]))
+    assert taken.tolist() == [[6, 7, 8], [0, 1, 2]]
+    there = plain.on(torch.device("cpu"), 1000)
+    assert torch.equal(there.batch(torch.tensor([2, 0]))[0], taken)
