@@ -192,7 +192,11 @@ def resume(
                     accept_changes,
                     quoted_command("resume", run.path, accept_changes=True),
                 )
-            return plan(config, source)
+            planned, device = plan(config, source), changes.device_of(about)
+            if planned.config.engine.get("device") != "auto" or device is None:
+                return planned
+            kept = {**config.engine, "device": device}  # whatever the machine has now
+            return plan(config.model_copy(update={"engine": kept}), source)
 
         done = summary is not None and summary.get("status") == "finished"
         # A finished run need not find a user's own file any more: its settings are compared as they are written.

@@ -72,6 +72,13 @@ def defining(config: Config) -> dict[str, Any]:
     return settings | {f"engine.{key}": engine.get(key, default) for key, default in ENGINE.items()}
 
 
+def device_of(about: Mapping[str, Any]) -> str | None:
+    """The device that a run had at a checkpoint; None if the checkpoint does not say it."""
+    settings = about.get("settings")
+    device = settings.get("engine.device") if isinstance(settings, Mapping) else None
+    return device if isinstance(device, str) else None
+
+
 def changed(before: Mapping[str, Any], config: Config, source: Source) -> list[Change]:
     """The settings that differ from those of a checkpoint, each with `key`, `before` and `after` (None: not set).
 

@@ -86,6 +86,21 @@ def test_another_kind_of_device_is_a_change(tmp_path: Path, monkeypatch: pytest.
         resume(tmp_path / "run")
 
 
+def test_a_new_engine_table_keeps_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran(tmp_path / "run", Hardware(), monkeypatch)
+    path = tmp_path / "run" / "config.toml"
+    text = path.read_text()
+    start, end = text.index("[engine]"), text.index("[seeds]")
+    path.write_text(f'{text[:start]}[engine]\nname = "inline"\n\n{text[end:]}')
+    found = Hardware(("NVIDIA H100",))
+    monkeypatch.setattr(devices, "hardware", lambda: found)
+    resumed = resume(tmp_path / "run", report=False)
+    assert resumed.summary["changes"] == []
+    environment = RunDir.open(tmp_path / "run").read_environment()
+    assert environment is not None
+    assert environment["device"] == "cpu"
+
+
 def test_another_gpu_of_the_machine_is_no_change() -> None:
     def settings(device: str) -> Source:
         return Source({**SETTINGS, "engine": {"name": "inline", "device": device}})
