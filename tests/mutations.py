@@ -152,7 +152,12 @@ MUTATIONS = [
         "unit/data/fractals/test_rendering.py",
     ),
     # -- identities: the equations of the algorithms --
-    Mutation("aggregate/mean.py", "v.div_(weight)", "v.div_(weight + 1)", "identity/test_fedavg.py"),
+    Mutation(
+        "aggregate/mean.py",
+        "torch._foreach_div_(floats, weight)",
+        "torch._foreach_div_(floats, weight + 1)",
+        "identity/test_fedavg.py",
+    ),
     Mutation(
         "aggregate/server_steps.py",
         "self.momentum * old + delta",

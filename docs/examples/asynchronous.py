@@ -43,7 +43,7 @@ class Asynchronous(AlgorithmBase):
         asked = self.running if ctx.round == 1 else self.buffer
         clients = ctx.rng.numpy("select").choice(ctx.federation.eligible, asked, replace=False)
         parts, model = self.base.parts, dict(state["model"])
-        shared = {"model": parts.model.sent(model), **parts.local.shared_rate(ctx.round, ctx.rounds)}
+        shared = {"model": parts.model.sent(state["model"]), **parts.local.shared_rate(ctx.round, ctx.rounds)}
         expect = self.base.train.expect(parts.spec, most=ctx.federation.largest)
         requests, taken = [Request(int(client)) for client in clients], 0
         for answer in (yield Ask("train", requests, shared, expect=expect, order="arrival")):
