@@ -48,7 +48,7 @@ UNORDERED = {
     "upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "grid_sampler_2d_backward", "cumsum",
     "_upsample_bilinear2d_aa_backward", "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward",
     "scatter_add", "scatter_add_", "index_add", "index_add_", "nll_loss2d_forward", "_roi_align_backward",
-    "reflection_pad2d_backward", "replication_pad2d_backward",
+    "reflection_pad2d_backward", "replication_pad2d_backward", "embedding_dense_backward", "scatter_reduce",
 }
 PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "addmv", "dot"}
 # CUDA has kernels of these for floating-point numbers only.
@@ -328,6 +328,7 @@ def account(rule, sims, named, gpu):
         tally("waits")
     if name in UNORDERED and any(value.is_floating_point() for value in sims) and named.get("reduction") != 0:
         tally("unordered")
+        COUNT[f"unordered {name}"] += 1
     options = torch.backends.cuda.matmul if name in PRODUCTS else None
     if name.startswith(("convolution", "_thnn_fused_lstm")):
         options = torch.backends.cudnn.conv if name[0] == "c" else torch.backends.cudnn.rnn
