@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
-from fedlens.experiment.device_here import chosen_for
 from fedlens.experiment.session import Session
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
@@ -136,9 +135,7 @@ def estimate(
             else sum(cost.seconds or 0.0 for cost in before) / 3600,
         },
     }
-    words = f"{at_once} runs at once" if at_once > 1 else "one run after the other"
-    said = chosen_for([run.engine for run in left], words)
-    return StudyEstimate(**made, sentences=_sentences(made, costs) + said)
+    return StudyEstimate(**made, sentences=_sentences(made, costs))
 
 
 def _pretraining(plan: StudyPlan, lines: Mapping[str, RunLine], costs: RunCosts) -> list[RunCost]:

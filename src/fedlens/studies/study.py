@@ -12,6 +12,7 @@ import tomli_w
 from fedlens.core.errors import ConfigError
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config_source import Source, override
+from fedlens.experiment.device_here import chosen_for
 from fedlens.experiment.full_disk import stopped_when_full
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
@@ -273,6 +274,9 @@ def _started(
         from fedlens.studies.ray_jobs import RayJobs
 
         return RayJobs(options, threads, address, progress)
+    words = f"{jobs} runs at once" if jobs and jobs > 1 else "one run after the other"
+    for sentence in chosen_for([one.run.engine for one in due], words):
+        progress.note(sentence)
     if not jobs:
         return InProcess(options, progress)
     free = gpus_to_share((one.run for one in due), jobs)
