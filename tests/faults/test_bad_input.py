@@ -179,7 +179,7 @@ VALUES = {
     "'dirichlet', 'dirichlet-classwise', 'pachinko', 'lda-multilabel'; add --set data.partition.name=quantity",
     "engine.group=4": "the engine 'default' has no setting 'group' (--set engine.group); engines with it: "
     "'vectorized', 'processes', 'ray'; add --set engine.name=vectorized",
-    "engine.device=gpu": "'device' is 'gpu', but must be 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1' (--set engine.device)",
+    "engine.device=gpu": "'device' is 'gpu', but must be 'auto', 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1' (--set engine.device)",
     "lr=0.1": "unknown setting 'lr' (--set lr); did you mean 'local.lr'",
     "batch_size=3": "unknown setting 'batch_size' (--set batch_size); did you mean 'local.batch_size' or "
     "'evaluation.batch_size'",
