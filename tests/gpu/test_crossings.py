@@ -89,6 +89,7 @@ def test_to_another_process_each_reply_crosses_in_one_copy(simgpu: ModuleType) -
 
     executor = Executor(Program({"shift": shifted}, NoData(), 0, "cuda"))
     items = [Item(Id(1, 0, k), k, {"own": tree()}, {"seen": tree()}) for k in range(3)]
+    executor.block("shift", {"model": tree()}, items, Schema(), None)  # the first visits compare their inputs
     with simgpu.counted() as counts:
         answers = executor.block("shift", {"model": tree()}, items, Schema(), None)
     assert counts["uploads"] == 1 + 3  # what is shared, and what differs from client to client
@@ -133,7 +134,7 @@ STAY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", nightly_but({"fedavg", "scaffold"}, STAY))
+@pytest.mark.parametrize("name", nightly_but({"scaffold"}, STAY))
 def test_the_model_and_the_replies_stay_on_the_gpu(name: str, tmp_path: Path, simgpu: ModuleType) -> None:
     crossings = Crossings(tmp_path, simgpu, **STAY[name])
     assert crossings.a_round["uploads"] == 0

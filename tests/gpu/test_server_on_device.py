@@ -86,6 +86,7 @@ def test_a_run_resumed_on_a_gpu_goes_on_with_the_same_bits(tmp_path: Path) -> No
     assert {tensor.device.type for tensor in tensors_in(saved.payload)} == {"cpu"}
 
 
+@pytest.mark.nightly
 def test_a_state_too_large_for_the_gpu_stays_in_ordinary_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
