@@ -90,7 +90,7 @@ def test_a_run_resumed_on_a_gpu_goes_on_with_the_same_bits(tmp_path: Path) -> No
 def test_a_state_too_large_for_the_gpu_stays_in_ordinary_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inline, "_GPU_SHARE", 10**9)
+    monkeypatch.setattr(inline, "GPU_SHARE", 10**9)
     assert run(tmp_path, "cuda", algorithm="fedadam") == run(tmp_path, "cpu", algorithm="fedadam")
 
 

@@ -21,9 +21,7 @@ from torch import Tensor
 from fedlens.core.tree import mapped
 
 _ALIGN = 64  # bytes, as torch aligns its own memory
-_BLOCK = (
-    2**28
-)  # bytes of a block, but for a larger tensor: a large checkpoint is no reason for as much pinned memory
+_BLOCK = 2**28  # bytes of a block, unless one tensor is larger; so a large checkpoint pins little memory
 
 
 def uploaded(value: Any, device: torch.device) -> Any:

@@ -29,7 +29,7 @@ from fedlens.engines.executor import Executor, Item, folded
 
 CPU = torch.device("cpu")
 _CPU_MEMORY = 2**28  # bytes of a group on a CPU, unless its size is set
-_GPU_SHARE = 8  # a group takes one part in so many of a GPU's memory
+GPU_SHARE = 8  # a group takes one part in so many of a GPU's memory; so do the server, and clients' states
 _LARGEST = 128  # clients; larger groups are no faster on a CPU
 _ODD = 3  # groups that may fail without a failing client, before the run ends
 AnswerItems = Callable[[Sequence[Item]], list[Answer]]
@@ -96,7 +96,7 @@ def fitting(
     """
     largest = data.largest or max((len(data.holder(client)) for client in clients), default=1)
     each = max(1, op.footprint(device, largest, data.holder(clients[0]) if clients else None))
-    return max(1, (_CPU_MEMORY if gpu is None else gpu // _GPU_SHARE) // each)
+    return max(1, (_CPU_MEMORY if gpu is None else gpu // GPU_SHARE) // each)
 
 
 class Groups:

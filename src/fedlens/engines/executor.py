@@ -82,9 +82,8 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
-        self._sent: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # its tensors, by the id of those that came
+        # Its tensors as they came and on the device, by the id of those that came.
+        self._sent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._visits: dict[
             tuple[str, bool], int
         ] = {}  # of each operation, alone or together, while inputs are compared

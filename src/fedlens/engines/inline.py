@@ -19,12 +19,12 @@ from fedlens.core.states import STATE_MEMORY, Version
 from fedlens.core.transfers import uploaded
 from fedlens.core.tree import HEAVY
 from fedlens.core.work import StepCount
+from fedlens.engines.client_groups import GPU_SHARE
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 
-_GPU_SHARE = 8  # the server takes at most one part in so many of a GPU's memory, and so do clients' states
 _STATES = 3  # of the size of the server's state: with a reply, their sum and the next state, during a round
 Threads = Annotated[
     int, Field(ge=1, description="threads per computation; results may differ in the last bits with it")
@@ -89,9 +89,9 @@ class Inline(EngineBase):
             return state
         if not executor.stays:
             memory: int = torch.cuda.get_device_properties(executor.device).total_memory
-            if _STATES * nbytes(state) > memory // _GPU_SHARE:
+            if _STATES * nbytes(state) > memory // GPU_SHARE:
                 return state
-            executor.stays, self._states.gpu_memory = True, memory // _GPU_SHARE
+            executor.stays, self._states.gpu_memory = True, memory // GPU_SHARE
         if all(tensor.is_cuda for tensor in tensors_in(state)):
             return state
         placed: Payload = uploaded(state, executor.device)
