@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from fedlens.api import Experiment
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import ClientStates, RoundContext
 from fedlens.core.random import Rng
+from fedlens.data.dataset import Examples
 from fedlens.engines import executor
 from fedlens.engines.executor import Executor
 from fedlens.experiment.build import build
@@ -26,15 +28,20 @@ from fedlens.local.rules import ClientRule, LocalContext, Traits
 from fedlens.local.vectorized.steps import Steps
 
 STEPS, CLIENTS = 4, 3
+SMALL = {"name": "synthetic", "shape": [1, 8, 8], "classes": 4, "train": 90, "test": 20}
 WAITS = 2  # of a group: for the losses of its steps, and for the norms of its updates
 
 
 @dataclass
 class Case:
-    """Settings of a run, and what a group may take: waits in all, launches and uploads a step."""
+    """Settings of a run, and what a group may take: launches and uploads a step, and waits in all.
+
+    `gradient_waits` are those of the groups of another exchange before, for full gradients.
+    """
 
     launches: int
     waits: int = WAITS
+    gradient_waits: int | None = None
     uploads: int = 0
     algorithm: Any = "fedavg"
     model: Any = "small-cnn"
@@ -62,7 +69,7 @@ def driven(case: Case, device: str, rounds: int = 2) -> dict[str, Tensor]:
         "algorithm": case.algorithm,
         "local": {"lr": 0.05, "steps": STEPS, "batch_size": 4, **case.local},
         "data": {
-            "dataset": {"name": "synthetic", "shape": [1, 8, 8], "classes": 4, "train": 90, "test": 20},
+            "dataset": SMALL,
             "partition": {"name": "iid", "clients": case.clients},
             **case.data,
         },
@@ -143,15 +150,37 @@ def own_loss() -> ClientRule:
 
 UNEVEN = {"partition": {"name": "dirichlet", "clients": CLIENTS, "alpha": 0.5}}
 EPOCH = {"steps": None, "epochs": 1, "batch_size": 7}
+OF_A_RULE = WAITS + 1  # the norms of all that the rule adds to replies and states
+FULL = WAITS + 1  # the losses of full gradients
 CASES = [
     *ci(
         fedavg=Case(42),
         larger=Case(42, local={"steps": 2 * STEPS}, clients=2 * CLIENTS),
         uneven=Case(42, local=EPOCH, data=UNEVEN),
         dropout=Case(47, model=dropping),
+        scaffold=Case(46, OF_A_RULE, algorithm="scaffold"),
+        moon=Case(124, OF_A_RULE, algorithm="moon"),
     ),
     *nightly(
-        fedprox=Case(52, algorithm="fedprox"),
+        leaves=Case(403, model={"name": "resnet20", "norm": "group"}),
+        fedprox=Case(47, algorithm="fedprox"),
+        feddyn=Case(47, OF_A_RULE, algorithm="feddyn"),
+        fednova=Case(42, algorithm="fednova"),
+        fedir=Case(70, algorithm="fedir"),
+        feddane=Case(48, FULL, gradient_waits=WAITS, algorithm="feddane"),
+        mime=Case(87, gradient_waits=WAITS, algorithm="mime"),
+        mimelite=Case(47, FULL + 1, algorithm="mimelite"),
+        scaffold_full_gradient=Case(46, OF_A_RULE + 1, algorithm={"name": "scaffold", "option": "I"}),
+        admm=Case(47, algorithm={"name": "admm", "solver": "sgd"}),
+        liadmm=Case(42, algorithm={"name": "liadmm", "gradient": "training"}),
+        momentum=Case(52, local={"momentum": 0.9, "weight_decay": 0.01}),
+        adam=Case(63, local={"optimizer": "adam"}),
+        clipped=Case(63, local={"clip_norm": 0.5}),
+        layer_rates=Case(43, local={"lr_scale": {"6.bias": 2.0}}),
+        augmented=Case(59, uploads=2 * CLIENTS, data={"augment": {"name": "flip"}}),
+        moon_uneven=Case(124, OF_A_RULE, algorithm="moon", local=EPOCH, data=UNEVEN),
+        fedir_uneven=Case(110, algorithm="fedir", local=EPOCH, data=UNEVEN),
+        dropout_uneven=Case(47, model=dropping, local=EPOCH, data=UNEVEN),
     ),
 ]
 
@@ -166,7 +195,18 @@ def test_no_step_waits_and_a_group_waits_a_fixed_number_of_times(
         assert (step["waits"], step["downloads"]) == (0, 0), seen.sites
         assert step["uploads"] <= case.uploads
         assert step["kernels"] <= case.launches
-    assert [group["waits"] for group in seen.groups] == [case.waits] * len(seen.groups), seen.sites
+    waits = [case.waits] if case.gradient_waits is None else [case.gradient_waits, case.waits]
+    assert [group["waits"] for group in seen.groups] == waits, seen.sites
+
+
+@pytest.mark.nightly
+def test_no_step_waits_for_images_that_do_not_fit_on_the_gpu(
+    simgpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Examples, "on", lambda self, device, room: replace(self, device=device))
+    seen = seen_in(Case(0), simgpu, monkeypatch)
+    assert [(step["waits"], step["uploads"]) for step in seen.steps] == [(0, 1)] * (STEPS - 1), seen.sites
+    assert [group["waits"] for group in seen.groups] == [WAITS]
 
 
 SAME = [
@@ -183,3 +223,67 @@ SAME = [
 @pytest.mark.parametrize("case", SAME)
 def test_a_group_on_a_gpu_learns_what_it_learns_on_the_processor(case: Case) -> None:
     torch.testing.assert_close(driven(case, "cuda"), driven(case, "cpu"), rtol=0, atol=1e-6)
+
+
+@dataclass
+class Memory:
+    """The tensors on the simulated GPU: bytes now, at most, and of the largest one."""
+
+    now: int = 0
+    most: int = 0
+    largest: int = 0
+
+    def watch(self, simgpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From here on; each memory counts once, whatever tensors share it."""
+        made, held = simgpu.Sim.__init__, Counter[int]()
+
+        def gone(at: int, size: int) -> None:
+            held[at] -= 1
+            self.now -= 0 if held[at] else size
+
+        def counted(tensor: Any, inner: Tensor, gpu: int) -> None:
+            made(tensor, inner, gpu)
+            at, size = inner.untyped_storage().data_ptr(), inner.untyped_storage().nbytes()
+            self.now += 0 if held[at] else size
+            held[at] += 1
+            self.most, self.largest = max(self.most, self.now), max(self.largest, inner.nbytes)
+            weakref.finalize(inner, gone, at, size)
+
+        monkeypatch.setattr(simgpu.Sim, "__init__", counted)
+
+
+WIDE = Case(0, local={"steps": 1, "batch_size": 16}, data={"dataset": SMALL | {"shape": [1, 16, 16]}})
+
+
+def test_a_group_takes_no_more_memory_than_its_estimate(
+    simgpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, together, shares = Memory(), Executor.together, list[float]()
+
+    def measured(self: Executor, op: str, shared: Any, items: Any, *more: Any) -> Any:
+        memory.most = before = memory.now
+        answers = together(self, op, shared, items, *more)
+        data, trained = self.program.data, self.program.ops[op]
+        estimate = trained.footprint(self.device, data.largest, data.holder(items[0].client))
+        shares.append((memory.most - before) / len(items) / estimate)
+        return answers
+
+    memory.watch(simgpu, monkeypatch)
+    monkeypatch.setattr(Executor, "together", measured)
+    driven(WIDE, "cuda")
+    assert shares
+    assert all(0.3 < share < 1 for share in shares), shares
+
+
+def test_a_group_that_runs_out_of_memory_is_halved(
+    simgpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = replace(WIDE, clients=4)
+    with monkeypatch.context() as watching:
+        memory = Memory()
+        memory.watch(simgpu, watching)
+        whole = driven(case, "cuda")
+    monkeypatch.setattr(simgpu, "LARGEST", memory.largest - 1)
+    halved = driven(case, "cuda")
+    torch.testing.assert_close(halved, whole, rtol=0, atol=1e-6)
+    assert "out of memory with 4 clients at once; trying 2 at once" in capsys.readouterr().err

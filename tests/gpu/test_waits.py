@@ -201,7 +201,7 @@ def test_a_line_search_waits_where_it_decides(
 ) -> None:
     found = visits(simgpu, tmp_path, monkeypatch, algorithm=contract_kit.ALGORITHMS[name], model="mlp")
     where = {function for kind, _, function in found.large["train"].sites if kind == "waits"}
-    assert where == {"minimize", "read", "finite_norms"}
+    assert where == {"minimize", "read", "leaf_norms"}
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -139,6 +139,7 @@ def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
     gathers = target == "population"
     return ClientRule(
         name=NAME,
+        start=partial(weigh, target=target),
         risk=partial(risk, target=target, normalize=normalize),
         fits=None if isinstance(target, str) else partial(_fits, target=target, where=f"{table}.target"),
         servers={NAME: ServerRule(shared=_shared, prepare=gather, follows_device=True)} if gathers else {},
@@ -168,17 +169,22 @@ def importance(counts: Tensor, target: Tensor) -> Tensor:
     return torch.where(q > 0, target.to(q) / q, 0.0)
 
 
-def risk(
-    outputs: Tensor, targets: Tensor, context: LocalContext, *, target: str | list[float], normalize: bool
-) -> Tensor:
-    """The weighted loss of a batch: hsu2020 Eq. 4, or Eq. 1 in the mean. 0 where all weights of the batch are 0."""
+def weigh(context: LocalContext, *, target: str | list[float]) -> None:
+    """Saves the weights of the classes, if they are not there yet."""
     problem = context.problem
-    # Made when it is first asked for: another rule may want a gradient before `start` and without local training.
     if NAME not in context.saved:
         counts = class_counts(problem.task, problem.client, problem.model.classes)
         there = uploaded((counts, _target(context, target)), context.anchor[0].device)
         context.saved[NAME] = importance(*there).to(context.anchor[0])
-    return problem.task.loss(outputs, targets, context.saved[NAME], normalize)
+
+
+def risk(
+    outputs: Tensor, targets: Tensor, context: LocalContext, *, target: str | list[float], normalize: bool
+) -> Tensor:
+    """The weighted loss of a batch: hsu2020 Eq. 4, or Eq. 1 in the mean. 0 where all weights of the batch are 0."""
+    # Another rule may want a gradient before `start`, or without local training.
+    weigh(context, target=target)
+    return context.problem.task.loss(outputs, targets, context.saved[NAME], normalize)
 
 
 def _target(context: LocalContext, target: str | list[float]) -> Tensor:

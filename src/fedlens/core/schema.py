@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.stacked import Column, Row, StackedTrees
-from fedlens.core.tree import TreeSpec, all_finite, finite_norm, finite_norms, part
+from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
 _NOT_FINITE = "holds NaN or Inf"
@@ -139,40 +139,38 @@ class Schema:
         """Why this payload is rejected, or None if it is valid."""
         return self.check(payload)[0]
 
-    def check(self, payload: Any, state: Any = None) -> tuple[str | None, dict[str, float]]:
+    def check(
+        self, payload: Any, state: Any = None, known: Mapping[int, float] = NO_NORMS
+    ) -> tuple[str | None, dict[str, float]]:
         """Why this payload is rejected, or None if it is valid; and the norms of its trees by name.
 
         Also why the client's new state is, if it is a mapping: its tensors must be finite. For the values of all, the
-        host waits once.
+        host waits once, but for the `fedlens.core.tree.leaf_norms` in `known`.
         """
         norms: dict[str, float] = {}
         if not isinstance(payload, _MAPPINGS):
             return f"the payload is {type(payload).__name__}, not a mapping", norms
-        fault = self._fault(payload, _parts(state if isinstance(state, _MAPPINGS) else {}), norms)
+        kept = _parts(state if isinstance(state, _MAPPINGS) else {})
+        fault = _first_fault(self._parts(payload), kept, norms, known)
         if fault is None:
             large = (n for n, typical in self.typical.items() if norms.get(n, 0.0) > NORM_LIMIT * typical)
             fault = next((_excess(name, norms[name], self.typical[name]) for name in large), None)
         return fault, norms
 
-    def _fault(self, payload: Mapping[str, Any], kept: list[_Part], norms: dict[str, float]) -> str | None:
-        """What is wrong with the fields, or with what a state has; or None. Notes the norms of trees in `norms`."""
-        if self.fields is None and not self.finite:
-            return kind_fault(payload) or _first_fault([], kept, norms)
+    def _parts(self, payload: Mapping[str, Any]) -> list[_Part]:
         if self.fields is None:
-            return _first_fault(_parts(payload), kept, norms)
+            return _parts(payload) if self.finite else [("", kind_fault(payload), None)]
         if payload.keys() != self.fields.keys():
             missing = next((name for name in self.fields if name not in payload), None)
             extra = next((name for name in payload if name not in self.fields), None)
-            if missing is not None:
-                return f"{missing} is missing"
-            return f"there is an extra {extra}, which `expect` does not announce"
-        parts: list[_Part] = [
+            extra_fault = f"there is an extra {extra}, which `expect` does not announce"
+            return [("", extra_fault if missing is None else f"{missing} is missing", None)]
+        return [
             expected.part(name, payload[name])
             if isinstance(expected, TreeField)
             else (name, expected.fault(name, payload[name]), None)
             for name, expected in self.fields.items()
         ]
-        return _first_fault(parts, kept, norms)
 
     def passing(self, columns: Mapping[str, Column], rows: int) -> list[bool]:
         """For each row, whether its payload is certainly valid; for the others, call `fault`.
@@ -215,10 +213,12 @@ def _parts(payload: Mapping[str, Any]) -> list[_Part]:
     ]
 
 
-def _first_fault(parts: list[_Part], more: list[_Part], norms: dict[str, float]) -> str | None:
+def _first_fault(
+    parts: list[_Part], more: list[_Part], norms: dict[str, float], known: Mapping[int, float] = NO_NORMS
+) -> str | None:
     """What is wrong with the first part that is not good, of those and of `more`; norms of `parts` go into `norms`."""
     every = [*parts, *more]
-    found = finite_norms([tensors or () for _, _, tensors in every])
+    found = finite_norms([tensors or () for _, _, tensors in every], known)
     for at, ((name, fault, tensors), norm) in enumerate(zip(every, found, strict=True)):
         if fault is not None:
             return fault

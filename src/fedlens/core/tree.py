@@ -24,6 +24,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ from fedlens.core.errors import FedlensError
 from fedlens.core.frozen import held
 
 Tree = Mapping[str, Tensor]
+NO_NORMS: Mapping[int, float] = MappingProxyType({})
 HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
 Role = Literal["weight", "buffer", "counter", "fixed", "head", "arch"]
 
@@ -232,14 +234,23 @@ def finite_norm(tensors: Sequence[Tensor]) -> float:
     return finite_norms([tensors])[0]
 
 
-def finite_norms(groups: Sequence[Sequence[Tensor]]) -> list[float]:
-    """The `finite_norm` of each group of tensors. For all that are on a GPU, the host waits once."""
+def finite_norms(groups: Sequence[Sequence[Tensor]], known: Mapping[int, float] = NO_NORMS) -> list[float]:
+    """The `finite_norm` of each group of tensors. For all that are on a GPU, the host waits once.
+
+    `known` has the `leaf_norms` of tensors that need no waiting.
+    """
     floats = [[t for t in tensors if t.is_floating_point()] for tensors in groups]
-    on_gpu = [t for tensors in floats for t in tensors if t.is_cuda]
-    computed = iter(torch.stack(torch._foreach_norm(on_gpu)).tolist() if on_gpu else ())
+    found = {**known, **leaf_norms([t for tensors in floats for t in tensors if id(t) not in known])}
     one = torch.linalg.vector_norm
-    norms = [[next(computed) if t.is_cuda else one(t).item() for t in tensors] for tensors in floats]
+    norms = [[found[id(t)] if t.is_cuda else one(t).item() for t in tensors] for tensors in floats]
     return [_finite_norm(*pair) for pair in zip(floats, norms, strict=True)]
+
+
+def leaf_norms(tensors: Sequence[Tensor]) -> dict[int, float]:
+    """The Euclidean norms of the floating-point tensors that are on a GPU, by `id`; the host waits once."""
+    on_gpu = [t for t in tensors if t.is_cuda and t.is_floating_point()]
+    norms = torch.stack(torch._foreach_norm(on_gpu)).tolist() if on_gpu else ()
+    return dict(zip(map(id, on_gpu), norms, strict=True))
 
 
 def _finite_norm(floats: Sequence[Tensor], norms: Sequence[float]) -> float:

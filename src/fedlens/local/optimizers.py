@@ -6,7 +6,7 @@ in torch. A step costs a fraction of torch's, and a small model's round consists
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -58,16 +58,22 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
             velocity = _velocity(state, gradients, momentum)
             ahead = nesterov and torch._foreach_add(gradients, velocity, alpha=momentum)
             gradients = list(ahead or velocity)
-        rates = lr if isinstance(lr, list) else [lr] * len(parameters)
-        if parameters and parameters[0].is_cuda:  # one launch for all leaves of a rate
-            for rate in set(rates):
-                at = [k for k, own in enumerate(rates) if own == rate]
-                torch._foreach_add_([parameters[k] for k in at], [gradients[k] for k in at], alpha=-rate)
-            return
-        for parameter, gradient, rate in zip(parameters, gradients, rates, strict=True):
-            parameter.add_(gradient, alpha=-rate)
+        descend(parameters, gradients, lr if isinstance(lr, list) else [lr] * len(parameters))
 
     return step
+
+
+def descend(parameters: Tensors, gradients: Sequence[Tensor | None], rates: Sequence[float]) -> None:
+    """w <- w - lr g in place, with the rate of each parameter; a gradient that is None changes nothing."""
+    given = zip(parameters, gradients, rates, strict=True)
+    steps = [(parameter, gradient, rate) for parameter, gradient, rate in given if gradient is not None]
+    if not steps or not parameters[0].is_cuda:
+        for parameter, gradient, rate in steps:
+            parameter.add_(gradient, alpha=-rate)
+        return
+    for rate in dict.fromkeys(rates):  # one launch for all leaves of a rate
+        of_rate = [each for each in steps if each[2] == rate]
+        torch._foreach_add_([p for p, _, _ in of_rate], [g for _, g, _ in of_rate], alpha=-rate)
 
 
 def _lars(settings: LocalSettings, state: OptimizerState) -> Step:

@@ -54,6 +54,20 @@ def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int,
         assert torch.equal(labels, targets)
 
 
+@pytest.mark.parametrize("size", [7, 10_000])
+def test_without_randomness_the_batches_are_the_stretches_of_each_holder(size: int) -> None:
+    there = holders()
+    holding = there.holder(2)
+    size = min(size, len(holding))
+    group = there.holder(1).group([holding])
+    assert group is not None
+    found = group.batches([1, size], None, [1, -(-len(holding) // size)])[:, 1]
+    for row, (inputs, targets) in zip(found, holding.stretches(0, len(holding), size), strict=True):
+        images, labels = group.read(row[row >= 0])
+        assert torch.equal(images, inputs)
+        assert torch.equal(labels, targets)
+
+
 def test_what_is_gathered_is_what_each_holder_sees() -> None:
     there = holders()
     three = [there.holder(k) for k in (3, 0, 3)]

@@ -44,8 +44,11 @@ class StackedFeatures:
         module, active = model.learner.module.eval(), len(batch.counts)
         try:
             for name, leaves in self.weights.items():
+                # On a GPU a model that all clients share sees all images at once, as frozen layers do.
+                one = model.flat and all(leaf.is_cuda and leaf.stride(0) == 0 for leaf in leaves)
                 with torch.no_grad():
-                    _, seen = model.with_features([leaf[:active] for leaf in leaves], batch.inputs)
+                    at = [leaf[0] if one else leaf[:active] for leaf in leaves]
+                    _, seen = model.with_features(at, batch.inputs)
                 if seen is not None:
                     features[name] = seen
         finally:

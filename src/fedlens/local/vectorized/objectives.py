@@ -38,7 +38,7 @@ class Objectives:
     def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext] | None = None) -> None:
         self.risk, self.loss = rule.risk, None if contexts is None else rule.loss
         self.looks = StackedFeatures(rule, contexts) if contexts is not None and self.loss else None
-        self.attempts = _ATTEMPTS
+        self.attempts, self.places = _ATTEMPTS, dict[tuple[int, ...], Tensor]()
 
     @property
     def plain(self) -> bool:
@@ -89,8 +89,10 @@ class Objectives:
         for (n, seen, _), rows in alike.items():
             own = {name: value for name, value in values.items() if name in seen}
             if len(rows) < len(contexts):
-                at = uploaded(torch.tensor(rows), own["losses"].device)
-                own = {name: value.index_select(0, at) for name, value in own.items()}
+                key = tuple(rows)
+                if key not in self.places:
+                    self.places[key] = uploaded(torch.tensor(rows), own["losses"].device)
+                own = {name: value.index_select(0, self.places[key]) for name, value in own.items()}
             own = {name: v[:, :n] if v.dim() > 1 and v.shape[1] > n else v for name, v in own.items()}
             parts.append(self._for_all([contexts[k] for k in rows], own))
         return torch.cat(parts).sum()

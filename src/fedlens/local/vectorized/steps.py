@@ -15,7 +15,7 @@ from torch import Tensor
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.profiling import scope, scoped
 from fedlens.core.transfers import downloaded
-from fedlens.local.optimizers import OptimizerState, Rate, optimizer
+from fedlens.local.optimizers import OptimizerState, Rate, descend, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import Batch, batches
@@ -99,7 +99,7 @@ class Steps:
     def _straight(
         self, batch: Batch, weights: Tensors, contexts: Sequence[LocalContext], lr: float
     ) -> Tensor:
-        """A step of plain SGD: w <- w - lr g, where g may be a product that is never stored."""
+        """A step of plain SGD: w <- w - lr g, where g may be a product that is never stored: see `Stack.products`."""
         stack = self.model.stack
         stack.products = []
         try:
@@ -111,7 +111,12 @@ class Steps:
                 example_weights = batch.weights.to(root.dtype) if root.dim() else None
                 slopes = differentiated(root, leaves, example_weights)
             with scope("optimizer"):
-                descend(weights, slopes, stack.products, self._rates(lr))
+                rates = [lr * scale for scale in self.group.scales] or [lr] * len(weights)
+                descend(weights, slopes, rates)
+                # A product's leaf is another tensor in the memory of its weight.
+                of = {w.data_ptr(): rate for w, rate in zip(weights, rates, strict=True)}
+                for leaf, left, right in stack.products:
+                    leaf.detach().baddbmm_(left, right, alpha=-of[leaf.data_ptr()])
         finally:
             stack.products = None
         return losses
@@ -142,31 +147,6 @@ class Steps:
             context.at_anchor = [value[k] for value in at_anchor]
             rows.append(grad([g[k] for g in slopes], [w[k] for w in weights], context))
         return [torch.stack(leaf) for leaf in zip(*rows, strict=True)]
-
-
-def descend(
-    weights: Tensors,
-    gradients: Sequence[Tensor | None],
-    products: Sequence[tuple[Tensor, Tensor, Tensor]],
-    lr: Rate,
-) -> None:
-    """w <- w - lr g in place, for stored gradients and for products; see `Stack.products`."""
-    each = lr if isinstance(lr, Sequence) else [lr] * len(weights)
-    stored = [(w, g, rate) for w, g, rate in zip(weights, gradients, each, strict=True) if g is not None]
-    if stored and weights[0].is_cuda and not isinstance(lr, Sequence):  # a launch for all leaves
-        torch._foreach_add_([w for w, _, _ in stored], [g for _, g, _ in stored], alpha=-lr)
-    else:
-        for weight, gradient, rate in stored:
-            weight.add_(gradient, alpha=-rate)
-    # A product's leaf is another tensor in the memory of its weight.
-    of = (
-        {w.data_ptr(): rate for w, rate in zip(weights, each, strict=True)}
-        if isinstance(lr, Sequence)
-        else {}
-    )
-    for leaf, left, right in products:
-        rate = of[leaf.data_ptr()] if isinstance(lr, Sequence) else lr
-        leaf.detach().baddbmm_(left, right, alpha=-rate)
 
 
 def differentiated(loss: Tensor, leaves: Tensors, slopes: Tensor | None = None) -> tuple[Tensor | None, ...]:

@@ -71,6 +71,8 @@ def obstacle(train: Train) -> Obstacle | None:
 def footprint(train: Train, device: torch.device, largest: int | None = None, data: Any = None) -> int:
     """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations.
 
+    On a GPU also the patches of convolutions; see `fedlens.local.vectorized.convolution`.
+
     Args:
         train: the training.
         device: where it is.
@@ -82,12 +84,14 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
     settings = train.settings
     n = settings.examples or largest or (_UNKNOWN if settings.batch_size == "all" else settings.batch_size)
     size = settings.batch(n)
-    activations = 0
+    activations, patches = 0, [0]
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal activations
         if isinstance(output, Tensor) and not any(module.children()):
             activations += output.nbytes
+        if device.type == "cuda" and isinstance(module, nn.Conv2d) and module.groups == 1:  # see `chosen`
+            patches.append(output[0, 0].nbytes * module.weight[0].numel())
 
     handles = [module.register_forward_hook(count) for module in learner.module.modules()]
     dtype = next(iter(learner.trainable.values())).dtype
@@ -98,4 +102,6 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
         handle.remove()
     copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
     own = 0 if data is None else held_bytes(data, n)
-    return copies * weights + size * (images.nbytes + 3 * activations) + own
+    # Patches stay until the backward pass, which makes the gradients of a layer's patches, in two layouts.
+    unfolded = sum(patches) + 2 * max(patches)
+    return copies * weights + size * (images.nbytes + 3 * activations + unfolded) + own
