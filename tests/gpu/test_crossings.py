@@ -138,7 +138,9 @@ STAY: dict[str, dict[str, Any]] = {
 def test_the_model_and_the_replies_stay_on_the_gpu(name: str, tmp_path: Path, simgpu: ModuleType) -> None:
     crossings = Crossings(tmp_path, simgpu, **STAY[name])
     assert crossings.a_round["uploads"] == 0
-    assert crossings.a_round["downloads"] == 1  # what the evaluation measured
+    assert crossings.a_round["downloads"] == crossings.a_round["waits"] == 1  # what the evaluation measured
+    visits = 2 if name == "mime" else 1
+    assert crossings.a_client["waits"] <= 2 * visits
 
 
 @pytest.mark.nightly
@@ -147,7 +149,9 @@ def test_personal_leaves_stay_on_the_gpu(tmp_path: Path, simgpu: ModuleType) -> 
     crossings = Crossings(
         tmp_path, simgpu, **changes, data=DATA | {"validation": 0.2, "validation_from": "client"}
     )
-    assert crossings.a_round["downloads"] == 8  # what is measured at each client
+    assert crossings.a_round["uploads"] == 8  # which examples each client is measured on
+    assert crossings.a_round["downloads"] == crossings.a_round["waits"] == 8  # what is measured there
+    assert crossings.a_client["waits"] == 2
 
 
 @pytest.mark.nightly
@@ -160,3 +164,4 @@ def test_for_code_that_does_not_follow_the_device_a_round_sends_the_model_once_a
     assert home.a_round["downloads"] == stay.a_round["downloads"]
     assert home.a_client["uploads"] == stay.a_client["uploads"]
     assert home.a_client["downloads"] == stay.a_client["downloads"] + 1
+    assert home.a_round["waits"] == stay.a_round["waits"]

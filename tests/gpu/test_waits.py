@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from fedlens.core.driver import Driver
+from fedlens.core.input_checks import Inputs
 from fedlens.core.protocol import Answer, ClientStates, Reply, RoundContext
 from fedlens.core.random import Rng
 from fedlens.data.arrays import dataset
@@ -19,6 +21,7 @@ from fedlens.experiment.build import build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.plan import plan
+from fedlens.tasks.classification import Classification
 from tests.contract import contract_kit
 from tests.unit.house.task_table import per_pixel
 from tests.unit.tasks.detection_kit import squares
@@ -71,17 +74,18 @@ def objects() -> Dataset:
 class Visits:
     """What the clients of the last round cost by operation: `small` and `large`, of two batches and of four.
 
-    `server` is what the server's own data cost, in eight batches.
+    `server` is what the server's own data cost, in eight batches, and `pooled` training on the data of all clients.
     """
 
     def __init__(self) -> None:
         self.small: dict[str, Any] = {}
         self.large: dict[str, Any] = {}
         self.server: dict[str, Any] = {}
+        self.pooled: dict[str, Any] = {}
 
     def of(self, client: int | str) -> dict[str, Any]:
         """The counts of this holder of data; of another client they are not looked at."""
-        return {1: self.small, 2: self.large, "@test": self.server}.get(client, {})
+        return {1: self.small, 2: self.large, "@test": self.server, "@train": self.pooled}.get(client, {})
 
     def step(self, op: str, kind: str) -> float:
         """The events of a batch."""
@@ -244,6 +248,23 @@ def test_no_option_makes_a_step_wait(
     within(visits(simgpu, tmp_path, monkeypatch, **OPTIONS[name]), TRAINING)
 
 
+def test_a_pooled_run_reads_the_number_of_its_steps_of_adam(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simgpu: Any
+) -> None:
+    # The optimizer's state lies on the GPU from round to round, and the bias correction needs this number on the host.
+    found = visits(simgpu, tmp_path, monkeypatch, algorithm="centralized", local={"optimizer": "adam"})
+    (counts,) = found.pooled.values()
+    assert counts["waits"] <= 3, counts.at("waits")
+
+
+def test_the_first_visits_read_their_checksums_at_once(simgpu: Any) -> None:
+    value = {"model": {str(at): torch.rand(3, device="cuda") for at in range(9)}}
+    with simgpu.counted() as counts:
+        before = Inputs(value, contents=True)
+        assert before.changed() is None
+    assert counts["waits"] == 2, counts.at("waits")
+
+
 def test_half_precision_waits_once_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simgpu: Any
 ) -> None:
@@ -284,6 +305,14 @@ def test_an_evaluation_waits_for_no_batch_that_its_metrics_do_not_need(
 ) -> None:
     changes, budgets = TASKS[name]
     within(visits(simgpu, tmp_path, monkeypatch, evaluate=True, **changes), budgets)
+
+
+def test_wrong_and_confident_answers_are_read_once_a_batch(simgpu: Any) -> None:
+    outputs, targets = torch.rand(6, 4, device="cuda"), torch.zeros(6, dtype=torch.int64, device="cuda")
+    for find in (Classification().mistakes, Classification().confidences):
+        with simgpu.counted() as counts:
+            find(outputs, targets, 2)
+        assert counts["waits"] == 1, counts.at("waits")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,20 +46,16 @@ class Inputs:
 
     def _marks(self) -> dict[str, tuple[Any, _Mark]]:
         """Each value by name, with its version and its checksum."""
-        seen: dict[int, _Mark] = {}  # a tensor may be there under several names
-        found = {}
-        for name, value in self.named.items():
-            for path, leaf in leaves(value, name):
-                if id(leaf) not in seen:
-                    seen[id(leaf)] = self._mark(leaf)
-                found[path] = leaf, seen[id(leaf)]
-        return found
-
-    def _mark(self, leaf: Any) -> _Mark:
-        if not isinstance(leaf, Tensor):
-            return None, None
-        version = None if leaf.is_inference() else leaf._version
-        return version, checksum(leaf) if self._contents or version is None else None
+        found = {path: leaf for name, value in self.named.items() for path, leaf in leaves(value, name)}
+        # A tensor may be there under several names.
+        tensors = {id(leaf): leaf for leaf in found.values() if isinstance(leaf, Tensor)}
+        read = [leaf for leaf in tensors.values() if self._contents or leaf.is_inference()]
+        sums = dict(zip(map(id, read), checksums(read), strict=True))
+        marks: dict[int, _Mark] = {
+            key: (None if leaf.is_inference() else leaf._version, sums.get(key))
+            for key, leaf in tensors.items()
+        }
+        return {path: (leaf, marks.get(id(leaf), (None, None))) for path, leaf in found.items()}
 
     def changed(self) -> str | None:
         """The name of the first value that is no longer what it was; None if all are."""
@@ -112,15 +108,28 @@ def checksum(tensor: Tensor) -> int:
     >>> checksum(one) == checksum(one.clone()), checksum(one) == checksum(one.flip(0))
     (True, False)
     """
-    if tensor.layout is not torch.strided:
-        return 0
+    return checksums([tensor])[0]
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """The `checksum` of each tensor; for all that are on a GPU, the host waits once."""
     with torch.no_grad():
-        plain = tensor.detach().resolve_conj().resolve_neg()
-        plain = torch.view_as_real(plain) if plain.is_complex() else plain
-        bits = plain.view(_INTEGERS[plain.element_size()])
-        if bits.device.type == "cpu":
-            return zlib.crc32(bits.contiguous().numpy().data)
-        return int(bits.sum(dtype=torch.int64))
+        bits = [_bits(tensor) for tensor in tensors]
+        sums = [each.sum(dtype=torch.int64) for each in bits if each.device.type != "cpu"]
+        read = iter(torch.stack(sums).tolist() if sums else ())
+        return [
+            zlib.crc32(each.contiguous().numpy().data) if each.device.type == "cpu" else next(read)
+            for each in bits
+        ]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor as integers; of a sparse one nothing."""
+    if tensor.layout is not torch.strided:
+        return torch.empty(0, dtype=torch.uint8)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    return plain.view(_INTEGERS[plain.element_size()])
 
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:

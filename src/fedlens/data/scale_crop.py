@@ -16,6 +16,7 @@ from torch.nn.functional import interpolate
 
 from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
+from fedlens.core.transfers import uploaded
 from fedlens.data.augmented import Augmentation, Augmented
 
 Side = Annotated[int, Field(ge=1, le=8192)]
@@ -127,7 +128,7 @@ def fixed_point_scaled(images: Tensor, placed: Sequence[Placed], size: tuple[int
         padded = np.zeros((2, most, len(table), size[axis - 2]), np.int32)
         for k, taps in enumerate(table):
             padded[:, : taps.shape[1], k] = taps
-        at, weights = torch.from_numpy(padded).to(images.device, non_blocking=True)
+        at, weights = uploaded(torch.from_numpy(padded), images.device)
         shape = [*images.shape[:3], size[1]] if axis == 3 else [*images.shape[:2], *size]
         total = torch.full(shape, 1 << (_BITS - 1), dtype=torch.int32, device=images.device)
         over = (slice(None), None, None) if axis == 3 else (slice(None), None, slice(None), None)

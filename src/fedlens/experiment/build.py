@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -481,20 +480,6 @@ def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | 
     return config.rounds * (cohort or len(sizes)) * per_client
 
 
-def data_digest(built: Built) -> str:
-    """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
-    if built.shared is not None and built.shared.digest is not None:
-        return built.shared.digest
-    data = built.holders.dataset
-    hashed = hashlib.sha256()
-    for split in (data.train, data.test):
-        split.feed(hashed)
-    digest = hashed.hexdigest()
-    if built.shared is not None:
-        built.shared.digest = digest
-    return digest
-
-
 def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     """The names of the data that the server evaluates the model on: `@test`, `@validation`, `@train`."""
     asked = {
@@ -505,4 +490,4 @@ def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     return tuple(name for name, measured in asked.items() if measured)
 
 
-__all__ = ["Built", "build", "data_digest", "data_directory", "measure"]
+__all__ = ["Built", "build", "data_directory", "measure"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import tomli_w
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.build import Built, data_digest
+from fedlens.experiment.build import Built
 from fedlens.experiment.config import plain
 from fedlens.experiment.environment import command_words, describe_environment
 from fedlens.experiment.initial_weights import write_initial
@@ -72,3 +73,17 @@ def _changed_neighbours(before: Any, built: Built) -> bool:
         return False
     now = built.labelled.description()
     return bool(before.get("settings") == now["settings"] and before.get("sha256") != now["sha256"])
+
+
+def data_digest(built: Built) -> str:
+    """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
+    if built.shared is not None and built.shared.digest is not None:
+        return built.shared.digest
+    data = built.holders.dataset
+    hashed = hashlib.sha256()
+    for split in (data.train, data.test):
+        split.feed(hashed)
+    digest = hashed.hexdigest()
+    if built.shared is not None:
+        built.shared.digest = digest
+    return digest

@@ -80,21 +80,18 @@ def _lars(settings: LocalSettings, state: OptimizerState) -> Step:
     momentum, decay, trust = settings.momentum, settings.weight_decay, settings.trust
     least = 2 if settings.lars_leaves == "weights" else 0  # dimensions of a leaf that is scaled
 
-    def scaled(parameter: Tensor, gradient: Tensor) -> Tensor:
-        if parameter.dim() < least:
-            return gradient
-        size, slope = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(gradient)
-        # Compared on the device: a branch would wait for it in every step.
-        ratio = torch.where((size > 0) & (slope > 0), trust * size / (slope + decay * size), 1.0)
-        decayed = gradient.add(parameter, alpha=decay) if decay else gradient
-        return decayed * ratio.to(gradient.dtype)
-
     def step(parameters: Tensors, gradients: Tensors, lr: Rate) -> None:
         rates = lr if isinstance(lr, list) else [lr] * len(parameters)
-        steps = [
-            scaled(parameter, gradient) * rate
-            for parameter, gradient, rate in zip(parameters, gradients, rates, strict=True)
-        ]
+        at = [k for k, parameter in enumerate(parameters) if parameter.dim() >= least]
+        weights, slopes, steps = [parameters[k] for k in at], [gradients[k] for k in at], list(gradients)
+        if at:
+            size, slope = (torch.stack(torch._foreach_norm(leaves)) for leaves in (weights, slopes))
+            # Compared on the device: a branch would wait for it in every step.
+            ratio = torch.where((size > 0) & (slope > 0), trust * size / (slope + decay * size), 1.0)
+            decayed = torch._foreach_add(slopes, weights, alpha=decay) if decay else slopes
+            for k, scaled in zip(at, torch._foreach_mul(decayed, list(ratio.unbind())), strict=True):
+                steps[k] = scaled
+        steps = list(torch._foreach_mul(steps, rates))
         if momentum:
             steps = _velocity(state, steps, momentum)
         torch._foreach_sub_(parameters, steps)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fedlens import __version__
 from fedlens.core.errors import FedlensError
 from fedlens.core.user_cache import user_cache
-from fedlens.experiment.build import build, data_digest, data_directory
+from fedlens.experiment.build import build, data_directory
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.plan import plan
+from fedlens.experiment.run_description import data_digest
 from fedlens.experiment.rundir import RunDir
 from fedlens.studies.planned import PlannedRun
 

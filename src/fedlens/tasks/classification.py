@@ -179,19 +179,16 @@ class Classification(ClassWeighted):
         ([[1], [0]], [0.119, 0.5])
         """
         # A task of the user's own may inherit this and have other targets, such as -100 for no label.
-        if (
-            targets.dim() != 1
-            or targets.is_floating_point()
-            or not ((targets >= 0) & (targets < outputs.shape[1])).all()
-        ):
+        if targets.dim() != 1 or targets.is_floating_point():
             return {}
+        valid = (targets >= 0) & (targets < outputs.shape[1])
         probabilities = outputs.float().softmax(1).nan_to_num_(0.0)
         scores, classes = probabilities.sort(dim=1, descending=True, stable=True)
-        confidence = probabilities.gather(1, targets[:, None]).squeeze(1)
+        confidence = probabilities.gather(1, torch.where(valid, targets, 0)[:, None]).squeeze(1)
         rows = {"label": targets, "confidence": confidence}
         rows |= {"classes": classes[:, :most].contiguous(), "scores": scores[:, :most].contiguous()}
-        found: dict[str, Tensor] = downloaded(rows)
-        return found
+        all_valid, found = downloaded((valid.all(), rows))
+        return found if all_valid else {}
 
     def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes]."""

@@ -17,10 +17,11 @@ from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.tree import digest
 from fedlens.engines.default import Default
 from fedlens.engines.inline import Inline
-from fedlens.experiment.build import Built, build, data_digest, data_directory, located
+from fedlens.experiment.build import Built, build, data_directory, located
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source, override, read_source
 from fedlens.experiment.plan import plan
+from fedlens.experiment.run_description import data_digest
 
 LEAST: dict[str, Any] = {
     "rounds": 3,
