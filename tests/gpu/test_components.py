@@ -60,6 +60,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "shifted images": {"data": {"partition": {"name": "feature", "clients": 4}}},
     "frozen part": {"model": FROZEN},
     "cached features": {"model": FROZEN | {"cache_features": True}, "data": {"augment": []}},
+    "cached features of shifted images": {
+        "model": FROZEN | {"cache_features": True},
+        "data": {"augment": [], "partition": {"name": "feature", "clients": 4, "brightness": 0.5}},
+    },
     # evaluation
     "held out": {
         "data": {"validation": 0.2, "partition": EVEN},
@@ -88,6 +92,7 @@ TOGETHER = (
     "layer rates + at clients",
     "adamw + projection",
     "cached features + optimal convex",
+    "cached features of shifted images",
     "mosaic + sliding windows",
     "scaled crop",
     "k-NN",

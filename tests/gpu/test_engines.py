@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,3 +33,14 @@ def test_runs_on_two_gpus_agree_with_the_processors(engine: str, two_gpus: None,
 def test_a_gpu_is_chosen_by_its_number(two_gpus: None, tmp_path: Path) -> None:
     given = small("fedprox")
     agree(run(tmp_path / "gpu", given, "cuda:1"), run(tmp_path / "cpu", given, "cpu"))
+
+
+def test_groups_become_smaller_where_memory_runs_out(
+    simgpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Memory for the largest leaf of two clients, and not of four."""
+    given = small("fedprox", model={"name": "mlp", "hidden": 100}, select={"name": "all"})
+    here = run(tmp_path / "cpu", given, "cpu", "vectorized")
+    monkeypatch.setattr(simgpu, "LARGEST", 2.5 * 4 * 100 * 100)
+    near(run(tmp_path / "gpu", given, GPU, "vectorized"), here)
+    assert "out of memory with 4 clients at once; trying 2" in capfd.readouterr().err

@@ -169,7 +169,7 @@ class Features(Examples):
     def _computed(self, positions: Tensor) -> Tensor:
         """Features float32 [k, values] of the images at these positions, in ordinary memory."""
         images, _ = super().batch(positions)
-        by = {name: values[positions].to(images.device) for name, values in self.shifts.items()}
+        by = {name: values[positions] for name, values in self.shifts.items()}
         if by:
             images = shifted(images, by, positions)
         scratch, device = vars(self)["_scratch"], images.device
