@@ -113,7 +113,7 @@ def test_every_component_runs_in_the_ci_tier() -> None:
     assert {name for names in TOGETHER for name in names.split(" + ")} | alone == set(ROWS)
 
 
-@pytest.mark.parametrize("components", nightly_but(TOGETHER, [*TOGETHER, *(set(ROWS) - set(TOGETHER))]))
+@pytest.mark.parametrize("components", nightly_but(TOGETHER, [*TOGETHER, *sorted(set(ROWS) - set(TOGETHER))]))
 def test_a_run_has_the_processors_bits(components: str, tmp_path: Path) -> None:
     here, there = both(tmp_path, small(**merged(components)))
     # The loss of a batch of masks is a sum over pixels, which a GPU takes in another order.
