@@ -71,7 +71,7 @@ def descend(parameters: Tensors, gradients: Sequence[Tensor | None], rates: Sequ
         for parameter, gradient, rate in steps:
             parameter.add_(gradient, alpha=-rate)
         return
-    for rate in dict.fromkeys(rates):  # one launch for all leaves of a rate
+    for rate in dict.fromkeys(rate for _, _, rate in steps):  # one launch for all leaves of a rate
         of_rate = [each for each in steps if each[2] == rate]
         torch._foreach_add_([p for p, _, _ in of_rate], [g for _, g, _ in of_rate], alpha=-rate)
 
