@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,13 +15,26 @@ import torch
 from fedlens import Experiment
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server_steps import ServerSGD
-from fedlens.core.protocol import Client, ClientDataSource, ClientId, Id, Outcome, Payload, Program, Reply
+from fedlens.core.protocol import (
+    BatchedOp,
+    Call,
+    Client,
+    ClientDataSource,
+    ClientId,
+    Id,
+    Outcome,
+    Payload,
+    Program,
+    Reply,
+)
 from fedlens.core.random import Rng
 from fedlens.core.schema import Schema
+from fedlens.core.stacked import StackedTrees
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.engines.executor import Executor, Item
 from fedlens.experiment.progress import Silent
+from fedlens.local.optimizers import descend
 from tests.contract.contract_kit import nightly_but
 
 ROUND = 5  # of six: inputs are compared in the first three, and the last one is evaluated in more detail
@@ -72,6 +86,11 @@ class Crossings:
         return Counter({name: after[name] - before[name] for name in after})
 
 
+class NoData(ClientDataSource):
+    def holder(self, client: ClientId) -> None:
+        return None
+
+
 def shifted(payload: Payload, client: Client, rng: Rng) -> Outcome:
     return Outcome(
         {name: {leaf: value + 1 for leaf, value in payload[name].items()} for name in ("model", "own")},
@@ -80,10 +99,6 @@ def shifted(payload: Payload, client: Client, rng: Rng) -> Outcome:
 
 
 def test_to_another_process_each_reply_crosses_in_one_copy(simgpu: ModuleType) -> None:
-    class NoData(ClientDataSource):
-        def holder(self, client: ClientId) -> None:
-            return None
-
     def tree() -> dict[str, torch.Tensor]:
         return {f"{k}": torch.full((3, k), float(k)) for k in range(1, 8)}
 
@@ -165,3 +180,48 @@ def test_for_code_that_does_not_follow_the_device_a_round_sends_the_model_once_a
     assert home.a_client["uploads"] == stay.a_client["uploads"]
     assert home.a_client["downloads"] == stay.a_client["downloads"] + 1
     assert home.a_round["waits"] == stay.a_round["waits"]
+
+
+def test_a_tensor_that_was_changed_in_place_is_sent_again() -> None:
+    def sent(payload: Payload, client: Client, rng: Rng) -> Outcome:
+        return Outcome({"model": {name: value + 0 for name, value in payload["model"].items()}})
+
+    executor, model = Executor(Program({"send": sent}, NoData(), 0, "cuda")), {"w": torch.zeros(3)}
+    for value in (0.0, 1.0):
+        model["w"].fill_(value)
+        (answer,) = executor.block("send", {"model": model}, [Item(Id(1, 0, 0), 0, {}, {})], Schema(), None)
+        assert isinstance(answer, Reply)
+        assert answer.payload["model"]["w"].tolist() == [value] * 3
+
+
+class Together(BatchedOp):
+    """Answers with rows inside of trees: each look at a row makes new tensors."""
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        raise NotImplementedError
+
+    def together(self, calls: Sequence[Call]) -> list[Outcome]:
+        leaves = {f"{k}": torch.ones(len(calls), 4, device="cuda") for k in range(7)}
+        leaves["0"][16] = float("nan")
+        return [Outcome({"deep": {"tree": row}}) for row in StackedTrees(leaves).rows()]
+
+    def obstacle(self) -> None:
+        return None
+
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+        return 1
+
+
+def test_of_rows_in_a_tree_the_one_that_is_not_finite_is_refused() -> None:
+    executor = Executor(Program({"op": Together()}, NoData(), 0, "cuda"))
+    items = [Item(Id(1, 0, k), k, {}, {}) for k in range(32)]
+    answers = executor.together("op", {}, items, Schema())
+    assert [answer.client for answer in answers if not isinstance(answer, Reply)] == [16]
+
+
+def test_a_rate_whose_leaves_have_no_gradient_takes_no_step() -> None:
+    """As where a product takes its place, in groups of clients with rates of their own for layers."""
+    leaves = [torch.ones(2, device="cuda") for _ in range(3)]
+    slopes = [torch.ones(2, device="cuda"), None, torch.ones(2, device="cuda")]
+    descend(leaves, slopes, [0.5, 0.25, 0.5])
+    assert [leaf.tolist() for leaf in leaves] == [[0.5, 0.5], [1.0, 1.0], [0.5, 0.5]]

@@ -51,10 +51,7 @@ class Inputs:
         tensors = {id(leaf): leaf for leaf in found.values() if isinstance(leaf, Tensor)}
         read = [leaf for leaf in tensors.values() if self._contents or leaf.is_inference()]
         sums = dict(zip(map(id, read), checksums(read), strict=True))
-        marks: dict[int, _Mark] = {
-            key: (None if leaf.is_inference() else leaf._version, sums.get(key))
-            for key, leaf in tensors.items()
-        }
+        marks: dict[int, _Mark] = {key: (version(leaf), sums.get(key)) for key, leaf in tensors.items()}
         return {path: (leaf, marks.get(id(leaf), (None, None))) for path, leaf in found.items()}
 
     def changed(self) -> str | None:
@@ -99,6 +96,11 @@ class PassedInputs:
             if tensor is not None and checksum(tensor) != before:
                 return name
         return None
+
+
+def version(tensor: Tensor) -> int | None:
+    """How often PyTorch saw a tensor changed in place; None for one of inference mode, where it does not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def checksum(tensor: Tensor) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from fedlens.core.calls import Calls
 from fedlens.core.errors import HookError, one_line, told
-from fedlens.core.input_checks import FIRST_VISITS, Inputs
+from fedlens.core.input_checks import FIRST_VISITS, Inputs, version
 from fedlens.core.interrupts import from_code
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import scope
@@ -82,8 +82,8 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
-        # Its tensors as they came and on the device, by the id of those that came.
-        self._sent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # Its tensors as they came and on the device, by the id and the version of those that came.
+        self._sent: dict[tuple[int, int | None], tuple[torch.Tensor, torch.Tensor]] = {}
         self._visits: dict[
             tuple[str, bool], int
         ] = {}  # of each operation, alone or together, while inputs are compared
@@ -155,7 +155,8 @@ class Executor:
         values = [
             value for o in replies for value in (*o.payload.values(), o.state) if type(value) is not Row
         ]
-        known = leaf_norms(tensors_in(values))
+        tensors = tensors_in(values)  # kept while `known` is used: ids of tensors that are gone come again
+        known = leaf_norms(tensors)
         answers: list[Answer] = [
             Failure(item.id, item.client, told(outcome))
             if isinstance(outcome, BaseException)
@@ -177,10 +178,10 @@ class Executor:
         if self.device.type == "cpu":
             return shared
         if self._shared is None or self._shared[0] is not shared:
-            known = mapped(shared, lambda tensor: self._sent.get(id(tensor), (tensor, tensor))[1])
+            known = mapped(shared, lambda t: self._sent.get((id(t), version(t)), (t, t))[1])
             self._shared = shared, uploaded(known, self.device)
             pairs = zip(tensors_in(shared), tensors_in(self._shared[1]), strict=True)
-            self._sent = {id(came): (came, there) for came, there in pairs}
+            self._sent = {(id(came), version(came)): (came, there) for came, there in pairs}
         return self._shared[1]
 
     def block(
