@@ -76,8 +76,8 @@ class Centralized(AlgorithmBase):
 
     @property
     def follows_device(self) -> bool:
-        """Yes."""
-        return True
+        """Yes, but for a subclass, which may compute otherwise."""
+        return type(self) is Centralized
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights."""

@@ -8,6 +8,7 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.optimal_convex import OptimalConvex
 from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.averaging import Averaging, averaging
+from fedlens.algorithms.centralized import Centralized
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
@@ -153,6 +154,11 @@ class Composed(Averaging):
         return super().round(state, ctx)
 
 
+class OwnCentralized(Centralized):
+    def round(self, state: object, ctx: object) -> object:
+        return super().round(state, ctx)
+
+
 def test_server_code_that_does_not_declare_where_it_computes_gets_ordinary_memory() -> None:
     given = parts(world(), LOCAL)
     assert not averaging(given, aggregate=SumOfOnes()).follows_device
@@ -170,3 +176,4 @@ def test_server_code_that_does_not_declare_where_it_computes_gets_ordinary_memor
     made = averaging(given)
     assert not Composed(made.parts, made.select, made.train, made.aggregate, made.server).follows_device
     assert not BareAlgorithm(made).follows_device
+    assert not OwnCentralized(given, made.train).follows_device
