@@ -39,6 +39,8 @@ def uploaded(value: Any, device: torch.device) -> Any:
     >>> uploaded({"w": (torch.ones(1), 3)}, torch.device("cpu"))
     {'w': (tensor([1.]), 3)}
     """
+    if isinstance(value, Tensor) and value.device == device:
+        return value
     if device.type != "cuda":
         return downloaded(value) if device.type == "cpu" else mapped(value, lambda tensor: tensor.to(device))
 
