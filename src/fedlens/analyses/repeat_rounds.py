@@ -14,6 +14,8 @@ import tomli_w
 from fedlens.api import resume
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.core.shell_command import shell_command
+from fedlens.engines.devices import resolved
+from fedlens.engines.hardware import hardware
 from fedlens.experiment.atomic_files import make_folder, refuse_link, refused
 from fedlens.experiment.changes import check_lines
 from fedlens.experiment.checkpoint import peek, rounds_saved
@@ -48,8 +50,8 @@ def repeat_rounds(
         accept_changes: repeat the rounds although lines before them, or Python files of your own, were edited.
 
     Raises `ConfigError` if they are not, and the algorithm's replies hold no local models, before anything is trained;
-    `RunDirectoryError` if a round is beyond those that are done, if the run was edited, or if a metric comes out
-    differently, as with another version of PyTorch or another machine.
+    `RunDirectoryError` if a round is beyond those that are done, if the run was edited, if it trained on a GPU and this
+    machine has none, or if a metric comes out differently, as with another version of PyTorch or another machine.
     """
     run = RunDir.open(Path(directory))
     with run.lock():
@@ -65,6 +67,7 @@ def repeat_rounds(
                 where=str(run.path),
                 hint="name rounds that are done",
             )
+        engine = _engine_here(run)
         try:
             scratch = Path(tempfile.mkdtemp(dir=run.path, prefix=".repeated-"))
         except OSError as error:
@@ -84,7 +87,7 @@ def repeat_rounds(
                 "until": missing[-1],
                 "accept_changes": accept_changes,
             }
-            _write_settings(run, again, missing, ["local_models", "updates"])
+            _write_settings(run, again, engine, missing, ["local_models", "updates"])
             try:
                 resume(again.path, **how)
             except ConfigError as error:
@@ -98,7 +101,7 @@ def repeat_rounds(
                     hint = f"analyze {drift}a run of another algorithm"
                     raise ConfigError(error.what, where=str(run.path), hint=hint) from error
                 say(f"{error.what}; what clients send is recorded")
-                _write_settings(run, again, missing, ["updates"])
+                _write_settings(run, again, engine, missing, ["updates"])
                 resume(again.path, **how)
             _check_equal(run, {int(line["round"]): line for line in again.read_metrics()}, lines, start)
             make_folder(run.recordings_path)
@@ -139,12 +142,28 @@ def _copied(run: RunDir, again: RunDir, rounds: Sequence[int]) -> int:
     return start
 
 
-def _write_settings(run: RunDir, again: RunDir, rounds: Sequence[int], kinds: Sequence[str]) -> None:
-    """Writes config.toml of the repeated run: that of the run, which records these rounds."""
+def _engine_here(run: RunDir) -> Any:
+    """The run's engine; where this machine has another number of GPUs, with one that is there."""
+    engine = run.read_config().get("engine", {})
+    kind, _, number = str(engine.get("device", "")).partition(":") if isinstance(engine, dict) else ("",) * 3
+    gpus = len(hardware().gpus) if kind == "cuda" else 1
+    if gpus == 0:
+        raise RunDirectoryError(
+            "the run trained on a GPU and this machine has none, so its rounds cannot be repeated",
+            where=str(run.path),
+            hint="record them on a machine with a GPU; what is recorded can be analyzed here",
+        )
+    return {**engine, "device": resolved("auto")} if kind == "cuda" and int(number or 0) >= gpus else engine
+
+
+def _write_settings(
+    run: RunDir, again: RunDir, engine: Any, rounds: Sequence[int], kinds: Sequence[str]
+) -> None:
+    """Writes config.toml of the repeated run: that of the run with this engine, which records these rounds."""
     config = run.read_config()
     kept = {k: v for k, v in config.get("record", {}).items() if k not in ("local_models", "updates")}
     record = {**kept, **{kind: {"rounds": list(rounds)} for kind in kinds}}
-    again.write_config(tomli_w.dumps({**config, "record": record}))
+    again.write_config(tomli_w.dumps({**config, "engine": engine, "record": record}))
 
 
 def _check_equal(run: RunDir, repeated: Mapping[int, Any], lines: Mapping[int, Any], start: int) -> None:

@@ -52,6 +52,8 @@ class OnGpus(Chosen):
         line = f"engine: {name}"
         line += f" on {device}, as {one_gpu}" if one_gpu else ""
         line += f", {workers} workers" if workers > 1 else ""
+        if one_gpu and cohort == 1:
+            return line  # which has the reason
         return f"{line}, one client at a time, as {apart}" if apart else f"{line}, groups of {group} clients"
 
     def _apart(self, batched: Sequence[BatchedOp], most: int) -> str | None:

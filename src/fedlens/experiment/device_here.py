@@ -47,7 +47,7 @@ def device_here(wanted: str) -> tuple[str, list[str]]:
     try:
         Computing(device).check()
     except ConfigError as error:
-        hint = (error.hint or "").replace("engine.device=cpu", "--device cpu")
+        hint = (error.hint or "").replace("set engine.device=cpu", "take --device cpu")
         raise ConfigError(error.what, where="--device", hint=hint) from None
     if wanted != "auto":
         return device, []

@@ -12,6 +12,7 @@ from markupsafe import escape
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from fedlens.analyses import repeat_rounds as repeat
 from fedlens.analyses.analyze import Analyses, analyze
 from fedlens.analyses.calibration import reliability_of
 from fedlens.analyses.dynamics import dynamics
@@ -24,6 +25,9 @@ from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, HookError, RunDirectoryError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
+from fedlens.engines import devices
+from fedlens.engines.hardware import Hardware
+from fedlens.experiment.rundir import RunDir
 from fedlens.report.analysis_figures import analysis_figures, shown
 from fedlens.report.analysis_page import INDEX
 from tests.unit.cli.printed import parsed
@@ -124,6 +128,36 @@ def test_a_round_that_is_not_done_cannot_be_repeated(plain: Path) -> None:
         RunDirectoryError, match="round 9 cannot be repeated, because the run has 3 rounds so far"
     ):
         repeat_rounds(plain, [1, 9])
+
+
+def on_a_gpu(run: Path, device: str, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the run have trained on this device, and this machine have so many GPUs."""
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('device = "cpu"', f'device = "{device}"'))
+    for each in (devices, repeat):
+        monkeypatch.setattr(each, "hardware", lambda: Hardware(("H100",) * gpus))
+
+
+def test_rounds_of_a_gpu_are_not_repeated_without_one(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(plain, "cuda", 0, monkeypatch)
+    what = "trained on a GPU and this machine has none, so its rounds cannot be repeated"
+    with pytest.raises(RunDirectoryError, match=what) as caught:
+        repeat_rounds(plain, [2])
+    assert caught.value.where == str(plain)  # and no folder that is removed
+
+
+@pytest.mark.parametrize(("device", "taken"), [("cuda:3", "cuda"), ("cuda:0", "cuda:0"), ("cuda", "cuda")])
+def test_rounds_are_repeated_on_a_gpu_that_is_there(
+    device: str, taken: str, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_a_gpu(plain, device, 1, monkeypatch)
+
+    def resumed(path: Path, **how: Any) -> None:
+        raise HookError(RunDir(path).read_config()["engine"]["device"])
+
+    monkeypatch.setattr(repeat, "resume", resumed)
+    with pytest.raises(HookError, match=rf"^{taken}\.$"):
+        repeat_rounds(plain, [2])
 
 
 def test_updates_are_recorded_where_no_local_models_are_sent(tmp_path: Path) -> None:

@@ -78,6 +78,11 @@ def test_clients_train_together_where_they_can(
     assert table.items() <= engine.table.items()
 
 
+def test_a_single_client_on_one_of_several_gpus_has_one_reason(machine: Any) -> None:
+    machine([1e9, 8e9])
+    assert chosen(cohort=1)[1] == "engine: inline on cuda:1, as one client trains at a time"
+
+
 def test_a_little_more_free_memory_gives_the_same_groups(machine: Any) -> None:
     sizes = []
     for free in (2**21 - 1, 2**21, 2**21 + 2**20):
