@@ -15,6 +15,7 @@ from fedlens.benchmark.memory_step import STEPS, StepMemory, planned, trial
 from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
+from fedlens.engines.devices import Computing
 from fedlens.experiment.datadir import data_directory
 from fedlens.experiment.environment import describe_environment
 from fedlens.experiment.plan import Plan
@@ -54,6 +55,7 @@ def batch_memory(
     batches = _recipes_own(plan) if batches is None else batches
     info = info_of(plan, shape, classes, data_dir, download)
     first = trial(plan, info, batches[0])
+    Computing(first.program.device, first.program.arithmetic.precision).check()
     spec = plan.chosen["model"].made(lambda: first.model.build(initial=False))
     trained, weights = _counts(spec)
     rows = []

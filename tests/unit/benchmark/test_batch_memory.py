@@ -42,6 +42,16 @@ def memory(*words: str) -> Any:
     return runner.invoke(app, ["bench", "memory", *words])
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_measured(
+    unmeasured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    answer = memory("digits", "--batch", "8", "--set", "engine.device=cuda")
+    assert answer.exit_code != 0
+    assert "the device is 'cuda', but torch" in answer.stderr
+    assert unmeasured == []
+
+
 @pytest.mark.nightly  # three measurements, each in a process of its own; one below
 def test_larger_batches_take_more_memory_and_one_that_does_not_fit_is_a_row_with_its_reason() -> None:
     words = ["fedcv/cifar100-laptop", "--shape", "3,32,32", "--classes", "100", "--set", "local.momentum=0"]
