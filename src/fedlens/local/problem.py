@@ -35,8 +35,12 @@ class BatchMean(list[tuple[float, Tensor]]):
 
 
 def read(means: Sequence[BatchMean]) -> list[float]:
-    """Several means in float64, added in order; the host waits once for all."""
-    values = iter(torch.stack([value for mean in means for _, value in mean]).tolist())
+    """Several means of values with one element, in float64 and added in order; the host waits once for all.
+
+    >>> read([BatchMean([(1.0, torch.tensor([2.0]))]), BatchMean([(0.5, torch.tensor(3.0))])])
+    [2.0, 1.5]
+    """
+    values = iter(torch.stack([value.reshape(()) for mean in means for _, value in mean]).tolist())
     return [reduce(lambda total, part: total + part[0] * next(values), mean, 0.0) for mean in means]
 
 
