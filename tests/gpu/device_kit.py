@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,13 @@ def small(algorithm: str = "fedavg", **changes: Any) -> dict[str, Any]:
     made = settings(algorithm, **{"rounds": 2, "data": DATA, **chosen, **changes})
     fewer = {"local": {"batch_size": 4}, "algorithm": FEWER.get(algorithm, {})}
     return made | {key: made[key] | table for key, table in fewer.items()}
+
+
+def tiers(chosen: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """Rows and their rounds: those that are chosen take one in the ci tier, and all of them two in the nightly one."""
+    return [(name, 1) for name in chosen] + [
+        pytest.param(name, 2, marks=pytest.mark.nightly) for name in names
+    ]
 
 
 def run(folder: Path, given: Mapping[str, Any], device: str, engine: str = "inline", **more: Any) -> Result:

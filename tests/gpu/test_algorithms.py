@@ -7,29 +7,32 @@ from pathlib import Path
 import pytest
 
 from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
-from tests.contract.contract_kit import ALGORITHMS, SOLVERS, nightly_but
-from tests.gpu.device_kit import GROUP_NORM, agree, both, near, small
+from tests.contract.contract_kit import ALGORITHMS, SOLVERS
+from tests.gpu.device_kit import GROUP_NORM, agree, both, near, small, tiers
 
 # Each registered algorithm once; other settings of them run in the nightly tier.
 FIRST = {row["name"]: variant for variant, row in reversed(ALGORITHMS.items())}
 
 
-@pytest.mark.parametrize("algorithm", nightly_but([FIRST[name] for name in REGISTERED], ALGORITHMS))
-def test_one_client_after_the_other_has_the_processors_bits(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algorithm", "rounds"), tiers([FIRST[name] for name in REGISTERED], ALGORITHMS))
+def test_one_client_after_the_other_has_the_processors_bits(
+    algorithm: str, rounds: int, tmp_path: Path
+) -> None:
     """With batch normalization, dropout, a frozen layer, augmentation and momentum in one."""
-    here, there = both(tmp_path, small(algorithm))
+    here, there = both(tmp_path, small(algorithm, rounds=rounds))
     agree(there, here)
 
 
 # Those that train together; the engine refuses the others.
 STACKED = set(ALGORITHMS) - SOLVERS - {"admm-sgd-last", "fedbn", "local-only", "centralized", "remembering"}
 STACKED |= {"liadmm-training"}
-# Of different makes: a loss of its own, states, full gradients in a group, two exchanges, three forward passes.
-CHOSEN = ("fedir", "scaffold-full-gradient", "mime", "moon")
+# Of different makes: a loss of its own, states, full gradients in a group, two exchanges.
+# Three forward passes are in test_group_waits.py.
+CHOSEN = ("fedir", "scaffold-full-gradient", "mime")
 
 
-@pytest.mark.parametrize("algorithm", nightly_but(CHOSEN, sorted(STACKED)))
-def test_groups_of_clients_agree_with_the_processors(algorithm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algorithm", "rounds"), tiers(CHOSEN, sorted(STACKED)))
+def test_groups_of_clients_agree_with_the_processors(algorithm: str, rounds: int, tmp_path: Path) -> None:
     """Two clients of different sizes at once, with convolutions and group normalization."""
-    here, there = both(tmp_path, small(algorithm, model=GROUP_NORM), "vectorized")
+    here, there = both(tmp_path, small(algorithm, model=GROUP_NORM, rounds=rounds), "vectorized")
     near(there, here, 1e-5 if algorithm == "feddane" else 1e-6)

@@ -183,6 +183,7 @@ def test_other_libraries_are_not_measured_beside_a_gpu() -> None:
     assert "other libraries are measured on the processor" in answer.output
 
 
+@pytest.mark.nightly
 def test_bench_speed() -> None:
     """Bare PyTorch and fedlens train the same on the GPU as on the processor."""
     tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)

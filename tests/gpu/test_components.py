@@ -14,8 +14,8 @@ from fedlens.experiment.build import build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.plan import plan
-from tests.contract.contract_kit import HELD_OUT, LOCAL, NORM_NET, nightly_but
-from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, agree, both, model, near, run, small
+from tests.contract.contract_kit import HELD_OUT, LOCAL, NORM_NET
+from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, agree, both, model, near, run, small, tiers
 from tests.unit.house.task_table import one_class_a_pixel, per_pixel
 
 FROZEN = {
@@ -31,7 +31,10 @@ SIMSIAM = {"name": "simsiam", "width": 8, "bottleneck": 4}
 ROWS: dict[str, dict[str, Any]] = {
     # local training
     "adam": {"local": {"optimizer": "adam", "momentum": 0.0, "lr_schedule": "cosine", "lr_change": "step"}},
-    "adamw": {"local": {"optimizer": "adamw", "momentum": 0.0, "weight_decay": 0.1, "lr_warmup": 1}},
+    "adamw": {
+        "rounds": 2,
+        "local": {"optimizer": "adamw", "momentum": 0.0, "weight_decay": 0.1, "lr_warmup": 1},
+    },
     "lars": {"local": {"optimizer": "lars", "weight_decay": 0.1, "lr_decay": 0.5}},
     "clipped gradients": {"local": {"clip_norm": 0.1, "nesterov": True, "weight_decay": 0.1}},
     "layer rates": {"local": {"lr_scale": {"6": 0.1}, "stragglers": 0.5, "epochs": 2, "momentum": 0.0}},
@@ -113,9 +116,11 @@ def test_every_component_runs_in_the_ci_tier() -> None:
     assert {name for names in TOGETHER for name in names.split(" + ")} | alone == set(ROWS)
 
 
-@pytest.mark.parametrize("components", nightly_but(TOGETHER, [*TOGETHER, *sorted(set(ROWS) - set(TOGETHER))]))
-def test_a_run_has_the_processors_bits(components: str, tmp_path: Path) -> None:
-    here, there = both(tmp_path, small(**merged(components)))
+@pytest.mark.parametrize(
+    ("components", "rounds"), tiers(TOGETHER, [*TOGETHER, *(name for name in ROWS if name not in TOGETHER)])
+)
+def test_a_run_has_the_processors_bits(components: str, rounds: int, tmp_path: Path) -> None:
+    here, there = both(tmp_path, small(**{"rounds": rounds, **merged(components)}))
     # The loss of a batch of masks is a sum over pixels, which a GPU takes in another order.
     agree(there, here, 1e-6 if merged(components)["model"] is per_pixel else 0.0)
 
@@ -123,10 +128,10 @@ def test_a_run_has_the_processors_bits(components: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "fits", "whole"),
     [
-        ("inline", False, True),
         ("inline", False, False),
-        ("inline", True, False),
         ("vectorized", False, True),
+        pytest.param("inline", False, True, marks=pytest.mark.nightly),
+        pytest.param("inline", True, False, marks=pytest.mark.nightly),
         pytest.param("vectorized", False, False, marks=pytest.mark.nightly),
     ],
 )
@@ -145,7 +150,9 @@ def test_batches_have_the_same_bits_wherever_images_lie_and_are_normalized(
 
     real = Examples.on
     monkeypatch.setattr(Examples, "on", on)
-    given = small(model=GROUP_NORM, data=DATA | {"augment": [] if engine == "inline" else DATA["augment"]})
+    given = small(
+        rounds=1, model=GROUP_NORM, data=DATA | {"augment": [] if engine == "inline" else DATA["augment"]}
+    )
     there = run(tmp_path / "gpu", given, GPU, engine)
     assert {device.type for device in placed} == {"cuda" if fits else "cpu"}
     here = run(tmp_path / "cpu", given, "cpu", engine)

@@ -35,6 +35,7 @@ def test_a_gpu_is_chosen_by_its_number(two_gpus: None, tmp_path: Path) -> None:
     agree(run(tmp_path / "gpu", given, "cuda:1"), run(tmp_path / "cpu", given, "cpu"))
 
 
+@pytest.mark.nightly
 def test_groups_become_smaller_where_memory_runs_out(
     simgpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

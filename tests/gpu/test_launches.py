@@ -8,6 +8,7 @@ from statistics import median
 from types import ModuleType
 
 import pytest
+import torch
 
 from fedlens.benchmark import launches
 from tests.unit.benchmark.profile_kit import built, first_ask
@@ -16,7 +17,11 @@ ON_GPU = ["engine.name='inline'", "engine.device='cuda'", "local.epochs=1", "loc
 
 
 @pytest.mark.parametrize(
-    "model", [["model.name='mcmahan-cnn'"], ["model.name='resnet20'", "model.norm='group'"]]
+    "model",
+    [
+        ["model.name='mcmahan-cnn'"],
+        pytest.param(["model.name='resnet20'", "model.norm='group'"], marks=pytest.mark.nightly),
+    ],
 )
 def test_a_step_has_as_many_launches_as_the_simulator_counts(
     model: list[str], simgpu: ModuleType, monkeypatch: pytest.MonkeyPatch
@@ -41,3 +46,21 @@ def test_a_step_has_as_many_launches_as_the_simulator_counts(
     medians = [median(after - before for before, after in pairwise(at)) for at in marks]
     assert [counts["alone"], counts["together"]] == medians
     assert 20 < medians[0] < medians[1]
+
+
+def test_the_simulator_and_the_counter_take_the_same_operations_as_free(simgpu: ModuleType) -> None:
+    names = [full[6:] for full in torch._C._dispatch_get_all_op_names() if full.startswith("aten::")]
+    packets = {name.partition(".")[0]: None for name in names if "convolution_backward" not in name}
+    overloads = [
+        getattr(getattr(torch.ops.aten, packet), overload or "default")
+        for packet, _, overload in (name.partition(".") for name in names)
+        if packet in packets
+    ]
+    rules = {overload: simgpu.rule_of(overload) for overload in overloads}
+    free = {overload for overload, rule in rules.items() if not rule.kernel and not rule.copies}
+    assert torch.ops.aten._unsafe_view.default in free
+    assert free == {
+        overload
+        for overload, rule in rules.items()
+        if not rule.copies and launches.launches_of(overload, (), {"cuda"}) == 0
+    }

@@ -18,7 +18,11 @@ from tests.simulated_gpu import unordered
 
 FILE = str(Path(__file__))
 # With FedAvg the generators of a group's masks begin anew, with SCAFFOLD where the rule's `start` has left them.
-ROWS = [("inline", "fedavg"), ("vectorized", "fedavg"), ("vectorized", "scaffold")]
+ROWS = [
+    ("inline", "fedavg"),
+    pytest.param("vectorized", "fedavg", marks=pytest.mark.nightly),
+    ("vectorized", "scaffold"),
+]
 
 
 def network(shape: Any, classes: int) -> nn.Module:

@@ -35,7 +35,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Result]:
 SMALLER = {"loss-surface": {"count": 3}, "loss-plane": {"points": 3}, "line": {"points": 3}}
 
 
-@pytest.mark.parametrize("name", nightly_but(("loss-surface", "representation", "line"), ANALYSES))
+@pytest.mark.parametrize("name", nightly_but(("loss-surface", "line"), ANALYSES))
 def test_an_analysis_has_the_numbers_of_the_processor(
     name: str, recorded: tuple[Result, Result], tmp_path: Path
 ) -> None:
@@ -49,6 +49,7 @@ def test_an_analysis_has_the_numbers_of_the_processor(
         assert there == here
 
 
+@pytest.mark.nightly
 def test_a_run_resumes_exactly(tmp_path: Path) -> None:
     given = small("scaffold", checkpoint={"seconds": 0})
     whole = run(tmp_path / "whole", given, GPU)

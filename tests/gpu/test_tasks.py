@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens.tasks.registry import TASKS
-from tests.gpu.device_kit import agree, both, small
+from tests.gpu.device_kit import agree, both, small, tiers
 from tests.unit.house.task_table import (
     a_class_a_text,
     one_class_a_pixel,
@@ -50,8 +50,8 @@ def test_the_table_has_every_task() -> None:
 LOSS = {"segmentation": 1e-6}
 
 
-@pytest.mark.parametrize("task", ROWS)
-def test_a_run_has_the_processors_bits(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("task", "rounds"), tiers(ROWS, ROWS))
+def test_a_run_has_the_processors_bits(task: str, rounds: int, tmp_path: Path) -> None:
     changes = ROWS[task] | {"data": ROWS[task]["data"] | {"partition": "natural"}}
-    here, there = both(tmp_path, small(**changes))
+    here, there = both(tmp_path, small(**changes, rounds=rounds))
     agree(there, here, LOSS.get(task, 0.0))

@@ -27,6 +27,7 @@ _IDLE = (
     "resize_",
     "_local_scalar",
     "lift_fresh",
+    "_unsafe_view",
 )  # prefixes of names
 _COPIES = ("copy_", "_to_copy", "_foreach_copy_", "copy")
 
