@@ -335,15 +335,15 @@ MUTATIONS = [
         "unit/local",
     ),
     Mutation(
-        "local/vectorized/steps.py",
-        "weight.add_(gradient, alpha=-rate)",
-        "weight.add_(gradient, alpha=-2 * rate)",
-        "identity/test_vectorized.py",
+        "local/optimizers.py",
+        "parameter.add_(gradient, alpha=-rate)",
+        "parameter.add_(gradient, alpha=-2 * rate)",
+        "unit/local identity/test_fedavg.py",
     ),
     Mutation(
         "local/vectorized/steps.py",
-        "of[leaf.data_ptr()] if isinstance(lr, Sequence) else lr",
-        "of[leaf.data_ptr()] / 2 if isinstance(lr, Sequence) else lr",
+        "alpha=-of[leaf.data_ptr()]",
+        "alpha=-of[leaf.data_ptr()] / 2",
         "identity/test_layer_rates.py",
     ),
     Mutation(

@@ -43,7 +43,7 @@ class OnGpus(Chosen):
         if apart is None:
             # Where this process trains, it may open a context on the GPU.
             free = share_of_gpu(device, workers) if workers > 1 else torch.cuda.mem_get_info(device)[0]
-            steady = 1 << (free.bit_length() - 1)  # a power of 2: a repeated run has the same groups
+            steady = 1 << (max(free, 1).bit_length() - 1)  # a power of 2: a repeated run has the same groups
             sizes = [fitting(op, data, clients, steady) for op in batched]
             group = min(*sizes, most)
             apart = "the free memory of the GPU holds no group" if group == 1 else None
