@@ -344,7 +344,7 @@ MUTATIONS = [
         "local/vectorized/steps.py",
         "alpha=-of[leaf.data_ptr()]",
         "alpha=-of[leaf.data_ptr()] / 2",
-        "identity/test_layer_rates.py",
+        "identity/test_vectorized.py identity/test_layer_rates.py",
     ),
     Mutation(
         "algorithms/scaffold.py",
