@@ -139,7 +139,7 @@ class Examples:
         With a generator, images that are drawn change from batch to batch. Their inputs may be [k, views, C, H, W].
         """
         if not isinstance(self.inputs, LazyImages):  # once, for inputs and targets
-            index = _uploaded(index, self.inputs.device)
+            index = _on(self.inputs.device, index)
         return self._moved(_batch(self.inputs, index, generator), _batch(self.targets, index))
 
     def stretch(self, start: int, stop: int) -> tuple[Any, Any]:
@@ -385,7 +385,12 @@ def _batch(part: Any, index: Tensor, generator: torch.Generator | None = None) -
         return _tensor(part.views(rows) if generator is None else part.draw(rows, generator))
     if isinstance(part, Boxes):
         return part.batch(index.numpy())
-    return part.index_select(0, _uploaded(index, part.device))
+    return part.index_select(0, _on(part.device, index))
+
+
+def _on(device: torch.device, index: Tensor) -> Tensor:
+    # Asked here, for every batch, because to import and call what copies takes longer than a copy of nothing.
+    return index if index.device == device else _uploaded(index, device)
 
 
 def _uploaded(value: Any, device: torch.device) -> Any:

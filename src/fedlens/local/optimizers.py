@@ -66,11 +66,12 @@ def _sgd(settings: LocalSettings, state: OptimizerState) -> Step:
 def descend(parameters: Tensors, gradients: Sequence[Tensor | None], rates: Sequence[float]) -> None:
     """w <- w - lr g in place, with the rate of each parameter; a gradient that is None changes nothing."""
     given = zip(parameters, gradients, rates, strict=True)
-    steps = [(parameter, gradient, rate) for parameter, gradient, rate in given if gradient is not None]
-    if not steps or not parameters[0].is_cuda:
-        for parameter, gradient, rate in steps:
-            parameter.add_(gradient, alpha=-rate)
+    if not parameters or not parameters[0].is_cuda:
+        for parameter, gradient, rate in given:
+            if gradient is not None:
+                parameter.add_(gradient, alpha=-rate)
         return
+    steps = [(parameter, gradient, rate) for parameter, gradient, rate in given if gradient is not None]
     for rate in dict.fromkeys(rate for _, _, rate in steps):  # one launch for all leaves of a rate
         of_rate = [each for each in steps if each[2] == rate]
         torch._foreach_add_([p for p, _, _ in of_rate], [g for _, g, _ in of_rate], alpha=-rate)
