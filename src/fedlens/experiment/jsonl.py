@@ -98,6 +98,10 @@ def stream_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                     cut = cut or number
                 else:
                     yield text + b"\n", row
+                if not line.endswith(
+                    b"\n"
+                ):  # the file ended here: what a writer appends meanwhile is read next time
+                    return
     except FileNotFoundError:
         return
     except OSError as error:

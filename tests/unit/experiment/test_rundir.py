@@ -1,5 +1,6 @@
 """The run directory: made once, read at any moment, written whole or not at all."""
 
+import io
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import torch
 
 from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
 from fedlens.experiment import atomic_files as files
-from fedlens.experiment import rundir
+from fedlens.experiment import jsonl, rundir
 from fedlens.experiment.rundir import RunDir
 
 
@@ -409,6 +410,27 @@ def test_a_kill_at_any_moment_leaves_readable_files_and_a_reader_sees_whole_ones
     with run.lock():  # removes what the killed process was writing to
         left = {path.name for path in run.path.iterdir()}
     assert left == {"config.toml", "metrics.jsonl", "summary.json", ".lock"}
+
+
+@pytest.mark.parametrize("seen", [b'{"rou', b'{"round": 1}'])
+def test_a_reader_ends_where_the_file_ended_when_a_line_is_still_being_appended(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, seen: bytes
+) -> None:
+    whole = b'{"round": 0}\n{"round": 1}\n{"round": 2}\n'
+    shown = whole.index(b"\n") + 1 + len(seen)
+
+    class Growing(io.BytesIO):
+        def readline(self, size: int | None = -1) -> bytes:
+            line = super().readline(size)
+            if not line.endswith(b"\n"):  # the writer's next page arrives
+                here = self.tell()
+                self.write(whole[shown:])
+                self.seek(here)
+            return line
+
+    monkeypatch.setattr(jsonl, "open_readable", lambda path: Growing(whole[:shown]))
+    rounds = [row["round"] for row in jsonl.stream(run.metrics_path)]
+    assert rounds == ([0, 1] if seen.endswith(b"}") else [0])
 
 
 def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) -> None:
