@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import codecs
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples, check_labels
-from fedlens.data.datasets.dataset_files import damaged, locate, published, reading, split_counts
+from fedlens.data.datasets.dataset_files import (
+    damaged,
+    get_again,
+    locate,
+    published,
+    reading,
+    split_counts,
+)
+from fedlens.data.datasets.drawn_places import drawn_places
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -51,15 +61,45 @@ def cifar10(root: Path, download: bool, seed: int) -> Dataset:
     return _read("cifar10", root, download)
 
 
-def cifar100(root: Path, download: bool, seed: int) -> Dataset:
-    """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 photographs of 32x32; `seed` plays no part.
+def cifar100(
+    root: Path,
+    download: bool,
+    seed: int,
+    *,
+    places: Annotated[
+        Literal["none", "drawn"],
+        Field(description="drawn: invented columns `lat` and `lon`, in which classes cluster; see `s2`"),
+    ] = "none",
+) -> Dataset:
+    """CIFAR-100 with its 100 fine labels: 50,000 + 10,000 photographs of 32x32.
 
     `Dataset.coarse` is the group of each class, one of 20 groups of five classes, as the files state it for
     each image. Reads `root/cifar-100-binary`, or else `root/cifar-100-python`; both have the same images in the
-    same order. Raises `DataError` if both are incomplete, a file is damaged or holds another number of images
-    than was published, or images of one class are in two groups.
+    same order.
+
+    With places = "drawn" each image has columns `lat` and `lon`, in degrees. They are drawn with `seed`, as
+    `drawn_places` states: a stand-in for iNaturalist's coordinates in the partition `s2`. Otherwise `seed` plays no
+    part.
+
+    Raises `DataError` if both forms are incomplete, a file is damaged or holds another number of images than was
+    published, images of one class are in two groups, or places are drawn and the files state no groups.
     """
-    return _read("cifar100", root, download)
+    dataset = _read("cifar100", root, download)
+    return dataset if places == "none" else _with_places(dataset, seed, root)
+
+
+def _with_places(dataset: Dataset, seed: int, root: Path) -> Dataset:
+    if dataset.coarse is None:
+        what = "places = 'drawn' needs the group of each class, and the files do not state all of them"
+        raise DataError(what, where=str(root), hint=get_again(root))
+    splits = (dataset.train, dataset.test)
+    labels = np.concatenate([split.targets for split in splits])
+    lat, lon = (np.split(one, [len(dataset.train)]) for one in drawn_places(labels, dataset.coarse, seed))
+    train, test = (
+        replace(split, columns={"lat": lat[at], "lon": lon[at]}) for at, split in enumerate(splits)
+    )
+    note = "the latitude and longitude of each image are drawn, not published"
+    return replace(dataset, train=train, test=test, notes=(*dataset.notes, note), seeded=True)
 
 
 def _read(name: str, root: Path, download: bool) -> Dataset:

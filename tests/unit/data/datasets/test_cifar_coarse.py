@@ -81,3 +81,21 @@ def test_cifar10_has_no_groups_nor_has_a_class_without_images(tmp_path: Path) ->
     assert cifar.cifar10(tmp_path, False, 0).coarse is None
     write(tmp_path, "binary", np.zeros(150, np.int64), np.zeros(150, np.int64))
     assert cifar.cifar100(tmp_path, False, 0).coarse is None
+
+
+def test_drawn_places_are_columns_of_both_splits_and_said_to_be_drawn(tmp_path: Path) -> None:
+    write(tmp_path, "binary", FINE, GROUPS[FINE])
+    plain = cifar.cifar100(tmp_path, False, 0)
+    assert (plain.train.columns, plain.seeded, plain.notes) == ({}, False, ())
+    data, other = (cifar.cifar100(tmp_path, False, seed, places="drawn") for seed in (0, 1))
+    for split, n in ((data.train, 150), (data.test, 50)):
+        assert {name: len(column) for name, column in split.columns.items()} == {"lat": n, "lon": n}
+    assert data.seeded
+    assert "drawn, not published" in data.notes[0]
+    assert not np.array_equal(data.train.columns["lat"], other.train.columns["lat"])
+
+
+def test_places_need_the_groups(tmp_path: Path) -> None:
+    write(tmp_path, "binary", np.zeros(150, int), GROUPS[np.zeros(150, int)])
+    with pytest.raises(DataError, match="needs the group of each class"):
+        cifar.cifar100(tmp_path, False, 0, places="drawn")
