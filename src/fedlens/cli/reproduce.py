@@ -25,6 +25,7 @@ class Scale(StrEnum):
     """The scales of a study."""
 
     SMOKE = "smoke"
+    MINUTES = "minutes"
     LAPTOP = "laptop"
     PAPER = "paper"
 
@@ -34,8 +35,12 @@ def reproduce(
         str | None, typer.Argument(metavar="[STUDY]", help="A study, such as hsu2019/fig5; --list shows all.")
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="smoke: minutes; laptop: up to an hour; paper: as in the document.")
-    ] = Scale.SMOKE,
+        Scale | None,
+        typer.Option(
+            help="smoke: two rounds, nothing learned; minutes: up to 10 minutes of one core, the default where the "
+            "study has it; laptop: up to an hour; paper: as in the document."
+        ),
+    ] = None,
     jobs: Jobs = None,
     out: Annotated[
         Path | None,
@@ -65,7 +70,7 @@ def reproduce(
     """
     with reported(debug, as_json) as output:
         from fedlens.core.errors import ConfigError
-        from fedlens.studies.reproduce import absent_data, costs, listed_studies, refuse_absent
+        from fedlens.studies.reproduce import absent_data, chosen_scale, costs, listed_studies, refuse_absent
         from fedlens.studies.reproductions import folder_of, reproduction
 
         if listed:
@@ -80,9 +85,10 @@ def reproduce(
                 "no study is given", hint="name one; 'fedlens reproduce --list' lists all studies"
             )
         path = reproduction(name)
-        cost = costs()[name][scale.value]
+        chosen = chosen_scale(name, scale)
+        cost = costs()[name][chosen]
         if dry_run and absent_data(cost.datasets, data_dir):
-            _show_absent(name, scale, cost, absent_data(cost.datasets, data_dir), as_json)
+            _show_absent(name, chosen, cost, absent_data(cost.datasets, data_dir), as_json)
             return
         refuse_absent(cost.datasets, data_dir, download)
 
@@ -91,19 +97,21 @@ def reproduce(
         from fedlens.studies.study import Study
         from fedlens.studies.study_file import read_study
 
+        study = Study.load(path, chosen)
         if not quiet:
             sentences = [
                 *_cost_lines(cost),
-                *differences_line(scale_differences(read_study(path, scale.value))),
+                *study.plan().caveats,
+                *differences_line(scale_differences(read_study(path, chosen))),
             ]
             for sentence in sentences:
                 print(printable(sentence), file=sys.stderr if as_json else sys.stdout)
         run_study(
-            Study.load(path, scale.value),
+            study,
             output,
             quiet=quiet,
             dry_run=dry_run,
-            out=out or folder_of(name, scale.value),
+            out=out or folder_of(name, chosen),
             jobs=jobs,
             data_dir=data_dir,
             download=download,
@@ -112,10 +120,10 @@ def reproduce(
         )
 
 
-def _show_absent(name: str, scale: Scale, cost: ScaleCost, absent: Sequence[str], as_json: bool) -> None:
+def _show_absent(name: str, scale: str, cost: ScaleCost, absent: Sequence[str], as_json: bool) -> None:
     """Prints the stored cost for --dry-run if data are missing, so that nothing can be measured."""
     if as_json:
-        print_json({"study": name, "scale": scale.value, **asdict(cost), "absent": list(absent)})
+        print_json({"study": name, "scale": scale, **asdict(cost), "absent": list(absent)})
     else:
         say(
             *_cost_lines(cost),
@@ -175,8 +183,8 @@ def show_list(studies: Sequence[ListedStudy]) -> None:
             for study in studies
             if study.name.partition("/")[0] == document
         ]
-        head = ("study", "smoke", "laptop", "paper", "missing data", "has been run", "what it is")
-        print_columns(rows, head, numeric=(1, 2, 3))
+        head = ("study", *SCALES, "missing data", "has been run", "what it is")
+        print_columns(rows, head, numeric=range(1, 1 + len(SCALES)))
     for name, reason in left_out().items():
         say(f"{name} has no study: {reason}")
     say("\ncosts: core time, computed from the settings, + that of pre-training; --json has runs and images")

@@ -175,7 +175,7 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
             planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
             ended = planned & result.results.lines.keys()
             say(f"{len(failed)} of {len(ended)} runs failed; the same command repeats them")
-        say(f"results: {place}")
+        say(*result.results.info.caveats, f"results: {place}")
     if failed:
         raise typer.Exit(1)
 

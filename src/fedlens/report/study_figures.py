@@ -14,6 +14,7 @@ from fedlens.core.errors import ConfigError, DataError, nearest
 from fedlens.core.registry import settings_model
 from fedlens.experiment.config_errors import explained
 from fedlens.report.study_analysis_figures import analysis_figure
+from fedlens.report.study_captions import joined
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_data_figures import distributions_figure, populations_figure
 from fedlens.report.study_figure import StudyFigure
@@ -104,7 +105,8 @@ def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "f
     except ConfigError as error:  # a kind of figure does not know its place in the file
         place = re.sub(r"^figures\b(?!\[)", lambda _: where, error.where or where)
         raise ConfigError(error.what, where=place, hint=error.hint) from None
-    return replace(figure, title=spec["title"]) if spec.get("title") else figure
+    title, caption = spec.get("title") or figure.title, joined(*results.info.caveats, figure.caption)
+    return replace(figure, title=title, caption=caption)
 
 
 def draw(results: StudyResults, spec: Mapping[str, Any], path: Path) -> Path:

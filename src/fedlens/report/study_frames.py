@@ -178,7 +178,14 @@ def cells_table(results: StudyResults) -> StudyTable:
     )
     notes = failure_notes(view.cells, results)
     return StudyTable(
-        "cells", info.title or info.name, caption, head, rows, notes, len(view.dimension_head) + 1
+        "cells",
+        info.title or info.name,
+        caption,
+        head,
+        rows,
+        notes,
+        len(view.dimension_head) + 1,
+        info.caveats,
     )
 
 

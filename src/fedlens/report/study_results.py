@@ -146,7 +146,7 @@ class StudyInfo:
             empty without tuning.
         clock: "images_per_second", "up_mbit", "down_mbit" of a simulated client; empty without one.
         figures, tables: what the study file asks for, each with its "kind".
-        scale: "smoke", "laptop" or "paper"; "" for a study without scales.
+        scale: "smoke", "minutes", "laptop" or "paper"; "" for a study without scales.
         smaller: sentences on what differs from the scale "paper".
         document: the document's own numbers; see `fedlens.studies.document`.
         command: that makes these results.
@@ -156,6 +156,7 @@ class StudyInfo:
         pretrained: the pre-trainings that runs start from. Tables and figures of results leave them out.
         pretrained_labels: their labels, by name.
         analyses: the names of the analyses of its final runs.
+        caveats: sentences that stand in every caption: what the runs do not show.
     """
 
     name: str
@@ -184,6 +185,7 @@ class StudyInfo:
     pretrained: Sequence[StudyEntry] = ()
     pretrained_labels: Mapping[str, str] = field(default_factory=dict)
     analyses: Sequence[str] = ()
+    caveats: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

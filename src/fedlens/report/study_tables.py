@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -80,7 +81,8 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
         common["document"] is not False,
         where,
     )
-    return TABLES[str(common["kind"])](view, **options)
+    table = TABLES[str(common["kind"])](view, **options)
+    return replace(table, caveats=results.info.caveats)
 
 
 def study_tables(results: StudyResults) -> list[StudyTable]:

@@ -45,6 +45,7 @@ class StudyTable:
         rows: of as many cells as `head`.
         notes: sentences below it.
         labels: the number of columns at the left that are names and not numbers.
+        caveats: sentences before the caption on what the numbers do not show.
     """
 
     name: str
@@ -54,6 +55,7 @@ class StudyTable:
     rows: Sequence[Sequence[TableCell]]
     notes: Sequence[str] = ()
     labels: int = 1
+    caveats: Sequence[str] = ()
 
     def to_html(self) -> str:
         """A `table` element in a scrolling `div`, with the caption and the notes as paragraphs.
@@ -71,7 +73,7 @@ class StudyTable:
         ]
         return "\n".join(
             [
-                f'<p class="lead">{html.escape(self.caption)}</p>',
+                f'<p class="lead">{html.escape(self._sentences())}</p>',
                 f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>',
                 *(f"<tr>{row}</tr>" for row in rows),
                 "</tbody></table></div>",
@@ -88,7 +90,7 @@ class StudyTable:
             *([_marked(cell, _markdown, "**", "**", "*", "*") for cell in row] for row in self.rows),
         ]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        caption = " ".join(filter(None, [f"**{_markdown(self.title)}.**", _markdown(self.caption)]))
+        caption = " ".join(filter(None, [f"**{_markdown(self.title)}.**", _markdown(self._sentences())]))
         return "\n\n".join([caption, table, *map(_markdown, self.notes)]) + "\n"
 
     def to_latex(self) -> str:
@@ -99,7 +101,7 @@ class StudyTable:
             for row in self.rows
         ]
         title = self.title if self.title.endswith((".", "?", "!")) else f"{self.title}."
-        caption = latex(" ".join(filter(None, [title, self.caption])))
+        caption = latex(" ".join(filter(None, [title, self._sentences()])))
         label = re.sub(r"[^A-Za-z0-9:-]+", "-", self.name)
         return "\n".join(
             [
@@ -122,8 +124,13 @@ class StudyTable:
         )
 
     def to_csv(self) -> str:
-        """The head and the rows as texts, without caption and notes."""
-        return csv_text([list(self.head), *([cell.text for cell in row] for row in self.rows)])
+        """The head and the rows as texts, without caption and notes. Caveats are a last column."""
+        caveat = " ".join(self.caveats)
+        lines = [[*self.head, "Caveat"], *([*(cell.text for cell in row), caveat] for row in self.rows)]
+        return csv_text(lines if caveat else [line[:-1] for line in lines])
+
+    def _sentences(self) -> str:
+        return " ".join(filter(None, [*self.caveats, self.caption]))
 
     def _number(self, column: int) -> str:
         return "" if column < self.labels else ' class="num"'

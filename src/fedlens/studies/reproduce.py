@@ -19,7 +19,7 @@ from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, repro
 if TYPE_CHECKING:
     from fedlens.studies.study_plan import StudyPlan
 
-SCALES = ("smoke", "laptop", "paper")
+SCALES = ("smoke", "minutes", "laptop", "paper")
 COSTS, RECORD = "costs.json", "record.toml"
 
 
@@ -100,12 +100,36 @@ def costs() -> Mapping[str, Mapping[str, ScaleCost]]:
     }
 
 
+def study_scales(name: str) -> list[str]:
+    """The scales of a study, the smallest first.
+
+    >>> study_scales("hsu2019/fig5")[-2:]
+    ['laptop', 'paper']
+    """
+    scales = {*tomllib.loads(reproduction(name).read_text(encoding="utf-8")).get("scales", {}), "paper"}
+    return [scale for scale in SCALES if scale in scales]
+
+
+def chosen_scale(name: str, scale: str | None = None) -> str:
+    """The scale to run: the given one, else "minutes", or "smoke" for a study without it.
+
+    Raises `ConfigError` if the study does not have the given scale.
+    """
+    scales = study_scales(name)
+    if scale is None:
+        return "minutes" if "minutes" in scales else "smoke"
+    if scale not in scales:
+        known = ", ".join(scales)
+        raise ConfigError(f"{name} has no scale '{scale}'", hint=f"choose one of its scales: {known}")
+    return scale
+
+
 def computed_costs(name: str) -> dict[str, Any]:
     """The costs of a study by scale as costs.json has them, computed anew."""
     from fedlens.studies.study_plan import StudyPlan
 
     path = reproduction(name)
-    return {scale: computed_cost(StudyPlan.load(path, scale, check=False)) for scale in SCALES}
+    return {scale: computed_cost(StudyPlan.load(path, scale, check=False)) for scale in study_scales(name)}
 
 
 def computed_cost(plan: StudyPlan) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
+from fedlens.studies.caveats import nothing_learned
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -247,12 +248,19 @@ class StudyPlan:
             stop_diverged=study.stop is not None and study.stop.diverged,
             files={name: sha256 for run in runs for name, sha256 in run.files.items()},
             analyses=list(study.analyses),
+            caveats=list(self.caveats),
             pretrained=[run.entry for run in self.pretraining],
             pretrained_labels={
                 run.method: (study.pretrained or {})[run.method].label or run.method
                 for run in self.pretraining
             },
         )
+
+    @cached_property
+    def caveats(self) -> Sequence[str]:
+        """The sentences of every caption: what the runs do not show."""
+        rounds = (config.rounds for config in self.cells.configs) if self.trains else ()
+        return [*filter(None, [nothing_learned(self.scale, rounds)])]
 
     def with_command(self, command: str) -> StudyPlan:
         """The same plan with the command that makes its results."""

@@ -28,8 +28,8 @@ def rendered(page: str) -> str:
 def rows() -> list[str]:
     """The lines of the table."""
     lines = [
-        "| study | what it is | data | smoke | laptop | paper | run by us |",
-        "|---|---|---|---:|---:|---:|---|",
+        f"| study | what it is | data | {' | '.join(SCALES)} | run by us |",
+        f"|---|---|---|{'---:|' * len(SCALES)}---|",
     ]
     return lines + [_row(study) for study in listed_studies(NOWHERE, NOWHERE)]
 

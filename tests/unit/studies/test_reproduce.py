@@ -18,7 +18,19 @@ from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.report.stated_values import StatedValue
 from fedlens.report.study_captions import tuning_words
-from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, write_info, write_lines
+from fedlens.report.study_figures import study_figures
+from fedlens.report.study_frames import cells_table
+from fedlens.report.study_page import write_study_page
+from fedlens.report.study_results import (
+    RunLine,
+    StudyEntry,
+    StudyInfo,
+    StudyResults,
+    write_info,
+    write_lines,
+)
+from fedlens.report.study_tables import study_tables
+from fedlens.studies import reproduce
 from fedlens.studies.document import read_document
 from fedlens.studies.reproduce import listed_studies, records, refuse_absent
 from fedlens.studies.reproductions import reproduction
@@ -185,6 +197,43 @@ def test_missing_data_are_refused_with_the_way_to_get_them(tmp_path: Path) -> No
     refuse_absent(["digits", "cifar10"], tmp_path, download=True)
     with pytest.raises(DataError, match="cifar10"):
         refuse_absent(["cifar10"], tmp_path, download=False)
+
+
+def test_a_study_starts_at_minutes_where_it_has_the_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fig0.toml"
+    monkeypatch.setattr(reproduce, "reproduction", lambda name: path)
+    path.write_text('base = "digits"\n[scales.laptop]\n[scales.smoke]\n')
+    assert reproduce.study_scales("fig0") == ["smoke", "laptop", "paper"]
+    assert reproduce.chosen_scale("fig0") == "smoke"
+    with pytest.raises(ConfigError, match=r"fig0 has no scale 'minutes'; choose .* smoke, laptop, paper"):
+        reproduce.chosen_scale("fig0", "minutes")
+    path.write_text('base = "digits"\n[scales.laptop]\n[scales.smoke]\n[scales.minutes]\n')
+    assert reproduce.study_scales("fig0") == [*reproduce.SCALES]
+    assert reproduce.chosen_scale("fig0") == "minutes"
+    assert reproduce.chosen_scale("fig0", "laptop") == "laptop"
+
+
+def test_every_writer_says_that_two_rounds_learn_nothing(tmp_path: Path) -> None:
+    smoke = {"set": {"rounds": 2}}
+    study = {"base": "digits", "seeds": [0, 1], "scales": {"smoke": smoke, "laptop": {"set": {"rounds": 2}}}}
+    info = StudyPlan.load(study, "smoke").info({})
+    assert info.caveats == ["Two rounds, nothing learned."]
+    assert not StudyPlan.load(study, "laptop").info({}).caveats
+    curve = {"round": [2], "test_accuracy": [0.5]}
+    lines = {entry.digest: RunLine(entry.digest, entry.run, "finished", None, 2, "test_accuracy", curve)
+             for entry in info.entries}  # fmt: skip
+    results = StudyResults(info, lines)
+    write_info(tmp_path, info)
+    write_lines(tmp_path / "results.jsonl", lines.values())
+    page = write_study_page(tmp_path).read_text("utf-8")
+    [table] = study_tables(results)
+    [curves] = study_figures(results)
+    written = [table.to_html(), table.to_markdown(), table.to_latex(), table.to_csv()]
+    assert curves.figure
+    for text in (*written, cells_table(results).to_latex(), curves.figure.caption, page):
+        assert info.caveats[0] in text
 
 
 def test_a_wrong_record_is_refused(tmp_path: Path) -> None:
