@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedlens.core.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.dataset import Dataset, Examples, check_labels
+from fedlens.data.dataset import Dataset, Examples, channel_moments, check_labels
 from fedlens.data.datasets.dataset_files import (
     damaged,
     get_again,
@@ -28,6 +28,11 @@ from fedlens.data.datasets.drawn_places import drawn_places
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 _UNSEEN = -1  # the group of a class of which no image was read
+
+Side = Annotated[
+    Literal[32, 16, 8],
+    Field(description="pixels per side; 32 is the published size, others are means of 2x2 or 4x4 pixels"),
+]
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,16 @@ FORMATS = {
 }
 
 
-def cifar10(root: Path, download: bool, seed: int) -> Dataset:
+def cifar10(root: Path, download: bool, seed: int, *, size: Side = 32) -> Dataset:
     """CIFAR-10: 50,000 + 10,000 photographs of 32x32, 10 classes; `seed` plays no part.
+
+    With a `size` of 16 or 8 each pixel is the mean of 2x2 or 4x4 published ones, for runs in minutes.
 
     Reads `root/cifar-10-batches-bin`, or else `root/cifar-10-batches-py`; both have the same images in the
     same order. Raises `DataError` if both are incomplete, or a file is damaged or holds another number of
     images than was published.
     """
-    return _read("cifar10", root, download)
+    return _read("cifar10", root, download, size)
 
 
 def cifar100(
@@ -66,6 +73,7 @@ def cifar100(
     download: bool,
     seed: int,
     *,
+    size: Side = 32,
     places: Annotated[
         Literal["none", "drawn"],
         Field(description="drawn: invented columns `lat` and `lon`, in which classes cluster; see `s2`"),
@@ -75,7 +83,7 @@ def cifar100(
 
     `Dataset.coarse` is the group of each class, one of 20 groups of five classes, as the files state it for
     each image. Reads `root/cifar-100-binary`, or else `root/cifar-100-python`; both have the same images in the
-    same order.
+    same order. `size` is that of `cifar10`.
 
     With places = "drawn" each image has columns `lat` and `lon`, in degrees. They are drawn with `seed`, as
     `drawn_places` states: a stand-in for iNaturalist's coordinates in the partition `s2`. Otherwise `seed` plays no
@@ -84,7 +92,7 @@ def cifar100(
     Raises `DataError` if both forms are incomplete, a file is damaged or holds another number of images than was
     published, images of one class are in two groups, or places are drawn and the files state no groups.
     """
-    dataset = _read("cifar100", root, download)
+    dataset = _read("cifar100", root, download, size)
     return dataset if places == "none" else _with_places(dataset, seed, root)
 
 
@@ -102,7 +110,7 @@ def _with_places(dataset: Dataset, seed: int, root: Path) -> Dataset:
     return replace(dataset, train=train, test=test, notes=(*dataset.notes, note), seeded=True)
 
 
-def _read(name: str, root: Path, download: bool) -> Dataset:
+def _read(name: str, root: Path, download: bool, size: int) -> Dataset:
     facts = CATALOGUE[name]
     train_count, test_count = split_counts(name)
     # The binary form comes first in the catalogue, because it needs no unpickling.
@@ -110,7 +118,23 @@ def _read(name: str, root: Path, download: bool) -> Dataset:
     coarse = np.full(len(facts.labels), _UNSEEN, np.int64)
     train = _read_split(name, train_paths, train_count, coarse)
     test = _read_split(name, [test_path], test_count, coarse)
-    return published(name, (train, test), coarse=None if (coarse == _UNSEEN).any() else coarse)
+    dataset = published(name, (train, test), coarse=None if (coarse == _UNSEEN).any() else coarse)
+    return dataset if size == SHAPE[1] else _smaller(dataset, size)
+
+
+def _smaller(dataset: Dataset, size: int) -> Dataset:
+    """The same images with `size` pixels per side, the rounded means of blocks, and their moments."""
+    block = SHAPE[1] // size
+    pixels = block * block
+
+    def smaller(split: Examples) -> Examples:
+        blocks = split.inputs.reshape(-1, SHAPE[0], size, block, size, block)
+        means = (blocks.sum(axis=(3, 5), dtype=np.uint16) + pixels // 2) // pixels
+        return replace(split, inputs=means.astype(np.uint8))
+
+    train, test = smaller(dataset.train), smaller(dataset.test)
+    mean, std = channel_moments(train.inputs)
+    return replace(dataset, train=train, test=test, mean=mean, std=std, moments_of=len(train))
 
 
 def _read_split(name: str, paths: list[Path], count: int, coarse: NDArray[np.int64]) -> Examples:

@@ -182,3 +182,17 @@ def test_the_layout_written_here_is_what_an_ordinary_unpickler_reads() -> None:
     found = pickle.loads(content, encoding="latin1")
     assert content[:2] == b"\x80\x02"
     np.testing.assert_array_equal(found["data"], pixels)
+
+
+@pytest.mark.parametrize("size", [16, 8])
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_smaller_images_are_means_of_blocks(tmp_path: Path, name: str, size: int) -> None:
+    write_cifar_binary(tmp_path, CATALOGUE[name])
+    whole, small = (DATASETS.find(name)(tmp_path, False, 0, size=side) for side in (32, size))
+    assert small.input_shape == (3, size, size)
+    side = 32 // size
+    block = whole.test.inputs[1, 2, 4 * side : 5 * side, :side].astype(float)
+    assert abs(float(small.test.inputs[1, 2, 4, 0]) - block.mean()) <= 0.5
+    np.testing.assert_array_equal(small.train.targets, whole.train.targets)
+    np.testing.assert_allclose(small.std, (small.train.inputs / 255).std(axis=(0, 2, 3)))
+    assert small.moments_of == len(small.train)
