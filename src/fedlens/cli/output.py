@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -47,16 +47,17 @@ class OutputLost(Exception):
 
 @dataclass
 class CommandOutput:
-    """The output of one command: whether it is JSON, whether the JSON has been printed, and --debug."""
+    """The output of one command: whether it is JSON, whether the JSON has been printed, --debug, and `more` keys."""
 
     as_json: bool = False
     printed: bool = False
     debug: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
 
     def json(self, value: Any) -> None:
-        """Prints the command's JSON value."""
+        """Prints the command's JSON value, with the keys of `more` if it is an object."""
         self.printed = True
-        print_json(value)
+        print_json({**value, **self.more} if self.more else value)
 
     def failed(self, status: str, exit_code: int, what: str, where: str | None, hint: str | None) -> None:
         """With --json, prints the error as an object, unless the command has printed its JSON before."""

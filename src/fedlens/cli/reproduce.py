@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
-from fedlens.cli.output import print_columns, print_json, reported, say
+from fedlens.cli.output import CommandOutput, print_columns, print_json, reported, say
 from fedlens.core.printable import printable
 from fedlens.core.shell_command import quoted_command
 
@@ -69,7 +69,9 @@ def reproduce(
     The same command continues an interrupted study.
     """
     with reported(debug, as_json) as output:
+        from fedlens.cli.study_record import show_record
         from fedlens.core.errors import ConfigError
+        from fedlens.studies.records import records
         from fedlens.studies.reproduce import absent_data, chosen_scale, costs, listed_studies, refuse_absent
         from fedlens.studies.reproductions import folder_of, reproduction
 
@@ -86,9 +88,13 @@ def reproduce(
             )
         path = reproduction(name)
         chosen = chosen_scale(name, scale)
+        recorded = records().get(name, [])
+        output.more = {"records": [asdict(record) for record in recorded]}
+        if not (quiet or as_json):
+            show_record(name, recorded, chosen)
         cost = costs()[name][chosen]
         if dry_run and absent_data(cost.datasets, data_dir):
-            _show_absent(name, chosen, cost, absent_data(cost.datasets, data_dir), as_json)
+            _show_absent(name, chosen, cost, absent_data(cost.datasets, data_dir), output)
             return
         refuse_absent(cost.datasets, data_dir, download)
 
@@ -120,10 +126,12 @@ def reproduce(
         )
 
 
-def _show_absent(name: str, scale: str, cost: ScaleCost, absent: Sequence[str], as_json: bool) -> None:
+def _show_absent(
+    name: str, scale: str, cost: ScaleCost, absent: Sequence[str], output: CommandOutput
+) -> None:
     """Prints the stored cost for --dry-run if data are missing, so that nothing can be measured."""
-    if as_json:
-        print_json({"study": name, "scale": scale, **asdict(cost), "absent": list(absent)})
+    if output.as_json:
+        output.json({"study": name, "scale": scale, **asdict(cost), "absent": list(absent)})
     else:
         say(
             *_cost_lines(cost),
@@ -232,5 +240,8 @@ def run_words(study: ListedStudy) -> str:
         scale if done == planned else f"{scale} ({done} of {planned} runs)"
         for scale, (done, planned) in study.local.items()
     ]
-    ours = [f"{record.scale} by us ({record.version})" for record in study.records]
+    ours = [
+        f"{record.scale} by us ({record.version}{', before a change' if record.stale else ''})"
+        for record in study.records
+    ]
     return ", ".join([*(f"{each} here" for each in local), *ours]) or "-"

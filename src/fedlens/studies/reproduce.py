@@ -14,13 +14,14 @@ from fedlens.core.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, presence
 from fedlens.experiment.datadir import data_directory
 from fedlens.report.study_results import StudyResults
+from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
 
 if TYPE_CHECKING:
     from fedlens.studies.study_plan import StudyPlan
 
 SCALES = ("smoke", "minutes", "laptop", "paper")
-COSTS, RECORD = "costs.json", "record.toml"
+COSTS = "costs.json"
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,6 @@ class ScaleCost:
     datasets: Sequence[str]
     pretraining_images: float = 0
     pretraining_hours: float | None = 0.0
-
-
-@dataclass(frozen=True)
-class StudyRecord:
-    """One time that a study was run.
-
-    Attributes:
-        version: of fedlens.
-        cpu_hours: of one core.
-        outcome: one sentence on what the result shows.
-    """
-
-    scale: str
-    version: str
-    cpu_hours: float
-    outcome: str
 
 
 @dataclass(frozen=True)
@@ -149,17 +134,6 @@ def computed_cost(plan: StudyPlan) -> dict[str, Any]:
 
 def _three_digits(hours: float | None) -> float | None:
     return None if hours is None else float(f"{hours:.3g}")
-
-
-def records(path: Path | None = None) -> dict[str, list[StudyRecord]]:
-    """The recorded runs of each study, from record.toml. Raises `ConfigError` if an entry is wrong."""
-    path = path or FOLDER / RECORD
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    try:
-        return {name: [StudyRecord(**entry) for entry in entries] for name, entries in tables.items()}
-    except TypeError as error:
-        hint = "an entry has scale, version, cpu_hours and outcome"
-        raise ConfigError(f"an entry is wrong: {error}", where=str(path), hint=hint) from None
 
 
 def listed_studies(data_dir: Path | None = None, studies: Path | None = None) -> list[ListedStudy]:

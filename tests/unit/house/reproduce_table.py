@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from fedlens.cli.reproduce import short_hours
+from fedlens.report.format import duration
 from fedlens.studies.reproduce import COSTS, SCALES, ListedStudy, computed_costs, costs, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproductions
 
@@ -37,7 +38,8 @@ def rows() -> list[str]:
 def _row(study: ListedStudy) -> str:
     data = dict.fromkeys(name for cost in study.costs.values() for name in cost.datasets)
     ours = "; ".join(
-        f"{record.scale} ({record.version}, {record.cpu_hours:g} CPU hours): {record.outcome}"
+        f"[{record.scale}](figures-of-five-papers.md#{study.name.replace('/', '')}-{record.scale})"
+        f" ({record.version}, {duration(3600 * record.cpu_hours)} of one core): {record.outcome}"
         for record in study.records
     )
     cells = [short_hours(study.costs.get(scale)) for scale in SCALES]

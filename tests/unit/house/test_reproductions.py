@@ -15,7 +15,8 @@ from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import DATA_FIGURES, needs_data
 from fedlens.report.study_tables import check_tables
 from fedlens.studies.document import stated_document
-from fedlens.studies.reproduce import computed_cost, costs, records, study_scales
+from fedlens.studies.records import records
+from fedlens.studies.reproduce import computed_cost, costs, study_scales
 from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reproductions
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_file import read_study, scale_data

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from fedlens.report.study_results import (
 from fedlens.report.study_tables import study_tables
 from fedlens.studies import reproduce
 from fedlens.studies.document import read_document
-from fedlens.studies.reproduce import listed_studies, records, refuse_absent
+from fedlens.studies.records import StudyRecord, records
+from fedlens.studies.reproduce import listed_studies, refuse_absent
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study_cost import images_per_second, study_cost
@@ -244,6 +246,67 @@ def test_a_wrong_record_is_refused(tmp_path: Path) -> None:
     path.write_text(entry)
     with pytest.raises(ConfigError, match="an entry is wrong"):
         records(path)
+
+
+RECORDED = StudyRecord(
+    scale="laptop",
+    version="0.1.0",
+    cpu_hours=0.5,
+    outcome="Test accuracy from 40.0 % (FedVC) to 50.0 % (FedVC + FedIR), one seed (0).",
+    date="2026-11-24",
+    folder="docs/atlas/hsu2020/table3/laptop",
+    metric="Test accuracy (%)",
+    numbers=[
+        {"of": "FedVC", "here": "40.0", "paper": "53.0"},
+        {"of": "FedVC + FedIR", "here": "50.0", "paper": ""},
+    ],
+    verdicts=[{"claim": "FedIR helps", "where": "table 3", "verdict": "cannot tell"}],
+)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[StudyRecord]]:
+    """The recorded runs that the command reads."""
+    found = {"hsu2020/table3": [RECORDED]}
+    for module in ("records", "reproduce"):
+        monkeypatch.setattr(f"fedlens.studies.{module}.records", lambda path=None: found)
+    return found
+
+
+def test_the_command_opens_with_what_was_recorded(
+    recorded: dict[str, list[StudyRecord]], tmp_path: Path
+) -> None:
+    run, study = CliRunner().invoke, ["reproduce", "hsu2020/table3", "--dry-run", "--data-dir", str(tmp_path)]
+    shown = run(app, [*study, "--scale", "smoke"]).stdout
+    assert shown.startswith(
+        "recorded: scale laptop, 2026-11-24, fedlens 0.1.0, 30 min of one core\n"
+        "Test accuracy from 40.0 % (FedVC) to 50.0 % (FedVC + FedIR), one seed (0).\n"
+    )
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["FedVC", "40.0", "53.0"] in lines
+    assert ["FedVC", "+", "FedIR", "50.0", "-"] in lines
+    assert "cannot tell: FedIR helps (table 3)" in shown
+    assert "made by: fedlens reproduce hsu2020/table3 --scale laptop\n" in shown
+    assert shown.index("made by") < shown.index("at most"), "before the cost of what runs now"
+    assert "recorded" not in run(app, [*study, "--quiet"]).stdout
+    [entry] = json.loads(run(app, [*study, "--json"]).stdout)["records"]
+    assert entry["numbers"][0] == {"of": "FedVC", "here": "40.0", "paper": "53.0"}
+    assert (entry["scale"], entry["verdicts"][0]["verdict"]) == ("laptop", "cannot tell")
+
+
+def test_the_command_prefers_the_record_of_the_scale_and_says_what_changed_since(
+    recorded: dict[str, list[StudyRecord]], tmp_path: Path
+) -> None:
+    recorded["hsu2020/table3"].insert(
+        0, replace(RECORDED, scale="smoke", stale="Changed: rounds: 3 instead of 2.")
+    )
+    run, study = CliRunner().invoke, ["reproduce", "hsu2020/table3", "--dry-run", "--data-dir", str(tmp_path)]
+    shown = run(app, [*study, "--scale", "smoke"]).stdout
+    assert shown.startswith("recorded: scale smoke")
+    assert "the study has changed since: Changed: rounds: 3 instead of 2.\n" in shown
+    assert "recorded too: laptop\n" in shown
+    listed = run(app, ["reproduce", "--list", "--data-dir", str(tmp_path)]).stdout
+    assert "smoke by us (0.1.0, before a change), laptop by us (0.1.0)" in listed
 
 
 def test_the_list_has_what_was_run_here(tmp_path: Path) -> None:

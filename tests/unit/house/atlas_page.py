@@ -1,0 +1,132 @@
+"""The page "Figures of five papers", and the records as the study files have them now.
+
+    python -m tests.unit.house.atlas_page
+
+After a change of a title, a label or a claim, the files of a record and its entry in record.toml are written anew, and
+its pictures are drawn again; the table of docs/reproduce.md names all records. After a change of a setting the record
+stays as it is, and is marked as stale; the next `python -m benchmarks.atlas` replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.atlas import USUAL, plan_of
+from benchmarks.atlas_record import COPY, current, draw, record_of, stale_because, write_entry
+from fedlens.cli.reproduce import short_hours
+from fedlens.core.shell_command import shell_command
+from fedlens.report.format import duration
+from fedlens.report.study_figures import study_figures
+from fedlens.report.study_results import StudyResults, write_data, write_info
+from fedlens.report.study_tables import study_tables
+from fedlens.report.table_format import StudyTable, TableCell
+from fedlens.studies.records import RECORD, StudyRecord, records
+from fedlens.studies.reproduce import ListedStudy, listed_studies
+from fedlens.studies.reproductions import FOLDER, reproduction
+from tests.unit.house import reproduce_table
+
+ROOT = Path(__file__).parents[3]
+HOME = ROOT / "docs" / "atlas"
+PAGE = ROOT / "docs" / "figures-of-five-papers.md"
+NOWHERE = Path("/nonexistent")  # what is on a machine does not belong on the page
+HEAD = """# Figures of five papers
+
+What our runs of the [documents](documents.md) show, beside the numbers that the documents state: {recorded} of {all}
+studies have a record. Each picture is drawn from the files of its record in `docs/atlas`, and each record names the
+command that makes it again ([Reproduce a figure](reproduce.md)). `python -m benchmarks.atlas` runs the studies without
+a record on one core of an idle machine. `python -m tests.unit.house.atlas_page` writes this page.
+
+A picture of a small scale neither proves nor refutes a document. Below each picture stands what ran instead of the
+document's settings.
+"""
+
+
+def made(name: str, record: StudyRecord) -> tuple[StudyResults, StudyRecord]:
+    """The results of a record as the study file has them now, and its entry; of a stale one, those of then."""
+    folder, plan = ROOT / record.folder, plan_of(name, record.scale)
+    if stale := stale_because(folder, plan):
+        return StudyResults.read(folder), replace(record, stale=stale)
+    results = current(folder, plan)
+    return results, record_of(results, folder, name)
+
+
+def page() -> str:
+    """The page, from record.toml and docs/atlas."""
+    studies = listed_studies(NOWHERE, NOWHERE)
+    recorded = [study for study in studies if study.records]
+    parts = [HEAD.format(recorded=len(recorded), all=len(studies))]
+    for paper in dict.fromkeys(study.name.partition("/")[0] for study in studies):
+        own = [study for study in studies if study.name.startswith(f"{paper}/")]
+        parts.append(f"\n## {paper}\n")
+        parts += [part for study in own for record in study.records for part in _shown(study, record)]
+        parts += _without([study for study in own if not study.records])
+    return "".join(parts)
+
+
+def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
+    """The section of a record."""
+    folder, link = ROOT / record.folder, record.folder.removeprefix("docs/")
+    results = StudyResults.read(folder)
+    yield f"\n### `{study.name}`, {record.scale}\n\n{study.description} {record.outcome}\n"
+    if record.stale:
+        yield f'\n!!! warning "The study has changed since"\n\n    {record.stale}\n'
+    for figure in study_figures(results):
+        if (folder / f"{figure.name}.svg").is_file() and figure.figure is not None:
+            yield f"\n![{figure.figure.title}]({link}/{figure.name}.svg)\n\n{figure.figure.caption}\n"
+    if record.numbers:
+        stated = any(number["paper"] for number in record.numbers)
+        keys = ("of", "here", "paper") if stated else ("of", "here")
+        rows = [[TableCell(number[key] or "–") for key in keys] for number in record.numbers]
+        head = [record.metric, "here", "document"][: len(keys)]
+        yield f"\n{_table(StudyTable('numbers', 'Numbers', '', head, rows))}"
+        yield "" if stated else "\nThe text of the document states none of these numbers.\n"
+    if not results.info.entries:
+        yield from (f"\n{_table(table)}" for table in study_tables(results))
+    if record.verdicts:
+        claims = [[TableCell(one[key]) for key in ("claim", "where", "verdict")] for one in record.verdicts]
+        yield f"\n{_table(StudyTable('claims', 'Claims', '', ['claim', 'stated in', 'verdict'], claims, labels=3))}"
+    if results.info.smaller:
+        lines = "".join(f"    - {sentence}\n" for sentence in results.info.smaller)
+        yield f'\n??? info "What ran instead of the document\'s settings"\n\n{lines}'
+    files = ", ".join(f"[{name}]({link}/{name})" for name in ("results.jsonl", "study.json", "cost.json"))
+    cost = f"{duration(3600 * record.cpu_hours)} of one core" if record.cpu_hours else "less than a second"
+    yield f"\n`{record.command(study.name)}`: {cost}, {record.date}, fedlens {record.version}; {files}.\n"
+
+
+def _table(table: StudyTable) -> str:
+    """The rows of a table and its notes, without its title."""
+    return table.to_markdown().partition("\n\n")[2]
+
+
+def _without(studies: Sequence[ListedStudy]) -> Iterator[str]:
+    """One line for each study without a record."""
+    if studies:
+        yield "\nWithout a record:\n\n| study | command | cost |\n|---|---|---:|\n"
+    for study in studies:
+        scale = next((scale for scale in USUAL if scale in study.costs), "paper")
+        command = shell_command("reproduce", study.name, scale=scale)
+        yield f"| {study.description} | `{command}` | {short_hours(study.costs.get(scale))} |\n"
+
+
+def write() -> None:
+    """Writes the records that have changed, the page, and the table of docs/reproduce.md."""
+    for name, found in records().items():
+        for record in found:
+            results, entry = made(name, record)
+            folder = ROOT / record.folder
+            if not entry.stale:
+                write_info(folder, results.info)
+                (folder / COPY).write_bytes(reproduction(name).read_bytes())
+                if results.data:
+                    write_data(folder, results.data)
+                draw(folder)
+            write_entry(FOLDER / RECORD, name, entry)
+    PAGE.write_text(page(), encoding="utf-8")
+    table = reproduce_table.PAGE
+    table.write_text(reproduce_table.rendered(table.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,74 @@
+"""The records of studies: their files, their entries in record.toml, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.atlas_record import (
+    COST,
+    DATA,
+    FILES,
+    INFO,
+    MOST,
+    MOST_IN_ALL,
+    MOST_PICTURES,
+    refuse_machine,
+)
+from fedlens.report.study_results import StudyResults
+from fedlens.studies.records import StudyRecord, records
+from tests.unit.house.atlas_page import HOME, PAGE, ROOT, made, page
+
+AGAIN = "run: python -m tests.unit.house.atlas_page"
+RECORDS = [(name, record) for name, found in records().items() for record in found]
+IDS = [f"{name}-{record.scale}" for name, record in RECORDS]
+
+
+@pytest.mark.parametrize(("name", "record"), RECORDS, ids=IDS)
+def test_a_record_is_that_of_the_study_as_it_is_now_or_marked_as_stale(
+    name: str, record: StudyRecord
+) -> None:
+    results, entry = made(name, record)
+    assert entry == record, AGAIN
+    if not entry.stale:
+        folder = ROOT / record.folder
+        assert json.loads((folder / INFO).read_bytes()) == json.loads(json.dumps(asdict(results.info))), AGAIN
+        assert StudyResults.read(folder).data == json.loads(json.dumps(results.data)), AGAIN
+
+
+@pytest.mark.parametrize(("name", "record"), RECORDS, ids=IDS)
+def test_a_record_has_all_files_of_moderate_size_and_names_no_machine(name: str, record: StudyRecord) -> None:
+    assert record.folder == f"docs/atlas/{name}/{record.scale}"
+    files = {path.name: path for path in (ROOT / record.folder).iterdir()}
+    pictures = {name for name in files if name.endswith(".svg")}
+    assert set(FILES) - {DATA} <= set(files) <= {*FILES, *pictures}
+    taken = {name: path.stat().st_size for name, path in files.items()}
+    assert sum(taken[name] for name in set(files) - pictures) <= MOST
+    assert sum(taken[name] for name in pictures) <= MOST_PICTURES
+    for each in set(files) - pictures:
+        refuse_machine(files[each].read_text(encoding="utf-8"), each)
+    cost = json.loads(files[COST].read_bytes())
+    assert record.cpu_hours == round(cost["cpu_seconds"] / 3600, 4)
+    tomllib.loads(files["study.toml"].read_text(encoding="utf-8"))
+
+
+def test_every_folder_has_an_entry_and_all_are_small_enough() -> None:
+    files = [path for path in HOME.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= MOST_IN_ALL
+    assert {path.parent.relative_to(ROOT).as_posix() for path in files} == {
+        record.folder for _, record in RECORDS
+    }
+
+
+def test_the_page_shows_every_record_and_every_study_without_one() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(), AGAIN
+    for name, record in RECORDS:
+        assert f"### `{name}`, {record.scale}\n" in text
+        assert f"`{record.command(name)}`" in text
+        for picture in (ROOT / record.folder).glob("*.svg"):
+            assert f"({picture.relative_to(Path(PAGE).parent).as_posix()})" in text
