@@ -32,7 +32,7 @@ from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.text_files import parsed_fact
 from fedlens.experiment.trained_model import TrainedModel, read_trained
 from fedlens.models.prepare import Preparation
-from fedlens.report.contact_sheet import sheet_of_views
+from fedlens.report.contact_sheet import png, sheet_of_views
 from fedlens.report.format import many
 from fedlens.result import Result
 
@@ -267,7 +267,7 @@ def _draw_sheet(files: PretrainedFiles, built: Built) -> None:
     """Writes the contact sheet of training images; none for text, and where the run keeps no images."""
     views = training_images(built) if built.config.keeps_images else None
     if views is not None:
-        write_atomically(files.sheet, sheet_of_views(views, _COLUMNS))
+        write_atomically(files.sheet, png(sheet_of_views(views, _COLUMNS)))
 
 
 def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import Debug, Json
+from fedlens.cli.options import DatasetChanges, Debug, Json
 from fedlens.cli.output import print_columns, print_json, reported, say
 from fedlens.data.diagnostics import shortened, summarized
 from fedlens.report.format import many
@@ -30,14 +30,7 @@ def check(
             help="image-folder, csv, mask-folder, coco-json, voc-xml or yolo-txt; by default guessed from the files.",
         ),
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of the dataset, such as client_level=1; may be repeated.",
-        ),
-    ] = None,
+    changes: DatasetChanges = None,
     write: Annotated[
         Path | None,
         typer.Option(

@@ -13,6 +13,14 @@ Changes = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a setting, for example local.lr=0.1; may be repeated."
     ),
 ]
+DatasetChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the dataset, such as client_level=1; may be repeated.",
+    ),
+]
 EngineName = Annotated[
     str | None, typer.Option("--engine", metavar="NAME", help="The execution backend (fedlens list engines).")
 ]

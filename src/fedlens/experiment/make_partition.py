@@ -1,4 +1,4 @@
-"""A partition of a dataset, made from settings alone: no run, no model, no import of torch."""
+"""A dataset and a partition of it, made from settings alone: no run, no model, no import of torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedlens.core.registry import Registry, settings_model
 from fedlens.core.shell_command import setting
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.formats.folder_check import own_dataset
 from fedlens.data.loading import loaded
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.registry import PARTITIONS
@@ -75,15 +76,49 @@ def make_partition(
     chosen_dataset = _resolve(DATASETS, dataset, of_dataset, "dataset", source)
     chosen = _resolve(PARTITIONS, partition, settings, "", source)
     seed_of_data = derive(0, "seeds", "data") if data_seed is None else data_seed
-    data: Dataset = chosen_dataset(root, download, seed_of_data)
-    if data.on_error == "skip":
-        # What cannot be decoded is left out of a run, and the positions are those of the rest.
-        data = loaded(data, int(DataSettings.model_fields["cache"].default * 2**30))
+    data = _read(chosen_dataset, root, download, seed_of_data)
     table = data.table()
     drawn: Partition = chosen(table, seed)
     refuse_features(data, drawn)
     partition_made = replace(drawn, dataset=data.name).counted(table)
     return Made(partition_made, data.kind, seed_of_data if data.seeded or data_seed is not None else None)
+
+
+def read_dataset(
+    name: str,
+    changes: Sequence[str] = (),
+    *,
+    data_seed: int | None = None,
+    root: Path,
+    download: bool = False,
+) -> Dataset:
+    """The dataset of this name, or the user's own data in a folder, whose format is guessed.
+
+    Args:
+        name: in the registry, `file.py:function`, or a folder.
+        changes: `key=value`, a setting of the dataset.
+        data_seed, root, download: as in `make_partition`.
+
+    Raises `ConfigError` if the name or a setting is wrong, `DataError` if the data are missing or corrupt.
+
+    >>> len(read_dataset("digits", ["test=0.5"], root=Path()).test)
+    Traceback (most recent call last):
+    fedlens.core.errors.ConfigError: ... unknown setting 'test'...
+    """
+    source = override(Source({}), changes)
+    settings = dict(source.values)
+    if name not in DATASETS and Path(name).is_dir():
+        name, settings = own_dataset(Path(name), settings)
+    chosen = _resolve(DATASETS, name, settings, "", source, {"name": "NAME"})
+    return _read(chosen, root, download, derive(0, "seeds", "data") if data_seed is None else data_seed)
+
+
+def _read(chosen: Resolved, root: Path, download: bool, seed: int) -> Dataset:
+    data: Dataset = chosen(root, download, seed)
+    if data.on_error != "skip":
+        return data
+    # What cannot be decoded is left out of a run, and the positions are those of the rest.
+    return loaded(data, int(DataSettings.model_fields["cache"].default * 2**30))
 
 
 def check_free(path: Path, force: bool) -> None:
@@ -131,10 +166,15 @@ def _tables(source: Source) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _resolve(
-    registry: Registry, name: str, settings: Mapping[str, Any], key: str, source: Source
+    registry: Registry,
+    name: str,
+    settings: Mapping[str, Any],
+    key: str,
+    source: Source,
+    arguments: Mapping[str, str] = _ARGUMENTS,
 ) -> Resolved:
     def locate(setting: str) -> str:
-        return _ARGUMENTS.get(setting) or source.locate(setting)
+        return arguments.get(setting) or source.locate(setting)
 
     _refuse_missing(registry, name, settings, key)
     return resolve(registry, {"name": name, **settings}, key, source, locate)

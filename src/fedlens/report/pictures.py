@@ -204,11 +204,16 @@ def save(picture: Picture, path: Path, hint: str | None = None) -> Path:
     """
     content = BytesIO()
     picture.savefig(content, format=path.suffix[1:], dpi=200, metadata=SUFFIXES[path.suffix])
+    return write_picture(content.getvalue(), path, hint)
+
+
+def write_picture(content: bytes, path: Path, hint: str | None = None) -> Path:
+    """Writes a file, and its folder if it is missing; returns `path`. Raises `RunFailed` if the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refused(error, "the picture", path, hint) from error
-    write_atomically(path, content.getvalue(), hint=hint)
+    write_atomically(path, content, hint=hint)
     return path
 
 

@@ -35,7 +35,7 @@ def boxes_drawn(
     image: NDArray[np.uint8],
     boxes: Boxes,
     labels: Boxes,
-    scores: Boxes,
+    scores: Boxes | None = None,
     truth: tuple[Boxes, Boxes] | None = None,
     classes: Sequence[str] = (),
 ) -> NDArray[np.uint8]:
@@ -45,7 +45,8 @@ def boxes_drawn(
         image: uint8 [C, H, W].
         boxes: [k, 4], left, top, right, bottom in pixels of the image.
         labels: [k], from 0 on; the colour of a box is that of its class.
-        scores: [k], in descending order. Each box is labelled with class and score if at most 60 are drawn.
+        scores: [k], in descending order; None for true boxes alone. Each box is labelled with its class, and with its
+            score, if at most 60 are drawn.
         truth: true boxes [m, 4] and their labels [m], drawn dashed.
         classes: the name of each class; numbers by default.
     """
@@ -55,9 +56,10 @@ def boxes_drawn(
     if truth is not None:
         for box, label in zip(truth[0], truth[1].tolist(), strict=True):
             _dashed(draw, [scale * edge for edge in box.tolist()], class_colour(label))
+    ends = [""] * len(boxes) if scores is None else [f" {score:.2f}" for score in scores.tolist()]
     placed = [
-        ([scale * edge for edge in box.tolist()], int(label), float(score))
-        for box, label, score in zip(boxes, labels.tolist(), scores.tolist(), strict=True)
+        ([scale * edge for edge in box.tolist()], int(label), end)
+        for box, label, end in zip(boxes, labels.tolist(), ends, strict=True)
     ]
     width = 2 if len(placed) <= _LABELLED else 1
     for box, label, _ in reversed(placed):  # the most confident one on top
@@ -65,8 +67,8 @@ def boxes_drawn(
         if right >= left and bottom >= top:
             draw.rectangle(box, outline=class_colour(label), width=width)
     if len(placed) <= _LABELLED:
-        for box, label, score in reversed(placed):
-            _labelled(draw, box, f"{_name(classes, label)} {score:.2f}", class_colour(label), picture.size)
+        for box, label, end in reversed(placed):
+            _labelled(draw, box, f"{_name(classes, label)}{end}", class_colour(label), picture.size)
     named = _by_number(labels)[:_LISTED]
     lines = [*_counted(labels, classes), *_true(truth, classes)]
     return captioned(picture, lines, {row: class_colour(label) for row, (label, _) in enumerate(named)})

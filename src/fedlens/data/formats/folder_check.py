@@ -94,6 +94,18 @@ def check_folder(folder: Path, format: str | None = None, settings: Mapping[str,
     )
 
 
+def own_dataset(folder: Path, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the settings of the dataset in a folder of a user's own data, in the format that its files have.
+
+    Raises `ConfigError` if no format fits, or several do.
+    """
+    given = {"path": str(folder), **settings}
+    name = guess_format(folder, given).format
+    if name != "csv":
+        return name, given
+    return "image-folder", given if "table" in given else {**given, "table": _only_table(folder)}
+
+
 def _client_hint(scan: Scan) -> str:
     """How to name the clients, with the column that may do so, of the table or of one that is not used yet."""
     column = client_column(scan.columns)
