@@ -11,7 +11,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
+from fedlens.studies.reproductions import left_out
 from fedlens.tasks.box_picture import boxes_drawn, class_colour
+from tests.unit.cli.printed import parsed
 from tests.unit.data.pictures import write
 
 OWN = '''
@@ -167,3 +169,10 @@ def test_what_cannot_be_shown_is_said() -> None:
     assert "'digits.jpg' does not end in .png" in said(show("digits", "--out", "digits.jpg"))
     assert "unknown dataset 'digit' (NAME); did you mean 'digits'" in said(show("digit"))
     assert "needs 'path'" in said(show("image-folder"))
+
+
+@pytest.mark.parametrize(("figure", "rows"), [("fig5", 3), ("fig9", 3)])
+def test_the_figures_of_fractals_without_a_study_name_their_command(figure: str, rows: int) -> None:
+    reason = left_out()[f"chen2022/{figure}"]
+    verbs, options = parsed(reason[reason.index("fedlens data") :])
+    assert (verbs, options["name"], len(options["each"])) == ("data show", "fractals", rows)
