@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,7 +163,8 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
     failed, place = result.failed, result.page if page else result.directory
     if output.as_json:
         runs = {"runs": list(result.runs), "cells": list(result.cells)}
-        output.json({"directory": str(result.directory), **runs})
+        verdicts = [asdict(verdict) for verdict in result.verdicts]
+        output.json({"directory": str(result.directory), **runs, "verdicts": verdicts})
     elif quiet:
         say(place)
     else:
@@ -175,7 +177,8 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
             planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
             ended = planned & result.results.lines.keys()
             say(f"{len(failed)} of {len(ended)} runs failed; the same command repeats them")
-        say(*result.results.info.caveats, f"results: {place}")
+        verdicts = (verdict.line for verdict in result.verdicts)
+        say(*verdicts, *result.results.info.caveats, f"results: {place}")
     if failed:
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ from fedlens.report.table_view import TableView
 Measure = Literal["rounds", "batches", "bytes", "hours"]
 Multipliers = Literal["row", "baseline", "case", "none"]
 
-_COLUMNS = {"rounds": "round", "batches": "batches", "bytes": "bytes"}
+COLUMNS = {"rounds": "round", "batches": "batches", "bytes": "bytes"}
 _MEANINGS = {
     "batches": "Batches: those of the busiest client of each round, summed, which stands for time.",
     "bytes": "Bytes: up and down, of all clients.",
@@ -130,7 +130,7 @@ def _at_budget(
 ) -> str:
     if not cell.complete:
         return view.status(cell)
-    at_budget = [value_at(line, view.metric, _COLUMNS[kind], budget) for line in lines]
+    at_budget = [value_at(line, view.metric, COLUMNS[kind], budget) for line in lines]
     values = [value for value in at_budget if value is not None]
     if not values or len(values) < len(at_budget):
         return MISSING
@@ -176,7 +176,9 @@ def targets(
     columns = [(kind, target) for kind in kinds for target in wanted]
     at = "relative_target" if relative else "target"
     amounts = {
-        (cell.method, repr(cell.case), column): _to_target(view, cell, *column, to if relative else None)
+        (cell.method, repr(cell.case), column): amounts_to_target(
+            view, cell, *column, to if relative else None
+        )
         for cell in view.cells
         for column in columns
     }
@@ -254,7 +256,7 @@ def amount_to(line: RunLine, metric: str, target: float, amounts: Sequence[float
     return amounts[reached[0]] if reached else None
 
 
-def _to_target(
+def amounts_to_target(
     view: TableView, cell: StudyCell, kind: Measure, target: float, relative_to: str | None
 ) -> list[float | None] | None:
     """The amount of each run to a target, None if it does not reach it; None without counted amounts."""
@@ -268,7 +270,7 @@ def _to_target(
     reached = []
     for line in view.results.runs(cell.method, cell.case).values():
         amounts: Sequence[float | None] = (
-            simulated_hours(line, view.info.clock) if kind == "hours" else line.curve.get(_COLUMNS[kind], ())
+            simulated_hours(line, view.info.clock) if kind == "hours" else line.curve.get(COLUMNS[kind], ())
         )
         if not any(amount is not None for amount in amounts):
             return None

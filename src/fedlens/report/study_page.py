@@ -69,7 +69,6 @@ def write_study_page(folder: Path) -> Path:
         "caveats": info.caveats,
         "tables": study_tables(results),
         "figures": [_shown(named, folder) for named in study_figures(results)],
-        "claims": info.document.get("claims", ()),
         "source": info.document.get("source", ""),
         "method": _method(results),
         "command": info.command,

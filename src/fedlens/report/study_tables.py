@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedlens.core.errors import ConfigError, DataError, nearest
+from fedlens.report.claim_verdicts import claims_table
 from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
 from fedlens.report.study_data_tables import datasets, efficiency
@@ -95,7 +96,8 @@ def study_tables(results: StudyResults) -> list[StudyTable]:
         taken = [table.name for table in tables]
         name = next(n for n in [wanted, *(f"{wanted}-{i}" for i in range(2, k + 3))] if n not in taken)
         tables.append(study_table(results, {**spec, "name": name}, f"tables[{k}]"))
-    return [*tables, *pretraining_tables(results)]
+    claims = [claims_table(results)] if results.info.document.get("claims") else []
+    return [*tables, *claims, *pretraining_tables(results)]
 
 
 def default_tables(info: StudyInfo) -> list[dict[str, Any]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.parse_text import parse_toml, read_text
 from fedlens.core.regular_file import open_regular
+from fedlens.report.claim_expression import parse_claim, refuse_unknown_names
+from fedlens.report.study_results import StudyInfo
 from fedlens.studies.study_file import StudySource
 
 
@@ -35,20 +37,39 @@ class _Entry(BaseModel):
         return self
 
 
+class _Claim(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    text: str = Field(min_length=1)
+    where: str = Field(min_length=1)
+    holds: str = ""  # see `fedlens.report.claim_expression`
+    why: str = ""  # the claim has no expression
+    metric: str | None = None
+    at: dict[Literal["rounds", "batches", "bytes", "target", "relative_target"], float] = Field(
+        {}, max_length=1
+    )
+
+    @model_validator(mode="after")
+    def _computed_or_not(self) -> _Claim:
+        if bool(self.holds) == bool(self.why):
+            raise ValueError("exactly one of holds and why must be set")
+        return self
+
+
 class _Document(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(min_length=1)
     lost: str = ""  # content of figures that the text of the document does not state
-    claims: list[str] = []  # sentences about the results that state no number
+    claims: list[_Claim] = []
     values: list[_Entry] = []
 
 
 def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
     """Returns the numbers of a document, in the form of `StudyInfo.document`.
 
-    Keys: "source", "lost" (what only a figure showed), "claims" (sentences without a number), and "values": a list of
-    tables, see `fedlens.report.stated_values.StatedValue`.
+    Keys: "source", "lost" (what only a figure showed), "claims" (a list of tables, see
+    `fedlens.report.claim_verdicts`), and "values": a list of tables, see `fedlens.report.stated_values.StatedValue`.
 
     Args:
         named: the place in the study file that names it.
@@ -80,9 +101,13 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"invalid value: {what}", where=f"{path}: {key}", hint=_hint(problem)) from None
     except ValueError as error:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
+    for number, claim in enumerate(document.claims, 1):
+        if claim.holds:
+            parse_claim(claim.holds, f"{path}: claim {number}")
+    lists: dict[str, Sequence[BaseModel]] = {"claims": document.claims, "values": document.values}
     return {
-        **document.model_dump(exclude={"values"}),
-        "values": [entry.model_dump(exclude_defaults=True) for entry in document.values],
+        **document.model_dump(exclude=set(lists)),
+        **{key: [entry.model_dump(exclude_defaults=True) for entry in each] for key, each in lists.items()},
     }
 
 
@@ -92,18 +117,32 @@ def stated_document(source: StudySource) -> dict[str, Any]:
     Values of several files are joined. "labels" has the labels of methods at the scale of the document, where the scale
     that is run has others: its numbers are those of these methods. Raises `ConfigError` as `read_document` does.
     """
+    documents = list(_documents(source).values())
+    if not documents:
+        return {}
+    joined = {key: [item for each in documents for item in each[key]] for key in ("claims", "values")}
+    words = {key: "; ".join(filter(None, (each[key] for each in documents))) for key in ("source", "lost")}
+    return {**words, **joined, **_labels(source)}
+
+
+def refuse_unknown_claims(source: StudySource, known: StudyInfo) -> None:
+    """Raises `ConfigError` for a claim that names a method, a dimension or a value that `known` does not have."""
+    for path, document in _documents(source).items():
+        for number, claim in enumerate(document["claims"], 1):
+            if "holds" in claim:
+                place = f"{path}: claim {number}"
+                refuse_unknown_names(parse_claim(claim["holds"], place), known, place)
+
+
+def _documents(source: StudySource) -> dict[Path, dict[str, Any]]:
+    """The documents that the tables and figures of a study name, by path."""
     study = source.settings
     files: dict[str, str] = {}  # and the first place that names each
     for kind, specs in (("tables", study.tables), ("figures", study.figures)):
         for number, spec in enumerate(specs):
             if isinstance(name := spec.get("document"), str):
                 files.setdefault(name, source.places.locate_listed(kind, number, "document"))
-    documents = [read_document(source.folder / name, place) for name, place in files.items()]
-    if not documents:
-        return {}
-    joined = {key: [item for each in documents for item in each[key]] for key in ("claims", "values")}
-    words = {key: "; ".join(filter(None, (each[key] for each in documents))) for key in ("source", "lost")}
-    return {**words, **joined, **_labels(source)}
+    return {source.folder / name: read_document(source.folder / name, place) for name, place in files.items()}
 
 
 def _labels(source: StudySource) -> dict[str, dict[str, str]]:
@@ -118,4 +157,6 @@ def _labels(source: StudySource) -> dict[str, dict[str, str]]:
 
 def _hint(problem: Mapping[str, Any]) -> str:
     keys = "method, metric, where, case, at, and one of value, low, high, about"
+    if "claims" in problem["loc"]:
+        return "the keys of [[claims]] are text, where, one of holds and why, metric, and at"
     return f"the keys of [[values]] are {keys}" if "values" in problem["loc"] else "see docs/reproduce.md"

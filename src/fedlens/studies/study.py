@@ -14,6 +14,7 @@ from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config_source import Source, override
 from fedlens.experiment.device_here import chosen_for
 from fedlens.experiment.full_disk import stopped_when_full
+from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
 from fedlens.studies.carry_out import RunOptions, StudyStopped
@@ -77,6 +78,11 @@ class StudyResult:
         from fedlens.report.study_frames import cell_rows
 
         return StudyCellRows(cell_rows(self.results))
+
+    @property
+    def verdicts(self) -> list[ClaimVerdict]:
+        """Whether the results show each claim of the document: the answer, and the numbers that it rests on."""
+        return claim_verdicts(self.results)
 
     @property
     def page(self) -> Path:

@@ -18,7 +18,7 @@ from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
 from fedlens.studies.caveats import nothing_learned
 from fedlens.studies.cells import StudyCells
-from fedlens.studies.document import stated_document
+from fedlens.studies.document import refuse_unknown_claims, stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metric, refuse_unmeasured
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -28,7 +28,7 @@ from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import scale_differences
-from fedlens.studies.study_file import StudySource, read_study
+from fedlens.studies.study_file import StudySettings, StudySource, read_study
 from fedlens.studies.tuning import (
     chosen_point,
     effort,
@@ -196,7 +196,6 @@ class StudyPlan:
     def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
         """The content of study.json at these results: what is compared, and the runs so far."""
         study, tune = self.source.settings, self.cells.tune
-        dimensions = list(dict.fromkeys(key for case in self.cells.cases for key in case.values))
         tuning: dict[str, Any] = {}
         if tune is not None:
             seeds = {name: list(seeds) for name, seeds in self.cells.tuning_seeds.items()}
@@ -227,7 +226,7 @@ class StudyPlan:
             targets=list(study.target),
             baseline=self.baseline,
             methods={method.name: method.label for method in self.cells.methods},
-            dimensions={key: study.labels.get(key, short_key(key, dimensions)) for key in dimensions},
+            dimensions=dimension_labels(study, self.cells.cases),
             cases=[dict(case.values) for case in self.cells.cases],
             grids={
                 method.name: {key: list(values) for key, values in method.tuned.values.items()}
@@ -265,6 +264,24 @@ class StudyPlan:
     def with_command(self, command: str) -> StudyPlan:
         """The same plan with the command that makes its results."""
         return replace(self, command=command)
+
+
+def dimension_labels(study: StudySettings, cases: Sequence[Case]) -> dict[str, str]:
+    """The label of each dimension of the cases, in order."""
+    keys = list(dict.fromkeys(key for case in cases for key in case.values))
+    return {key: study.labels.get(key, short_key(key, keys)) for key in keys}
+
+
+def _with_paper(plan: StudyPlan, info: StudyInfo) -> StudyInfo:
+    """The methods, dimensions and cases of `info` and those of the scale "paper", which claims may name."""
+    study = StudySettings.model_validate(plan.source.full)
+    paper = Expansion(study, plan.source.places, plan.cells.methods[0].table)
+    return replace(
+        info,
+        methods={**info.methods, **{method.name: method.label for method in paper.methods}},
+        dimensions={**dimension_labels(study, paper.cases), **info.dimensions},
+        cases=[*info.cases, *(case.values for case in paper.cases)],
+    )
 
 
 def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
@@ -360,6 +377,8 @@ def _data_of(made: RunSettings) -> dict[str, Any]:
 def _refuse_outputs(plan: StudyPlan) -> None:
     """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill, with file and line."""
     info, places = plan.info({}), plan.source.places
+    if info.document.get("claims"):
+        refuse_unknown_claims(plan.source, _with_paper(plan, info))
     try:
         check_planned_tables(info)
         check_figures(info)

@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 
 from fedlens.api import Experiment
 from fedlens.cli.main import app
+from fedlens.cli.output import CommandOutput
+from fedlens.cli.sweep import show
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.report.claim_verdicts import claim_verdicts
 from fedlens.report.stated_values import StatedValue
 from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import study_figures
@@ -37,9 +40,11 @@ from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproduce import listed_studies, refuse_absent
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.scale_differences import scale_differences
+from fedlens.studies.study import StudyResult
 from fedlens.studies.study_cost import images_per_second, study_cost
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
+from tests.unit.report.study_fake import results_of
 
 BASE: dict[str, Any] = {
     "rounds": 10,
@@ -176,6 +181,17 @@ def test_a_scale_says_what_it_leaves_out() -> None:
         ('source = "x"\n[[values]]\nmethod = "a"\nmetric = "m"\nvalue = 1\n', "where"),
         ('[[values]]\nmethod = "a"\nmetric = "m"\nwhere = "t"\nvalue = 1\n', "source"),
         ("source = ", "not valid TOML"),
+        ('source = "x"\nclaims = ["A sentence."]\n', "keys of .*claims.* are text, where"),
+        ('source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\n', "exactly one of holds and why"),
+        (
+            'source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\nholds = "a > 1"\nwhy = "no number"\n',
+            "exactly one of holds and why",
+        ),
+        ('source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\nholds = "a >"\n', "claim 1, character 4"),
+        (
+            'source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\nholds = "a > 1"\nat = { epochs = 1 }\n',
+            "rounds",
+        ),
     ],
 )
 def test_a_wrong_entry_of_a_document_is_refused(tmp_path: Path, text: str, word: str) -> None:
@@ -183,6 +199,74 @@ def test_a_wrong_entry_of_a_document_is_refused(tmp_path: Path, text: str, word:
     path.write_text(text)
     with pytest.raises(ConfigError, match=word):
         read_document(path)
+
+
+CLAIMED = """
+base = "digits"
+set = { "rounds" = 2, "data.partition" = { name = "dirichlet", clients = 4 } }
+seeds = [0, 1]
+methods.fedavg = {}
+methods.fedprox = { set = { "algorithm.name" = "fedprox", "algorithm.mu" = 0.1 } }
+grid = { "data.partition.alpha" = [0.1, 100.0] }
+tables = [{ kind = "summary", document = "s.document.toml" }]
+scales.smoke.grid = { "data.partition.alpha" = [100.0] }
+"""
+
+
+def claimed(folder: Path, holds: str, more: str = "") -> Path:
+    """A study with one claim."""
+    claim = f"[[claims]]\ntext = 'It is better.'\nwhere = 'table 1'\nholds = '{holds}'\n{more}"
+    (folder / "s.document.toml").write_text(f'source = "a report"\n{claim}', encoding="utf-8")
+    (folder / "s.toml").write_text(CLAIMED, encoding="utf-8")
+    return folder / "s.toml"
+
+
+@pytest.mark.parametrize(
+    ("holds", "problem", "character"),
+    [
+        ("fedproxx > fedavg", "unknown method 'fedproxx'.*did you mean 'fedprox'", 1),
+        ("fedprox > fedavg where alfa < 1", "unknown dimension 'alfa'.*did you mean 'alpha'", 24),
+        ("fedprox(alpha=0.2) > fedavg", "unknown value of 'alpha' '0.2'.*did you mean '0.1'", 9),
+        ("fedprox > fedavg and", "expected a method.*", 21),
+    ],
+)
+@pytest.mark.parametrize("scale", ["smoke", "paper"])
+def test_a_claim_with_an_unknown_name_is_refused_when_the_study_is_loaded(
+    tmp_path: Path, holds: str, problem: str, character: int, scale: str
+) -> None:
+    study = claimed(tmp_path, holds)
+    with pytest.raises(ConfigError, match=problem) as error:
+        StudyPlan.load(study, scale)
+    assert str(error.value.where).endswith(f"s.document.toml: claim 1, character {character}")
+
+
+def test_a_claim_may_name_what_only_the_paper_has(tmp_path: Path) -> None:
+    study = claimed(tmp_path, "fedprox(alpha=0.1) > fedavg", 'metric = "test_loss"\nat = { rounds = 2 }\n')
+    info = StudyPlan.load(study, "smoke").info({})
+    [claim] = info.document["claims"]  # all that a verdict needs is in study.json
+    assert claim.keys() == {"text", "where", "holds", "metric", "at"}
+    [verdict] = claim_verdicts(StudyResults(info, {}))
+    assert (verdict.answer, verdict.reason) == ("not run at this scale", "no case alpha = 0.1")
+
+
+def test_the_commands_and_python_give_the_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = results_of(
+        {"a": [0.9, 0.92, 0.91], "b": [0.1, 0.12, 0.13]},
+        document={"claims": [{"text": "A is better.", "where": "table 1", "holds": "a > b"}]},
+    )
+    write_info(tmp_path, results.info)
+    write_lines(tmp_path / "results.jsonl", results.lines.values())
+    result = StudyResult(tmp_path)
+    [verdict] = result.verdicts
+    assert verdict.answer == "shows"
+    show(result, CommandOutput(), quiet=False)
+    line, _ = capsys.readouterr().out.splitlines()
+    assert line == "shows: A is better. (a > b: 79.3 [76.5, 82.2] points)"
+    show(result, CommandOutput(as_json=True), quiet=False)
+    [printed] = json.loads(capsys.readouterr().out)["verdicts"]
+    assert (printed["answer"], printed["holds"], printed["compared"][0]["seeds"]) == ("shows", "a > b", 3)
 
 
 def test_a_stated_value_holds_for_the_cases_that_agree_with_it() -> None:
