@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
+import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,18 +15,76 @@ FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "studies"
 COPY = "study.toml"
 """The copy of a study file in the folder of its results."""
 _DOCUMENT = ".document.toml"
-_LEFT_OUT = "left_out.toml"
-_OTHERS = {"record.toml", "speeds.toml", _LEFT_OUT}  # of the folder that are no studies
+_ROWS = "documents.csv"
+_OTHERS = {"record.toml", "speeds.toml"}  # of the folder that are no studies
+
+
+@dataclass(frozen=True)
+class DocumentRow:
+    """One thing that the documents describe, of documents.csv.
+
+    Attributes:
+        papers: the short names of the documents.
+        kind: "system", "algorithm", "training", "dataset", "model", "partition", "metric", "figure" or "table".
+        what: the thing; of a figure or table "Figure 5: what it shows".
+        where: where fedlens has it.
+        pointers: what shows it, such as "study:hsu2019/fig5", "page:tasks.md#segmentation" or "command:fedlens cost".
+        state: "works", "partly" or "not there"; empty if a study draws it, whose records tell.
+        why: why it is not there, or what is missing.
+    """
+
+    papers: tuple[str, ...]
+    kind: str
+    what: str
+    where: str
+    pointers: tuple[str, ...]
+    state: str
+    why: str
+
+    @property
+    def studies(self) -> tuple[str, ...]:
+        """The studies that draw it."""
+        return tuple(each.removeprefix("study:") for each in self.pointers if each.startswith("study:"))
+
+    @property
+    def name(self) -> str:
+        """The name that a study of this figure or table has, or would have."""
+        number = self.what.partition(":")[0].lower().replace("figure ", "fig").replace("table ", "table")
+        return f"{self.papers[0]}/{number.replace(' ', '')}"
+
+
+@cache
+def document_rows() -> tuple[DocumentRow, ...]:
+    """Everything that the five documents describe, in the order of documents.csv.
+
+    >>> sorted({row.kind for row in document_rows()})[:3]
+    ['algorithm', 'dataset', 'figure']
+    """
+    with (FOLDER / _ROWS).open(encoding="utf-8", newline="") as file:
+        return tuple(
+            DocumentRow(
+                papers=tuple(row["paper"].split()),
+                kind=row["kind"],
+                what=row["what"],
+                where=row["where"],
+                pointers=tuple(row["pointers"].split("; ")),
+                state=row["state"],
+                why=row["why"],
+            )
+            for row in csv.DictReader(file)
+        )
 
 
 @cache
 def left_out() -> dict[str, str]:
-    """The figures and tables of documents that have no study, with the reason.
+    """The figures and tables of documents that have no study, with the reason, or where they are.
 
     >>> "chen2022/table7" in left_out()
     True
     """
-    return tomllib.loads((FOLDER / _LEFT_OUT).read_text(encoding="utf-8"))
+    drawn = [row for row in document_rows() if row.kind in ("figure", "table") and row.state]
+    rows = [row for row in drawn if row.name[-1].isdigit()]  # the others have no number to ask for
+    return {row.name: row.why if row.state == "not there" else row.where or row.why for row in rows}
 
 
 def reproductions() -> dict[str, Path]:

@@ -1,0 +1,105 @@
+"""The tables of docs/documents.md and the counts of README.md, from documents.csv and the records of studies.
+
+`python -m tests.unit.house.documents_page` writes them anew; test_documents.py says when that is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedlens.experiment.config_source import recipes
+from fedlens.studies.reproduce import StudyRecord, records
+from fedlens.studies.reproductions import DocumentRow, document_rows
+
+ROOT = Path(__file__).parents[3]
+PAGE, README = ROOT / "docs" / "documents.md", ROOT / "README.md"
+TABLES = re.compile(r"(<!-- tables: documents -->\n)(?:.*\n)*?(<!-- end of tables -->\n)")
+COUNTS = re.compile(r"(<!-- counts: documents -->\n)(?:.*\n)*?(<!-- end of counts -->\n)")
+KINDS = {
+    "system": "Systems and functions",
+    "algorithm": "Algorithms",
+    "training": "Details of training",
+    "dataset": "Datasets",
+    "model": "Models",
+    "partition": "Partitions",
+    "metric": "Metrics and analyses",
+    "figure": "Figures",
+    "table": "Tables",
+}
+HEAD = "| papers | what | where | state | what is missing, and why |"
+Records = Mapping[str, Sequence[StudyRecord]]
+
+
+def rendered(page: str, recorded: Records) -> str:
+    """The page with its tables and counts written anew."""
+    tables = "\n".join(_tables(recorded))
+    page = TABLES.sub(lambda match: f"{match[1]}\n{tables}\n\n{match[2]}", page)
+    return COUNTS.sub(lambda match: f"{match[1]}{counts(recorded)}\n{match[2]}", page)
+
+
+def state(row: DocumentRow, recorded: Records) -> str:
+    """The state of a row: that of the file, or "recorded" once each of its studies has a record, else "partly"."""
+    if row.state:
+        return row.state
+    return "recorded" if all(recorded.get(name) for name in row.studies) else "partly"
+
+
+def counts(recorded: Records) -> str:
+    """The sentence with the three counts."""
+    found = Counter(state(row, recorded) for row in document_rows())
+    return (
+        f"Of the {len(document_rows())} systems, algorithms, datasets, models, partitions, metrics, figures and tables "
+        f"that the papers describe,\n{found['works'] + found['recorded']} are there ({found['recorded']} of them are "
+        f"figures and tables with a recorded run), {found['partly']} are there in part, and {found['not there']} are "
+        "not."
+    )
+
+
+def _tables(recorded: Records) -> list[str]:
+    lines: list[str] = []
+    for kind, title in KINDS.items():
+        rows = [row for row in document_rows() if row.kind == kind]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            HEAD,
+            "|---|---|---|---|---|",
+            *(_line(row, recorded) for row in rows),
+        ]
+    return lines[1:]
+
+
+def _line(row: DocumentRow, recorded: Records) -> str:
+    found, why = state(row, recorded), row.why
+    if not row.state:
+        scales = dict.fromkeys(record.scale for name in row.studies for record in recorded.get(name, ()))
+        if found == "recorded":
+            found = f"recorded: {', '.join(f'`{scale}`' for scale in scales)}"
+        else:
+            why = "; ".join(filter(None, ["no run of it is recorded yet", why]))
+    shown = [row.where, *(_pointer(pointer) for pointer in row.pointers if not pointer.startswith("study:"))]
+    return f"| {', '.join(row.papers)} | {row.what} | {', '.join(filter(None, shown))} | {found} | {why} |"
+
+
+def _pointer(pointer: str) -> str:
+    kind, _, value = pointer.partition(":")
+    if kind == "page":
+        target, _, anchor = value.partition("#")
+        title = re.search(r"^# (.+)$", (ROOT / "docs" / target).read_text(encoding="utf-8"), re.MULTILINE)
+        assert title, value
+        return f"[{title[1].replace('`', '')}]({target}{'#' + anchor if anchor else ''})"
+    if kind == "test":
+        return f"test `{value.removeprefix('tests/').partition('::')[0]}`"
+    if kind == "recipe":
+        assert value in recipes()
+        return f"recipe `{value}`"
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    for path in (PAGE, README):
+        path.write_text(rendered(path.read_text(encoding="utf-8"), records()), encoding="utf-8")
