@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedlens.experiment.config_source import recipes
-from fedlens.studies.reproduce import StudyRecord, records
+from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import DocumentRow, document_rows
 
 ROOT = Path(__file__).parents[3]
