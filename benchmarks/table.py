@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ def line(row: dict[str, Any], first: bool) -> str:
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="The table of the results page.")
     parser.add_argument("file", type=Path)
-    record = json.loads(parser.parse_args().file.read_text(encoding="utf-8"))
+    record = json.loads(parser.parse_args(arguments).file.read_text(encoding="utf-8"))
     best = sorted({row["engine"] for row in record["rows"] if row["engine"]})
     head = (
         "workload",

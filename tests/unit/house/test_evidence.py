@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from benchmarks import table
+from benchmarks.atlas_record import refuse_machine
 from fedlens import Study
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.report.study_results import StudyResults
@@ -67,6 +70,49 @@ def test_every_study_is_on_the_page_with_its_command_and_cost_or_as_one_without_
     assert {match[3] for match in MARKER.finditer(page) if match[2] == "cost"} == set(published_studies())
     assert set(published_studies()) <= {file.stem for file in STUDIES}
     assert all(f"docs/evidence/{file.name}" in page for file in STUDIES)
+
+
+def tables(page: str) -> list[str]:
+    """For each table of a page the text below it, up to the next table or heading."""
+    return [
+        re.split(r"^(?:\||#)", text, maxsplit=1, flags=re.MULTILINE)[0]
+        for text in re.split(r"^(?:\|.*\n)+", page, flags=re.MULTILINE)[1:]
+    ]
+
+
+def test_every_table_of_results_has_its_file_or_says_that_it_was_not_kept() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    below = tables(page)
+    assert len(below) == len(re.findall(r"^\|[ :-]*-[-|: ]*\|$", page, flags=re.MULTILINE)) > 10
+    linked = set()
+    for text in below:
+        first = text.strip().partition("\n\n")[0].replace("\n", " ")
+        links = re.findall(r"\]\((evidence/[^)]+)\)", first)
+        without = first.startswith(("The result file was not kept; ", "No result file: "))
+        assert without or (first.startswith("Result file") and links), first
+        linked |= {ROOT / "docs" / link for link in links}
+    assert linked == set((HOME / "results").iterdir())
+
+
+def test_every_table_of_evidence_is_written_from_the_results_of_its_study() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert not tables(MARKER.sub("", page)), "write the table between markers, from docs/evidence"
+    for match in MARKER.finditer(page):
+        assert (HOME / match[3].partition(".")[0] / "results.jsonl").is_file()
+
+
+def test_the_speed_tables_are_those_of_their_file(capsys: pytest.CaptureFixture[str]) -> None:
+    file = HOME / "results" / "bench-blazefl-fluke.json"
+    table.main([str(file)])
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(printed) > 20
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert all(line in page for line in printed)
+
+
+def test_no_result_file_names_the_machine() -> None:
+    for file in (HOME / "results").iterdir():
+        refuse_machine(file.read_text(encoding="utf-8"), file.name)
 
 
 def test_every_figure_is_there_and_none_is_left_over() -> None:
