@@ -163,8 +163,7 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
     failed, place = result.failed, result.page if page else result.directory
     if output.as_json:
         runs = {"runs": list(result.runs), "cells": list(result.cells)}
-        verdicts = [asdict(verdict) for verdict in result.verdicts]
-        output.json({"directory": str(result.directory), **runs, "verdicts": verdicts})
+        output.json({"directory": str(result.directory), **runs, "verdicts": [*map(asdict, result.verdicts)]})
     elif quiet:
         say(place)
     else:
@@ -177,8 +176,9 @@ def show(result: StudyResult, output: CommandOutput, quiet: bool, page: bool = T
             planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
             ended = planned & result.results.lines.keys()
             say(f"{len(failed)} of {len(ended)} runs failed; the same command repeats them")
-        verdicts = (verdict.line for verdict in result.verdicts)
-        say(*verdicts, *result.results.info.caveats, f"results: {place}")
+        for each in result.verdicts:
+            say(f"{each.words}: {each.text}{f' ({each.numbers})' if each.numbers else ''}")
+        say(*result.results.info.caveats, f"results: {place}")
     if failed:
         raise typer.Exit(1)
 

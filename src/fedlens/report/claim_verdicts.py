@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
-from fedlens.report.claim_expression import (
-    TOKEN,
-    CellTerm,
-    ClaimComparison,
-    Condition,
-    dimension_of,
-    parse_claim,
-)
-from fedlens.report.format import number
+from fedlens.core.errors import ConfigError, nearest
+from fedlens.report.claim_expression import NAME, CellTerm, ClaimComparison, Condition, parse_claim
 from fedlens.report.study_budget_tables import COLUMNS, amounts_to_target, value_at
-from fedlens.report.study_captions import case_name, cell_name, shown, shown_in_percent
+from fedlens.report.study_captions import case_name, cell_name, shown
 from fedlens.report.study_cells import StudyCell, cell_of, with_metric
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import t_interval
@@ -25,7 +19,12 @@ from fedlens.report.table_view import TableView
 
 Answer = Literal["shows", "does not show", "cannot tell", "not run at this scale", "not computed"]
 Cell = tuple[str, Mapping[str, Any]]  # a method and a case
-_NAMED = 3  # comparisons that a verdict names
+_NAMED = 3  # numbers of a verdict that are named
+_CAPTION = (
+    "Shows: the whole interval of every number satisfies the claim. Does not show: the whole interval of a number "
+    "contradicts it. Numbers: the mean over seeds, paired by seed, and its 95 % t interval, each for itself and not "
+    "corrected for their number; shares in per cent. With methods on both sides, the left side minus the right."
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class ComparedCells:
     mean: float | None = None
     low: float | None = None
     high: float | None = None
-    seeds: int = 0
     holds: bool | None = None
     reason: str = ""
 
@@ -70,22 +68,17 @@ class ClaimVerdict:
     compared: Sequence[ComparedCells] = ()
 
     @property
-    def line(self) -> str:
-        """The claim with its verdict and the numbers, in one line."""
-        return f"{self.words}: {self.text}{f' ({self.numbers})' if self.numbers else ''}"
-
-    @property
     def words(self) -> str:
         """The answer with its reason."""
-        return f"{self.answer}{': ' if self.reason else ''}{self.reason}"
+        return ": ".join(filter(None, [self.answer, self.reason]))
 
     @property
     def numbers(self) -> str:
         """The numbers that decide the answer, in words."""
         decisive = {"shows": True, "does not show": False}.get(self.answer)
         words = list(dict.fromkeys(each.words for each in self.compared if each.holds is decisive))
-        more = f"; and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
-        return "; ".join(words[:_NAMED]) + more
+        more = [f"and {len(words) - _NAMED} more"] if len(words) > _NAMED else []
+        return "; ".join([*words[:_NAMED], *more])
 
 
 def claim_verdicts(results: StudyResults) -> list[ClaimVerdict]:
@@ -95,162 +88,145 @@ def claim_verdicts(results: StudyResults) -> list[ClaimVerdict]:
 
 def claims_table(results: StudyResults) -> StudyTable:
     """The claims of the study's document, with the verdict on each."""
-    rows = [
-        list(map(TableCell, (each.text, each.where, each.words, each.numbers, each.scale)))
-        for each in claim_verdicts(results)
-    ]
-    caption = (
-        "Shows: the whole interval of every number satisfies the claim. Does not show: the whole interval of a number "
-        "contradicts it. Numbers: the mean over seeds, paired by seed, and its 95 % t interval, each for itself and "
-        "not corrected for their number. With methods on both sides, the number is the left side minus the right."
-    )
     head = ["Claim", "Where", "Verdict", "Numbers", "Scale"]
+    texts = [
+        (each.text, each.where, each.words, each.numbers, each.scale) for each in claim_verdicts(results)
+    ]
+    rows = [[*map(TableCell, row)] for row in texts]
     return StudyTable(
-        "claims", "Claims of the document", caption, head, rows, (), len(head), results.info.caveats
+        "claims", "Claims of the document", _CAPTION, head, rows, (), len(head), results.info.caveats
     )
 
 
-def _verdict(results: StudyResults, claim: Mapping[str, Any] | str) -> ClaimVerdict:
-    table = {"text": claim} if isinstance(claim, str) else claim  # in files of earlier versions
-    holds = table.get("holds", "")
-    known = table["text"], table.get("where", ""), holds, results.info.scale
+def check_claim(holds: str, info: StudyInfo, where: str) -> None:
+    """Raises `ConfigError` if an expression cannot be read, or names what the study `info` does not have.
+
+    Args:
+        where: the place of the expression, for messages.
+    """
+    try:
+        for comparison in parse_claim(holds):
+            selected_cells(info, comparison)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=f"{where}, {error.where}", hint=error.hint) from None
+
+
+def _verdict(results: StudyResults, claim: Any) -> ClaimVerdict:
+    claim = {"text": claim} if isinstance(claim, str) else claim  # in files of earlier versions
+    holds = claim.get("holds", "")
+    verdict = partial(ClaimVerdict, claim["text"], claim.get("where", ""), holds, results.info.scale)
     if not holds:
-        return ClaimVerdict(*known, "not computed", table.get("why", ""))
-    results = with_metric(results, table.get("metric"))
+        return verdict("not computed", claim.get("why", ""))
+    results = with_metric(results, claim.get("metric"))
     compared: list[ComparedCells] = []
-    reasons: list[str] = []
+    absent = ""
     for comparison in parse_claim(holds):
         try:
-            for case, cells in selected_cells(results.info, comparison):
-                compared.append(_compared(results, comparison, case, cells, table.get("at", {})))
-        except LookupError as error:
-            reasons.append(str(error.args[0]))
-    if any(each.holds is False for each in compared):
-        return ClaimVerdict(*known, "does not show", "", compared)
-    if reasons:
-        return ClaimVerdict(*known, "not run at this scale", reasons[0], compared)
-    reasons = [each.reason for each in compared if each.holds is None]
-    return ClaimVerdict(*known, "cannot tell" if reasons else "shows", *reasons[:1] or [""], compared)
-
-
-def selected_cells(
-    info: StudyInfo, comparison: ClaimComparison
-) -> list[tuple[Mapping[str, Any], Sequence[Cell]]]:
-    """The cells of a comparison, in order, in each case that it selects.
-
-    Raises `LookupError` if the study does not have one of them.
-    """
-    selected: list[tuple[Mapping[str, Any], Sequence[Cell]]] = []
-    for case in info.cases:
-        if _satisfies(info, case, comparison.where):
-            cells = [(_method(info, cell.method), _case(info, case, cell)) for cell in comparison.cells]
-            if cells not in [other for _, other in selected]:
-                selected.append((case, cells))
-    if not selected:
-        raise LookupError("no such case")
-    return selected
-
-
-def _method(info: StudyInfo, name: str) -> str:
-    if name not in info.methods:
-        raise LookupError(f"no method '{name}'")
-    return name
-
-
-def _case(info: StudyInfo, case: Mapping[str, Any], cell: CellTerm) -> Mapping[str, Any]:
-    """The case with the values that the cell fixes, and those of `case` for the other dimensions."""
-    fixed = [dimension_of(each, info.dimensions) for each in cell.fixed]
-    for other in info.cases:
-        same = all(other[key] == value for key, value in case.items() if key not in fixed)
-        if same and _satisfies(info, other, cell.fixed):
-            return other
-    raise LookupError(
-        f"no case {', '.join(f'{each.dimension} = {shown(each.value)}' for each in cell.fixed)}"
-    )
-
-
-def _satisfies(info: StudyInfo, case: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
-    return all(each.holds(case[dimension_of(each, info.dimensions)]) for each in conditions)
-
-
-def _compared(
-    results: StudyResults,
-    comparison: ClaimComparison,
-    case: Mapping[str, Any],
-    cells: Sequence[Cell],
-    at: Mapping[str, float],
-) -> ComparedCells:
-    words = _words(results.info, comparison, case, cells)
-    measured = [_measured(results, *each, at) for each in zip(comparison.cells, cells, strict=True)]
-    for cell in measured:
-        if not cell.complete:
-            why = next(iter(cell.failed.values()), "not finished")
-            reason = f"not run: {cell_name(results, cell)} ({why})"
-            return ComparedCells(f"{words}: {reason}", reason=reason)
-    sums = (_sum(comparison.terms, [cell.values[seed] for cell in measured]) for seed in measured[0].values)
-    values = [value for value in sums if value is not None]
-    if not values:
-        return ComparedCells(words, reason="a value to divide by is 0")
-    interval = t_interval(values)
-    if interval.low is None or interval.high is None:
-        holds, reason = None, "one seed"
-    else:
-        ends = comparison.holds(interval.low), comparison.holds(interval.high)
-        holds, reason = (ends[0], "") if ends[0] == ends[1] else (None, "the interval contains the bound")
-    share = (
-        "%" in comparison.text or "point" in comparison.text or (shown_in_percent(results.metric) and not at)
-    )
-    bounds = (interval.low, interval.mean, interval.high)
-    low, mean, high = (number(x) if x is None or not share else f"{100 * x:.1f}" for x in bounds)
-    unit = "" if not share else " points" if len(comparison.terms) > 1 else " %"
-    between = "" if interval.low is None else f" [{low}, {high}]"
-    return ComparedCells(
-        f"{words}: {mean}{between}{unit}",
-        interval.mean,
-        interval.low,
-        interval.high,
-        interval.n,
-        holds,
-        reason,
-    )
-
-
-def _sum(terms: Sequence[CellTerm], values: Sequence[float]) -> float | None:
-    """The sum of the terms from the values of their cells at a seed; None if one is divided by 0."""
-    total, left = 0.0, iter(values)
-    for term in terms:
-        value, over = next(left), next(left) if term.over else 1.0
-        if not over:
-            return None
-        total += term.factor * value / over
-    return total
-
-
-def _measured(results: StudyResults, name: CellTerm, cell: Cell, at: Mapping[str, float]) -> StudyCell:
-    """The values of a cell by seed: at the end of training, at a budget, or the rounds to a target."""
-    narrow = with_metric(results, name.metric)
-    found = cell_of(narrow, *cell)
-    for kind, limit in at.items() if found.complete else ():
-        runs = results.runs(*cell)
-        if kind in COLUMNS:
-            values = [value_at(line, narrow.metric, COLUMNS[kind], limit) for line in runs.values()]
+            selected = selected_cells(results.info, comparison)
+        except ConfigError as error:
+            absent = absent or error.what
         else:
-            to = "centralized" if kind == "relative_target" else None
-            reached = amounts_to_target(TableView(narrow, "claims"), found, "rounds", limit, to)
-            values = reached or [None] * len(runs)
-        by_seed = dict(zip(runs, values, strict=True))
-        lost = {seed: f"{kind} {limit:g} not reached" for seed, value in by_seed.items() if value is None}
-        kept = {seed: value for seed, value in by_seed.items() if value is not None}
-        found = replace(found, values=kept, failed=lost)
+            compared += [_compared(results, comparison, cells, claim.get("at", {})) for cells in selected]
+    undecided = [each.reason for each in compared if each.holds is None]
+    if any(each.holds is False for each in compared):
+        return verdict("does not show", "", compared)
+    if absent:
+        return verdict("not run at this scale", absent, compared)
+    return verdict("cannot tell" if undecided else "shows", (undecided or [""])[0], compared)
+
+
+def selected_cells(info: StudyInfo, comparison: ClaimComparison) -> list[list[Cell]]:
+    """The cell of each term of a comparison, in each case that it selects.
+
+    Raises `ConfigError` with the position in the expression if the study does not have one of them.
+    """
+    cases = _cases(info, comparison.where)
+    selected = [[_cell(info, term, case) for term in comparison.terms] for case in cases]
+    return [cells for k, cells in enumerate(selected) if cells not in selected[:k]]
+
+
+def _cell(info: StudyInfo, term: CellTerm, case: Mapping[str, Any]) -> Cell:
+    if term.method not in info.methods:
+        raise _absent("method", term.method, info.methods, term.place)
+    return term.method, _cases(info, term.fixed, case)[0]
+
+
+def _cases(
+    info: StudyInfo, conditions: Sequence[Condition], case: Mapping[str, Any] | None = None
+) -> list[Mapping[str, Any]]:
+    """The cases that satisfy the conditions, and are like `case` in all other dimensions."""
+    keys = [_dimension(info, each) for each in conditions]
+    others = {key: value for key, value in (case or {}).items() if key not in keys}
+    found = [
+        each
+        for each in info.cases
+        if all(condition.holds(each.get(key)) for condition, key in zip(conditions, keys, strict=True))
+        and others.items() <= each.items()
+    ]
+    if not found:
+        wanted = ", ".join(f"{each.dimension} {each.sign} {shown(each.value)}" for each in conditions)
+        raise _absent("case", wanted, [case_name(info, each) for each in info.cases], conditions[0].place)
     return found
 
 
-def _words(
-    info: StudyInfo, comparison: ClaimComparison, case: Mapping[str, Any], cells: Sequence[Cell]
-) -> str:
-    """A comparison with the labels of the methods that ran, and the case that is not in its brackets."""
-    labels = {name.method: info.methods[cell[0]] for name, cell in zip(comparison.cells, cells, strict=True)}
-    text = TOKEN.sub(lambda found: labels.get(found[0].strip('"'), found[0]), comparison.text)
-    fixed = [{dimension_of(each, info.dimensions) for each in cell.fixed} for cell in comparison.cells]
-    where = case_name(info, {key: case[key] for key in case if not all(key in keys for keys in fixed)})
-    return f"{text}{f' at {where}' if where else ''}"
+def _dimension(info: StudyInfo, condition: Condition) -> str:
+    """The key of a dimension that is named by its key, the end of it, or its label."""
+    name = condition.dimension
+    for key, label in info.dimensions.items():
+        if name in (key, label) or key.endswith(f".{name}"):
+            return key
+    raise _absent("dimension", name, {*info.dimensions, *info.dimensions.values()}, condition.place)
+
+
+def _absent(kind: str, name: str, known: Iterable[str], place: int) -> ConfigError:
+    return ConfigError(f"no {kind} '{name}'", where=f"character {place + 1}", hint=nearest(name, known))
+
+
+def _compared(
+    results: StudyResults, comparison: ClaimComparison, cells: Sequence[Cell], at: Mapping[str, float]
+) -> ComparedCells:
+    words, values = _words(results.info, comparison, cells), dict.fromkeys(results.info.seeds, 0.0)
+    for term, pair in zip(comparison.terms, cells, strict=True):
+        cell = _measured(with_metric(results, term.metric), pair, at)
+        if not cell.complete:
+            why = next(iter(cell.failed.values()), "not finished")
+            return ComparedCells(words, reason=f"not run: {cell_name(results, cell)} ({why})")
+        values = {seed: values[seed] + term.factor * value for seed, value in cell.values.items()}
+    found = t_interval(list(values.values()))
+    ends = {comparison.holds(end) for end in (found.low, found.high) if end is not None}
+    holds = ends.pop() if len(ends) == 1 else None
+    metric = "rounds" if any("target" in kind for kind in at) else comparison.terms[0].metric
+    low, mean, high = (
+        TableView(results, "").value(each, metric) for each in (found.low, found.mean, found.high)
+    )
+    if found.n == 1:
+        return ComparedCells(f"{words}: {mean}", found.mean, reason="one seed")
+    reason = "" if holds is not None else "the interval contains the bound"
+    return ComparedCells(f"{words}: {mean} [{low}, {high}]", found.mean, found.low, found.high, holds, reason)
+
+
+def _measured(results: StudyResults, pair: Cell, at: Mapping[str, float]) -> StudyCell:
+    """The values of a cell at the end of training, at a budget, or the rounds to a target."""
+    cell, runs = cell_of(results, *pair), results.runs(*pair)
+    for kind, limit in at.items() if cell.complete else ():
+        if kind in COLUMNS:
+            values = [value_at(line, results.metric, COLUMNS[kind], limit) for line in runs.values()]
+        else:
+            to = "centralized" if kind == "relative_target" else None
+            values = [*(amounts_to_target(TableView(results, ""), cell, "rounds", limit, to) or ())]
+        reached = {seed: value for seed, value in zip(runs, values, strict=False) if value is not None}
+        lost = {seed: f"{kind} {limit:g} not reached" for seed in runs if seed not in reached}
+        cell = replace(cell, values=reached, failed=lost)
+    return cell
+
+
+def _words(info: StudyInfo, comparison: ClaimComparison, cells: Sequence[Cell]) -> str:
+    """A comparison with the labels of the methods that ran, and the dimensions that it does not fix."""
+    labels: dict[str, str] = {}
+    varied: dict[str, Any] = {}
+    for term, (method, case) in zip(comparison.terms, cells, strict=True):
+        labels[term.method] = info.methods[method]
+        fixed = [_dimension(info, each) for each in term.fixed]
+        varied |= {key: value for key, value in case.items() if key not in fixed}
+    text = NAME.sub(lambda found: labels.get(found[0].strip('"'), found[0]), comparison.text)
+    return " at ".join(filter(None, [text, case_name(info, varied)]))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedlens.core.errors import ConfigError
 from fedlens.core.parse_text import parse_toml, read_text
 from fedlens.core.regular_file import open_regular
-from fedlens.report.claim_expression import parse_claim, refuse_unknown_names
+from fedlens.report.claim_verdicts import check_claim
 from fedlens.report.study_results import StudyInfo
 from fedlens.studies.study_file import StudySource
 
@@ -101,9 +101,6 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"invalid value: {what}", where=f"{path}: {key}", hint=_hint(problem)) from None
     except ValueError as error:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
-    for number, claim in enumerate(document.claims, 1):
-        if claim.holds:
-            parse_claim(claim.holds, f"{path}: claim {number}")
     lists: dict[str, Sequence[BaseModel]] = {"claims": document.claims, "values": document.values}
     return {
         **document.model_dump(exclude=set(lists)),
@@ -125,13 +122,12 @@ def stated_document(source: StudySource) -> dict[str, Any]:
     return {**words, **joined, **_labels(source)}
 
 
-def refuse_unknown_claims(source: StudySource, known: StudyInfo) -> None:
-    """Raises `ConfigError` for a claim that names a method, a dimension or a value that `known` does not have."""
+def check_claims(source: StudySource, paper: StudyInfo) -> None:
+    """Raises `ConfigError` for a claim that cannot be read, or names what the scale "paper" does not have."""
     for path, document in _documents(source).items():
         for number, claim in enumerate(document["claims"], 1):
             if "holds" in claim:
-                place = f"{path}: claim {number}"
-                refuse_unknown_names(parse_claim(claim["holds"], place), known, place)
+                check_claim(claim["holds"], paper, f"{path}: claim {number}")
 
 
 def _documents(source: StudySource) -> dict[Path, dict[str, Any]]:

@@ -18,7 +18,7 @@ from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
 from fedlens.studies.caveats import nothing_learned
 from fedlens.studies.cells import StudyCells
-from fedlens.studies.document import refuse_unknown_claims, stated_document
+from fedlens.studies.document import check_claims, stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
 from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metric, refuse_unmeasured
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -272,16 +272,13 @@ def dimension_labels(study: StudySettings, cases: Sequence[Case]) -> dict[str, s
     return {key: study.labels.get(key, short_key(key, keys)) for key in keys}
 
 
-def _with_paper(plan: StudyPlan, info: StudyInfo) -> StudyInfo:
-    """The methods, dimensions and cases of `info` and those of the scale "paper", which claims may name."""
+def _of_paper(plan: StudyPlan, info: StudyInfo) -> StudyInfo:
+    """The methods, dimensions and cases of the scale "paper", by whose names claims are written."""
     study = StudySettings.model_validate(plan.source.full)
     paper = Expansion(study, plan.source.places, plan.cells.methods[0].table)
-    return replace(
-        info,
-        methods={**info.methods, **{method.name: method.label for method in paper.methods}},
-        dimensions={**dimension_labels(study, paper.cases), **info.dimensions},
-        cases=[*info.cases, *(case.values for case in paper.cases)],
-    )
+    methods = {method.name: method.label for method in paper.methods}
+    cases = [case.values for case in paper.cases]
+    return replace(info, methods=methods, dimensions=dimension_labels(study, paper.cases), cases=cases)
 
 
 def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
@@ -378,7 +375,7 @@ def _refuse_outputs(plan: StudyPlan) -> None:
     """Raises `ConfigError` for `[[tables]]` and `[[figures]]` that no results could fill, with file and line."""
     info, places = plan.info({}), plan.source.places
     if info.document.get("claims"):
-        refuse_unknown_claims(plan.source, _with_paper(plan, info))
+        check_claims(plan.source, _of_paper(plan, info))
     try:
         check_planned_tables(info)
         check_figures(info)

@@ -187,7 +187,6 @@ def test_a_scale_says_what_it_leaves_out() -> None:
             'source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\nholds = "a > 1"\nwhy = "no number"\n',
             "exactly one of holds and why",
         ),
-        ('source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\nholds = "a >"\n', "claim 1, character 4"),
         (
             'source = "x"\n[[claims]]\ntext = "a"\nwhere = "t"\nholds = "a > 1"\nat = { epochs = 1 }\n',
             "rounds",
@@ -224,9 +223,9 @@ def claimed(folder: Path, holds: str, more: str = "") -> Path:
 @pytest.mark.parametrize(
     ("holds", "problem", "character"),
     [
-        ("fedproxx > fedavg", "unknown method 'fedproxx'.*did you mean 'fedprox'", 1),
-        ("fedprox > fedavg where alfa < 1", "unknown dimension 'alfa'.*did you mean 'alpha'", 24),
-        ("fedprox(alpha=0.2) > fedavg", "unknown value of 'alpha' '0.2'.*did you mean '0.1'", 9),
+        ("fedproxx > fedavg", "no method 'fedproxx'.*did you mean 'fedprox'", 1),
+        ("fedprox > fedavg where alfa < 1", "no dimension 'alfa'.*did you mean 'alpha'", 24),
+        ("fedprox(alpha=0.2) > fedavg", "no case 'alpha = 0.2'.*did you mean 'alpha 0.1'", 9),
         ("fedprox > fedavg and", "expected a method.*", 21),
     ],
 )
@@ -246,7 +245,7 @@ def test_a_claim_may_name_what_only_the_paper_has(tmp_path: Path) -> None:
     [claim] = info.document["claims"]  # all that a verdict needs is in study.json
     assert claim.keys() == {"text", "where", "holds", "metric", "at"}
     [verdict] = claim_verdicts(StudyResults(info, {}))
-    assert (verdict.answer, verdict.reason) == ("not run at this scale", "no case alpha = 0.1")
+    assert (verdict.answer, verdict.reason) == ("not run at this scale", "no case 'alpha = 0.1'")
 
 
 def test_the_commands_and_python_give_the_verdicts(
@@ -263,10 +262,10 @@ def test_the_commands_and_python_give_the_verdicts(
     assert verdict.answer == "shows"
     show(result, CommandOutput(), quiet=False)
     line, _ = capsys.readouterr().out.splitlines()
-    assert line == "shows: A is better. (a > b: 79.3 [76.5, 82.2] points)"
+    assert line == "shows: A is better. (a > b: 79.3 [76.5, 82.2])"
     show(result, CommandOutput(as_json=True), quiet=False)
     [printed] = json.loads(capsys.readouterr().out)["verdicts"]
-    assert (printed["answer"], printed["holds"], printed["compared"][0]["seeds"]) == ("shows", "a > b", 3)
+    assert (printed["answer"], printed["holds"], printed["compared"][0]["holds"]) == ("shows", "a > b", True)
 
 
 def test_a_stated_value_holds_for_the_cases_that_agree_with_it() -> None:
