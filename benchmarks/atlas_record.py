@@ -19,6 +19,7 @@ import shutil
 import socket
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ import tomli_w
 from fedlens.core.errors import DataError, FedlensError
 from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.environment import machine
+from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.report.format import count, many, size
 from fedlens.report.stated_values import stated_values
 from fedlens.report.study_captions import case_name, metric_name, seeds_text, shown_in_percent, unit
@@ -63,6 +65,7 @@ ENVIRONMENT, COST = "environment.json", "cost.json"
 FILES = (INFO, COPY, LINES, DATA, ENVIRONMENT, COST)
 MOST, MOST_PICTURES, MOST_IN_ALL = 200_000, 300_000, 10_000_000  # bytes
 NUMBERS = 16  # of a record in record.toml
+VERDICTS = ("shows", "does not show", "cannot tell")  # of claims that the runs can be compared with
 _FREE = ("elapsed", "bytes_client_up")  # columns that a table shows rarely
 _PATH = re.compile(r"(?<![\w.<:/~)-])/[A-Za-z][\w.+-]*(?:/[\w.+-]+)+")
 
@@ -211,7 +214,7 @@ def _numbers_of_data(results: StudyResults) -> tuple[str, list[dict[str, str]]]:
 
 
 def outcome(results: StudyResults) -> str:
-    """One sentence on the results of a study, computed."""
+    """A sentence on the results of a study, and one on the claims of its document, computed."""
     info, view = results.info, TableView(results, "record")
     if not info.entries:
         metric, rows = _numbers_of_data(results)
@@ -232,7 +235,10 @@ def outcome(results: StudyResults) -> str:
         return f"{view.value(mean)}{' %' if shown_in_percent(results.metric) else ''} ({of})"
 
     between = f" from {words(0)} to {words(-1)}" if len(known) > 1 else f" {words(0)}"
-    return f"{metric_name(results.metric)}{between}, {seeds_text(info.seeds)}{without}."
+    answers = Counter(one.answer for one in _known(results))
+    told = [f"{answer} {answers[answer]}" for answer in VERDICTS if answers[answer]]
+    claims = f" Claims: {', '.join(told)}." if told else ""
+    return f"{metric_name(results.metric)}{between}, {seeds_text(info.seeds)}{without}.{claims}"
 
 
 def stale_because(folder: Path, plan: StudyPlan) -> str:
@@ -286,7 +292,13 @@ def record_of(results: StudyResults, folder: Path, name: str) -> StudyRecord:
         folder=f"docs/atlas/{name}/{results.info.scale}",
         metric=metric,
         numbers=numbers,
+        verdicts=[{"claim": one.text, "where": one.where, "verdict": one.answer} for one in _known(results)],
     )
+
+
+def _known(results: StudyResults) -> list[ClaimVerdict]:
+    """The verdicts on the claims that the runs of the results can be compared with."""
+    return [one for one in claim_verdicts(results) if one.answer in VERDICTS]
 
 
 def write_record(source: Path, root: Path, toml: Path, name: str, plan: StudyPlan, cost: Cost) -> StudyRecord:

@@ -20,7 +20,7 @@ class StudyRecord:
     Attributes:
         version: of fedlens.
         cpu_hours: of one core.
-        outcome: one sentence on what the result shows.
+        outcome: a sentence on the results, and one on the claims of the document.
         commit: of the repository; with "+" after it if sources were edited, "" if it is not known.
         date: of the end, as YYYY-MM-DD.
         hours: of the clock.
@@ -28,7 +28,7 @@ class StudyRecord:
         stale: what changed in the study since; "" if the record is that of the study.
         metric: the name and the unit of the numbers.
         numbers: "of" (method and case), "here" (ours), and "paper" (the paper's, "" where it states none).
-        verdicts: "claim", "where" the paper states it, and "verdict".
+        verdicts: "claim", "where" the paper states it, and "verdict": "shows", "does not show" or "cannot tell".
     """
 
     scale: str

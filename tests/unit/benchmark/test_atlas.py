@@ -48,6 +48,18 @@ method = "fedavg"
 metric = "test_accuracy"
 where = "figure 1"
 about = 0.5
+[[claims]]
+text = "FedAvg is better than guessing."
+where = "figure 1"
+holds = "fedavg > 15 %"
+[[claims]]
+text = "FedAvg reaches 99 %."
+where = "section 1"
+holds = "fedavg > 99 %"
+[[claims]]
+text = "FedAvg is simple."
+where = "section 2"
+why = "no number"
 """
 DRAW = atlas_record.draw
 Write = Callable[..., None]
@@ -116,7 +128,13 @@ def test_a_study_runs_as_reproduce_runs_it_and_its_record_has_files_numbers_and_
     assert number["here"].startswith(f"{mean:.1f} ±")
     assert number["paper"] == "about 50.0"
     assert made.metric == "Test accuracy (%)"
-    assert made.outcome == f"Test accuracy {mean:.1f} % (FedAvg), 2 seeds (0, 1)."
+    assert made.outcome == (
+        f"Test accuracy {mean:.1f} % (FedAvg), 2 seeds (0, 1). Claims: shows 1, does not show 1."
+    )
+    assert [(one["where"], one["verdict"]) for one in made.verdicts] == [
+        ("figure 1", "shows"),
+        ("section 1", "does not show"),
+    ]
     assert atlas.toml.read_text(encoding="utf-8").startswith("# Studies that we have run.\n")
     show(Atlas(atlas.root, atlas.toml, atlas.scratch), None, None)
     shown = capsys.readouterr().out

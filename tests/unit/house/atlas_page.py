@@ -17,6 +17,7 @@ from benchmarks.atlas import USUAL, plan_of
 from benchmarks.atlas_record import COPY, current, draw, record_of, stale_because, write_entry
 from fedlens.cli.reproduce import short_hours
 from fedlens.core.shell_command import shell_command
+from fedlens.report.claim_verdicts import claims_table
 from fedlens.report.format import duration
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_results import StudyResults, write_data, write_info
@@ -84,9 +85,8 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
         yield "" if stated else "\nThe text of the document states none of these numbers.\n"
     if not results.info.entries:
         yield from (f"\n{_table(table)}" for table in study_tables(results))
-    if record.verdicts:
-        claims = [[TableCell(one[key]) for key in ("claim", "where", "verdict")] for one in record.verdicts]
-        yield f"\n{_table(StudyTable('claims', 'Claims', '', ['claim', 'stated in', 'verdict'], claims, labels=3))}"
+    if results.info.document.get("claims"):
+        yield f"\n{_table(claims_table(results))}"
     if results.info.smaller:
         lines = "".join(f"    - {sentence}\n" for sentence in results.info.smaller)
         yield f'\n??? info "What ran instead of the document\'s settings"\n\n{lines}'
