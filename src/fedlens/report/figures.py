@@ -46,7 +46,7 @@ class Series:
 
     A "band" is the outline of an area around the line of the same name: along its upper edge, and back on its lower.
     Its colour is written as #rrggbb. "points" are filled markers, "open" ones outlines, a "cross" has four arms, and
-    a "level" is a line without markers from one side to the other.
+    a "level" is a line without markers.
 
     Args:
         color: a colour of CSS, or a variable of the page's style.

@@ -24,3 +24,13 @@ def class_colors(classes: int) -> list[str]:
     lightness = (0.42, 0.62, 0.52, 0.72)
     parts = [colorsys.hls_to_rgb(k / classes, lightness[k % 4], 0.5) for k in range(classes)]
     return ["#" + "".join(f"{round(255 * c):02x}" for c in rgb) for rgb in parts]
+
+
+def shade(number: int, of: int) -> str:
+    """Colour `number` of `of` in an order, from a light to a dark blue.
+
+    >>> shade(0, 2), shade(1, 2)
+    ('#99c0e6', '#19334d')
+    """
+    lightness = 0.75 - 0.55 * number / max(of - 1, 1)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(0.583, lightness, 0.6))

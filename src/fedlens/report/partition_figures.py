@@ -84,7 +84,7 @@ def joined_ranks(figures: Sequence[Figure]) -> Figure:
 def emd_histogram(census: Census) -> Figure:
     """The clients by their distance from the population, and the weighted mean (hsu2020, figure 4, top row)."""
     distances = census.client_emds()
-    counts, edges = np.histogram(distances[~np.isnan(distances)], bins=EMD_BINS, range=(0.0, 2.0))
+    counts, edges = emd_counts(census)
     bars = Series(
         ((edges[:-1] + edges[1:]) / 2).round(4).tolist(),
         counts.tolist(),
@@ -106,6 +106,12 @@ def emd_histogram(census: Census) -> Figure:
         note=_left_out(np.isnan(distances), "classes"),
         mark=mark,
     )
+
+
+def emd_counts(census: Census) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(counts [40], edges [41]): the clients in each bin of the distance from the population, 0 to 2."""
+    distances = census.client_emds()
+    return np.histogram(distances[~np.isnan(distances)], bins=EMD_BINS, range=(0.0, 2.0))
 
 
 def feature_strips(partition: Partition) -> list[Figure]:

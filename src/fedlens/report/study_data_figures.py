@@ -47,7 +47,7 @@ def populations_figure(
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
     """
     spec = {"style": style, "dataset": dataset, "clients": clients, "columns": columns}
-    shown = _shown(study, spec, where)
+    shown = shown_populations(study, spec, where)
     sampled = f" {clients} clients of each case are shown." if clients else ""
     caption = f"{_CAPTIONS[style]}{sampled} Seed {shown[0].population.seed}."
     return _figure("Classes of the clients", caption, shown, spec, population_picture, population_plots)
@@ -72,12 +72,18 @@ def distributions_figure(
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
     """
     spec = {"counts": counts or ["classes", "examples"], "dataset": dataset, "log": log}
-    shown = _shown(study, spec, where)
+    shown = shown_populations(study, spec, where)
     caption = f"Counts from the largest down, one line a case. Seed {shown[0].population.seed}."
     return _figure("Counts by rank", caption, shown, spec, distribution_picture, distribution_plots)
 
 
-def _shown(study: StudyResults, spec: Mapping[str, Any], where: Mapping[str, Any] | None) -> list[Panel]:
+def shown_populations(
+    study: StudyResults, spec: Mapping[str, Any], where: Mapping[str, Any] | None
+) -> list[Panel]:
+    """The populations of the cases that a figure shows.
+
+    Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
+    """
     if "populations" not in study.data:
         raise DataError(
             "data.json has no populations, which this figure shows",

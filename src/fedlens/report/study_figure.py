@@ -53,7 +53,7 @@ class StudyFigure:
             caption,
             gaps,
             lambda: panel_picture(shown, columns),
-            lambda: _plots(shown),
+            lambda: _plots(shown, columns == 1),
             shown,
         )
 
@@ -68,9 +68,9 @@ class StudyFigure:
             return pictures.save(self.picture(), path)
 
 
-def _plots(panels: Sequence[Panel]) -> list[Plot]:
+def _plots(panels: Sequence[Panel], below: bool) -> list[Plot]:
     names = {line.name for panel in panels if isinstance(panel, Figure) for line in panel.series if line.name}
-    shape = "tall" if len(panels) == 1 else "low"
+    shape = "tall" if below or len(panels) == 1 else "low"
     return [Plot.of(panel, legend=len(names) > 1, shape=shape) for panel in panels]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from fedlens.core.errors import ConfigError
@@ -11,6 +12,7 @@ from fedlens.report import figures
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import is_share
 from fedlens.report.study_clock import simulated_hours
+from fedlens.report.study_data_figures import shown_populations
 from fedlens.report.study_document_marks import document_marks, mark_series
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns, bare
@@ -32,6 +34,7 @@ from fedlens.report.study_panels import (
     x_scale,
     y_axis,
 )
+from fedlens.report.study_population_figures import emd_row
 from fedlens.report.study_results import Role, RunLine, StudyResults
 from fedlens.report.study_values import Finals, caption_of, has_values, runs_of, start
 
@@ -66,6 +69,7 @@ def setting_figure(
     y: Limits | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
+    above: Literal["emd"] | None = None,
 ) -> StudyFigure:
     """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
 
@@ -84,9 +88,15 @@ def setting_figure(
         y: the ends of the axis of the metric, [low, high].
         chance: the value of guessing, as a dotted line; by default where it lies near the values.
         columns: of panels beside each other.
+        above: "emd" draws the clients of each case by their EMD above the panel, on the axis x = "emd" (hsu2020,
+            figure 4, top row).
 
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
     """
+    if above and x != above:
+        raise ConfigError(
+            f"the EMD of clients has no place above '{x}'", where="figures.above", hint="write x = 'emd'"
+        )
     shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
     measured = x in FACTS
     shown = shown.with_fact(x) if measured else shown
@@ -105,6 +115,9 @@ def setting_figure(
     if not values:
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
+    above_panels = [emd_row(shown_populations(study, {}, where), place.axis)] if above else []
+    if above_panels:
+        place = replace(place, axis=above_panels[0].x)
     final = Finals(shown, name, relative)
     texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
     drawn = [
@@ -133,6 +146,12 @@ def setting_figure(
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
+    if above_panels:
+        caption, built, columns = (
+            f"{caption} Above: the clients of each case by their EMD.",
+            [*above_panels, *built],
+            1,
+        )
     return StudyFigure.of_panels(title, caption, built, shown.gaps(asked), columns)
 
 

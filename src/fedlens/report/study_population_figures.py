@@ -15,7 +15,8 @@ from fedlens.report import pictures, plotly_figures
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition, short
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import many, setting
-from fedlens.report.palette import TEN, class_colors
+from fedlens.report.palette import TEN, class_colors, shade
+from fedlens.report.partition_figures import emd_counts
 from fedlens.report.render import Plot
 from fedlens.report.study_populations import CasePopulation
 
@@ -274,6 +275,29 @@ def _counts(population: CasePopulation, name: str) -> NDArray[np.int64]:
     if name == "examples":
         return census.sizes
     return census.totals() if name == "class" else np.array(population.test, np.int64)
+
+
+def emd_row(shown: Sequence[Panel], axis: Axis) -> Figure:
+    """The clients of each population by their EMD, the row above the metric (hsu2020, figure 4).
+
+    Args:
+        axis: that of the metric's panel, which is made wide enough for all clients.
+    """
+    lines, ends = [], list(axis.limits or ())
+    for number, panel in enumerate(shown):
+        counts, edges = emd_counts(panel.population.census)
+        filled = np.flatnonzero(counts)
+        if not len(filled):
+            continue
+        counts, edges = counts[filled[0] : filled[-1] + 1], edges[filled[0] : filled[-1] + 2]
+        ends += [edges[0] - 0.02, edges[-1] + 0.02]
+        steps = np.repeat(edges, 2), np.concatenate([[0], np.repeat(counts, 2), [0]])
+        hover = f"{panel.title}: %{{y:,}} clients<extra></extra>"
+        line = Series(steps[0].tolist(), steps[1].tolist(), panel.title, "level", shade(number, len(shown)))
+        lines.append(replace(line, width=1.5, hover=hover))
+    wide = replace(axis, limits=(min(ends), max(ends)))
+    about = f"Histograms of the clients' EMD, {many(len(lines), 'population')}."
+    return Figure("Clients by EMD", about, wide, Axis("clients", "count"), lines)
 
 
 def distribution_picture(shown: Sequence[Panel], spec: Mapping[str, Any]) -> pictures.Picture:

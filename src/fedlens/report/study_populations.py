@@ -136,8 +136,12 @@ def needs_runs(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[st
 
 
 def needs_populations(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a figure or a table of the study shows the data of clients."""
-    return any(figure.get("kind") in DATA_FIGURES for figure in figures) or any(
+    """Whether a figure or a table of the study shows the data of clients.
+
+    >>> needs_populations([{"kind": "setting", "x": "emd", "above": "emd"}], []), needs_populations([], [])
+    (True, False)
+    """
+    return any(figure.get("kind") in DATA_FIGURES or figure.get("above") for figure in figures) or any(
         table.get("kind") in DATA_TABLES for table in tables
     )
 

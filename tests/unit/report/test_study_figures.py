@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import settings_model
+from fedlens.data.partition.partition import Partition
 from fedlens.report.figures import Figure, Series, ValueMap
 from fedlens.report.pictures import style
 from fedlens.report.plotly_figures import PlotlyFigure
@@ -30,7 +31,10 @@ from fedlens.report.study_figures import (
 )
 from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
+from fedlens.report.study_populations import CasePopulation, needs_populations, population_values
 from fedlens.report.study_results import StudyResults
+from fedlens.studies.reproductions import reproduction
+from fedlens.studies.study_file import read_study
 from tests.unit.report.study_curves_fake import ALPHA, by_alpha, line, results, tuned
 
 DOCUMENT: dict[str, Any] = {
@@ -133,6 +137,46 @@ def test_relative_values_are_divided_by_the_centralized_run_of_the_same_seed_and
     own, bound = study.values("fedavg", {ALPHA: 0.1}), study.values("centralized", {ALPHA: 0.1})
     assert named(panel, "FedAvg").y[1] == pytest.approx(statistics.fmean(own[s] / bound[s] for s in own))
     assert not any(series.name == "Centralized" for series in panel.series)
+
+
+def test_the_clients_by_their_emd_stand_above_the_metric_on_the_same_axis(tmp_path: Path) -> None:
+    study = by_alpha(centralized=True)
+    spec = {"kind": "setting", "x": "emd", "relative": True, "scale": "linear", "above": "emd"}
+    assert needs_populations([spec], [])
+    facts = {0.0: 1.8, 0.1: 1.0, 1.0: 0.5, 10.0: 0.3}
+    lines = {
+        entry.digest: replace(run, facts={**run.facts, "emd": facts[entry.case[ALPHA]]})
+        for entry in study.info.entries
+        if (run := study.lines[entry.digest]) and entry.case[ALPHA] in facts
+    }
+    study = StudyResults(study.info, lines)
+    with pytest.raises(DataError, match=r"data\.json has no populations"):
+        study_figure(study, spec)
+    # Two clients of one class each have the EMD 1, and two of both classes the EMD 0.
+    apart, alike = (
+        CasePopulation.of(Partition.of_owners(owners, 2).counted([0, 0, 1, 1]), {ALPHA: alpha})
+        for alpha, owners in ((0.1, [0, 0, 1, 1]), (10.0, [0, 1, 0, 1]))
+    )
+    figure = study_figure(replace(study, data={"populations": population_values([apart, alike])}), spec)
+    above, below = figure.panels
+    assert isinstance(above, Figure)
+    assert isinstance(below, Figure)
+    steps = {series.name: (series.x, series.y) for series in above.series}
+    assert steps["alpha 0.1"] == ([1.0, 1.0, 1.05, 1.05], [0, 2, 2, 0])
+    assert steps["alpha 10"] == ([0.0, 0.0, 0.05, 0.05], [0, 2, 2, 0])
+    assert above.x.limits == below.x.limits
+    assert above.x.limits[0] < 0 < 1.8 < above.x.limits[1]
+    assert [plot.shape for plot in figure.plots()] == ["tall", "tall"]  # below each other on the page too
+    with style():
+        top, bottom = figure.picture().axes
+    assert top.get_ylabel() == "clients"
+    assert bottom.get_ylabel() == "accuracy relative to centralized"
+
+
+@pytest.mark.parametrize("figure", ["fig4a", "fig4b"])
+def test_hsu2020_figure_4_has_its_row_of_clients(figure: str) -> None:
+    [spec] = read_study(reproduction(f"hsu2020/{figure}")).settings.figures
+    assert (spec["x"], spec["above"]) == ("emd", "emd")
 
 
 def test_relative_values_need_a_centralized_method() -> None:
@@ -324,6 +368,7 @@ def test_a_wrong_figure_is_refused_before_any_run() -> None:
     for spec, message in (
         ({"kind": "setting", "x": "alhpa"}, r"figures\[0\]\.x"),
         ({"kind": "curves", "x": "hours"}, "simulated hours need"),
+        ({"kind": "setting", "x": "alpha", "above": "emd"}, "no place above 'alpha'"),
         ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),
         ({"kind": "heat", "x": "alpha", "y": "momentum"}, "no dimension 'momentum'"),
     ):
