@@ -226,7 +226,7 @@ def images_per_second(config: Config) -> float | None:
     """Images that one core trains on in a second, from speeds.toml; None for a model that is not in it.
 
     The speed is that of the nearest measured size of images (or number of patches) and width of the network (`width`,
-    or `units` of a recurrent one), times the ratio of the areas and of the squared widths.
+    `units` of a recurrent one, or `hidden`), times the ratio of the areas and of the squared widths.
     """
     speeds = _speeds()
     measured = speeds["models"].get(_model_key(config))
@@ -245,7 +245,7 @@ def images_per_second(config: Config) -> float | None:
 def _ratios(entry: Mapping[str, Any], area: float, model: Mapping[str, Any]) -> list[float]:
     """The pixels (or patches) of an image, and the squared width of the network, as multiples of a measured entry's."""
     patch = model["patch"] / entry["patch"] if "patch" in entry else 1.0
-    widths = [model[key] / entry[key] for key in ("width", "units") if key in entry]
+    widths = [model[key] / entry[key] for key in ("width", "units", "hidden") if key in entry]
     return [area / (entry["side"] * patch) ** 2, *(ratio**2 for ratio in widths)]
 
 
