@@ -93,25 +93,28 @@ def reproduce(
         if not (quiet or as_json):
             show_record(name, recorded, chosen)
         cost = costs()[name][chosen]
-        if dry_run and absent_data(cost.datasets, data_dir):
-            _show_absent(name, chosen, cost, absent_data(cost.datasets, data_dir), output)
-            return
-        refuse_absent(cost.datasets, data_dir, download)
+        absent = absent_data(cost.datasets, data_dir)
+        if absent and not dry_run:
+            refuse_absent(cost.datasets, data_dir, download)
 
         from fedlens.cli.sweep import run_study
-        from fedlens.studies.scale_differences import scale_differences
         from fedlens.studies.study import Study
-        from fedlens.studies.study_file import read_study
 
         study = Study.load(path, chosen)
+        plan = study.plan()
         if not quiet:
-            sentences = [
+            lines = [
                 *_cost_lines(cost),
-                *study.plan().caveats,
-                *differences_line(scale_differences(read_study(path, chosen))),
+                *plan.caveats,
+                *([] if dry_run else differences_line(plan.differences)),
             ]
-            for sentence in sentences:
-                print(printable(sentence), file=sys.stderr if as_json else sys.stdout)
+            for line in lines:
+                print(printable(line), file=sys.stderr if as_json else sys.stdout)
+        if dry_run and plan.differences and not as_json:
+            print_columns(plan.differences, ("setting", "paper", "here"))
+        if dry_run and absent:
+            _show_absent(name, chosen, cost, absent, output)
+            return
         run_study(
             study,
             output,
@@ -133,10 +136,8 @@ def _show_absent(
     if output.as_json:
         output.json({"study": name, "scale": scale, **asdict(cost), "absent": list(absent)})
     else:
-        say(
-            *_cost_lines(cost),
-            f"missing data: {', '.join(absent)}; {quoted_command('data', 'info', absent[0])} says how to get them",
-        )
+        how = quoted_command("data", "info", absent[0])
+        say(f"missing data: {', '.join(absent)}; {how} says how to get them")
 
 
 def _cost_lines(cost: ScaleCost) -> list[str]:
@@ -152,13 +153,16 @@ def _cost_lines(cost: ScaleCost) -> list[str]:
     return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}", *before]
 
 
-def differences_line(differences: Sequence[str]) -> list[str]:
-    """Returns one line on the differences of the scale; empty at the scale of the document.
+def differences_line(differences: Sequence[object]) -> list[str]:
+    """Returns one line on the number of differences of the scale; empty at the scale of the document.
 
-    >>> differences_line(["2 rounds instead of 80", "1 seed instead of 5"])
-    ['at this scale: 2 rounds instead of 80; 1 seed instead of 5']
+    >>> differences_line([("rounds", "80", "2"), ("seeds", "5", "1")])
+    ['2 differences to the scale paper: --dry-run and the page list them']
     """
-    return [f"at this scale: {'; '.join(differences)}"] if differences else []
+    from fedlens.report.format import many
+
+    number = many(len(differences), "difference")
+    return [f"{number} to the scale paper: --dry-run and the page list them"] if differences else []
 
 
 def core_hours(hours: float) -> str:

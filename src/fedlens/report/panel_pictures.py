@@ -14,6 +14,7 @@ from fedlens.report.pictures import Axes, Picture, draw_figure, new_picture, per
 
 Panel: TypeAlias = Figure | ValueMap
 
+_LEGEND_LINE = 0.15  # inches
 _LETTERS = 11  # of labels, for each inch of an axis
 _VALUES_NAMED = 120  # cells of a map, each with its value written in it
 
@@ -73,6 +74,8 @@ def _add_legend(picture: Picture, grid: Any, panels: Sequence[Panel], width: flo
         order = [f" {line.name}" for panel in panels if isinstance(panel, Figure) for line in panel.series]
         names = [name for name in dict.fromkeys(order) if name in named]
         across = max(1, min(len(names), int(width * 15 / (max(map(len, names)) + 6))))
+        lines = -(-len(names) // across)  # more than a few would squeeze the panels
+        picture.set_figheight(picture.get_figheight() + _LEGEND_LINE * max(0, lines - 3))
         handles = [named[name] for name in names]
         legend = picture.legend(handles, names, loc="outside lower center", handlelength=2.4, ncols=across)
         for handle in legend.legend_handles:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.report.format import MISSING, count, many, number, size
 from fedlens.report.study_captions import (
+    conjoined,
     failure_notes,
     interval_words,
     joined,
@@ -23,11 +24,13 @@ from fedlens.report.study_captions import (
 from fedlens.report.study_cells import StudyCell, better
 from fedlens.report.study_clock import simulated_hours
 from fedlens.report.study_document_rows import (
+    StatedRow,
     document_label,
     document_notes,
     stated,
     stated_budgets,
     stated_text,
+    with_paper,
 )
 from fedlens.report.study_results import RunLine
 from fedlens.report.study_statistics import t_interval
@@ -73,38 +76,36 @@ def budgets(
         for kind, values in given.items()
         for budget in sorted({*values, *stated_budgets(view, kind)})
     ]
-    rows, document = [], False
+    rows = []
     for cell in view.cells:
         lines = view.results.runs(cell.method, cell.case)
         texts = [
             _at_budget(view, cell, [*lines.values()], kind, budget, spread == "interval")
             for kind, budget in columns
         ]
-        rows.append(_row(view, cell, view.label(cell.method), texts))
-        stated_row = [
+        of_paper = [
             stated_text(view, stated(view, cell.method, cell.case, {kind: budget}))
             for kind, budget in columns
         ]
-        if any(stated_row):
-            document = True
-            rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
-    head = [*view.dimension_head, "Method", *(f"at {_amount(kind, budget)}" for kind, budget in columns)]
+        rows.append(_row(view, cell, texts, of_paper))
+    names = [*view.dimension_head, "Method", *(f"at {_amount(kind, budget)}" for kind, budget in columns)]
+    head, body = with_paper(names, rows)
     kinds = [kind for kind in given if any(name == kind for name, _ in columns)]
     several = len(view.info.seeds) > 1
     shown = f", mean ± half the {interval_words('t')}" if several and spread == "interval" else ""
     caption = joined(
-        f"{metric_name(view.metric)}{unit(view.metric)} at a budget of {_and(kinds)}{shown}, {_over(view)}.",
+        f"{metric_name(view.metric)}{unit(view.metric)} at a budget of {conjoined(kinds)}{shown}, {_over(view)}.",
         "A number is that of the last evaluation within the budget.",
         *(_MEANINGS[kind] for kind in kinds if kind in _MEANINGS),
         own_populations(view.info),
         tuning_words(view.info),
         f"{MISSING}: the runs end before."
-        if any(cell.text == MISSING for row in rows for cell in row)
+        if any(cell.text == MISSING for row in rows for cell in row.values)
         else "",
     )
-    notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
+    notes = [*failure_notes(view.cells, view.results), *document_notes(view, head)]
     title = view.title or f"{metric_name(view.metric)} at budgets"
-    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
+    return StudyTable(view.name, title, caption, head, body, notes, len(view.dimension_head) + 1)
 
 
 def value_at(line: RunLine, metric: str, column: str, budget: float) -> float | None:
@@ -182,7 +183,7 @@ def targets(
         for cell in view.cells
         for column in columns
     }
-    rows, document = [], False
+    rows = []
     for cell in view.cells:
         texts = []
         for kind, target in columns:
@@ -194,29 +195,26 @@ def targets(
             }[against]
             reached = amounts[cell.method, repr(cell.case), (kind, target)]
             texts.append(_with_multiplier(view, cell, kind, reached, amounts.get(base) if base else None))
-        rows.append(_row(view, cell, view.label(cell.method), texts))
-        stated_row = [
+        of_paper = [
             stated_text(view, stated(view, cell.method, cell.case, {at: target}), count=True)
             if kind == "rounds"
             else ""
             for kind, target in columns
         ]
-        if any(stated_row):
-            document = True
-            rows.append(_row(view, cell, document_label(view, cell.method), stated_row))
+        rows.append(_row(view, cell, texts, of_paper))
     caption = _targets_caption(view, kinds, against, to if relative else None)
     suffix = " of " + view.label(to) if relative else ""
     named = [f"{kind.capitalize()} to {_target(view, target, relative)}{suffix}" for kind, target in columns]
-    notes = [*_ends(view), *failure_notes(view.cells, view.results), *document_notes(view, document)]
-    title = view.title or f"{_and(kinds).capitalize()} to a target"
-    head = [*view.dimension_head, "Method", *named]
-    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
+    head, body = with_paper([*view.dimension_head, "Method", *named], rows)
+    notes = [*_ends(view), *failure_notes(view.cells, view.results), *document_notes(view, head)]
+    title = view.title or f"{conjoined(kinds).capitalize()} to a target"
+    return StudyTable(view.name, title, caption, head, body, notes, len(view.dimension_head) + 1)
 
 
 def _targets_caption(view: TableView, kinds: Sequence[Measure], against: Multipliers, to: str | None) -> str:
     """The caption of `targets`; `to` is the method that relative targets refer to, None for absolute ones."""
     return joined(
-        f"{_and(kinds).capitalize()} to the first evaluation in which {metric_name(view.metric).lower()} is at "
+        f"{conjoined(kinds).capitalize()} to the first evaluation in which {metric_name(view.metric).lower()} is at "
         f"{'most' if better(view.metric, 1.0) < 0 else 'least'} the target, {_over(view, 'mean ')}.",
         f"A target is a share of the final value of {view.label(to)} in the same case."
         if to is not None
@@ -343,9 +341,6 @@ def _over(view: TableView, prefix: str = "") -> str:
     return f"{prefix}over {seeds}" if len(view.info.seeds) > 1 else seeds
 
 
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _row(view: TableView, cell: StudyCell, label: str, texts: Sequence[Any]) -> list[TableCell]:
-    return [*view.dimension_cells(cell.case), TableCell(label), *map(TableCell, texts)]
+def _row(view: TableView, cell: StudyCell, texts: Sequence[str], of_paper: Sequence[str]) -> StatedRow:
+    names = [*view.dimension_cells(cell.case), TableCell(view.label(cell.method))]
+    return StatedRow(names, [*map(TableCell, texts)], of_paper, document_label(view, cell.method))

@@ -215,6 +215,15 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+def conjoined(names: Sequence[str]) -> str:
+    """Names in a sentence, all of them.
+
+    >>> conjoined(["A", "B", "C"]), conjoined(["A"])
+    ('A, B and C', 'A')
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
 def joined(*sentences: str) -> str:
     """Sentences with a space between, without the empty ones.
 

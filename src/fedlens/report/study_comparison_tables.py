@@ -28,11 +28,14 @@ from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, 
 from fedlens.report.study_choices import choices as chosen
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_document_rows import (
+    PAPER,
+    StatedRow,
     document_label,
     document_notes,
     stated,
     stated_methods,
     stated_text,
+    with_paper,
 )
 from fedlens.report.study_results import EFFECTIVE, RunLine, validation_metric
 from fedlens.report.table_format import StudyTable, TableCell
@@ -67,10 +70,9 @@ def summary(
             up = comparison is not None and comparison.bold and _better(view, comparison)
             down = comparison is not None and comparison.bold and not up
             grid[method, k] = TableCell(text, bold=up, italic=down)
-    names, document = with_document(
-        view, grid, lambda method, case: stated_text(view, stated(view, method, case))
+    head, lines, labels = oriented(
+        view, grid, rows, lambda method, case: stated_text(view, stated(view, method, case))
     )
-    head, lines, labels = oriented(view, grid, names, rows)
     widths = {
         "interval": f"mean ± half the {interval_words(interval)} of the mean",
         "deviation": "mean ± standard deviation",
@@ -90,7 +92,7 @@ def summary(
         untested_words(compared, view.results) if several else "",
     )
     title = view.title or f"{metric_name(view.metric)} of each method"
-    notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
+    notes = [*failure_notes(view.cells, view.results), *document_notes(view, head)]
     return StudyTable(view.name, title, caption, head, lines, notes, labels)
 
 
@@ -244,45 +246,48 @@ def _better(view: TableView, comparison: CellComparison) -> bool:
     return better(view.metric, comparison.test.difference.mean) > 0
 
 
-def with_document(
-    view: TableView, grid: dict[tuple[str, int], TableCell], text: Callable[[str, Mapping[str, Any]], str]
-) -> tuple[dict[str, str], bool]:
-    """Adds the document's numbers to a grid of methods by cases.
-
-    Args:
-        text: what the document states about a method in a case; empty for nothing.
-
-    Returns the label of each line of the grid, in order, and whether one is the document's.
-    """
-    names: dict[str, str] = {}
-    document = False
-    for method in [*view.info.methods, *stated_methods(view)]:
-        if method in view.info.methods:
-            names[method] = view.label(method)
-        texts = [text(method, case) for case in view.info.cases]
-        if any(texts):
-            document = True
-            key = f"{method}\ndocument"  # no method has a line feed in its name
-            names[key] = document_label(view, method)
-            grid.update({(key, k): TableCell(shown or MISSING) for k, shown in enumerate(texts)})
-    return names, document
-
-
 def oriented(
     view: TableView,
     grid: Mapping[tuple[str, int], TableCell],
-    names: Mapping[str, str],
     rows: Literal["methods", "cases"],
+    stated_of: Callable[[str, Mapping[str, Any]], str],
+    names: Mapping[str, str] | None = None,
 ) -> tuple[list[str], list[list[TableCell]], int]:
-    """Head, rows and the number of label columns of a table of methods by cases."""
-    cases = view.info.cases
+    """Head, rows and the number of label columns of a table of methods by cases, with the document's numbers.
+
+    Args:
+        stated_of: what the document states about a method in a case; empty for nothing.
+        names: labels instead of those of the study.
+    """
+    labels = {**view.info.methods, **(names or {})}
+    cases, none = view.info.cases, TableCell(MISSING)
+    others = dict.fromkeys(stated_methods(view), "not run")
+    texts = {method: [stated_of(method, case) for case in cases] for method in [*labels, *others]}
+    kept = {
+        method: label for method, label in (labels | others).items() if method in labels or any(texts[method])
+    }
     if rows == "methods":
-        head = ["Method", *(view.case_label(case) for case in cases)]
-        lines = [[TableCell(label), *(grid[m, k] for k in range(len(cases)))] for m, label in names.items()]
-        return head, lines, 1
-    head = [*view.dimension_head, *names.values()]
-    lines = [[*view.dimension_cells(case), *(grid[m, k] for m in names)] for k, case in enumerate(cases)]
-    return head, lines, len(view.dimension_head)
+        lines = [
+            StatedRow(
+                [TableCell(label)],
+                [grid.get((method, k), none) for k in range(len(cases))],
+                texts[method],
+                document_label(view, method),
+            )
+            for method, label in kept.items()
+        ]
+        return *with_paper(["Method", *(view.case_label(case) for case in cases)], lines), 1
+    head, columns = list(view.dimension_head), []
+    for method, label in kept.items():
+        if method in labels:
+            head.append(label)
+            columns.append([grid[method, k] for k in range(len(cases))])
+        if any(texts[method]):
+            own = document_label(view, method)
+            head.append(f"{PAPER}: {own}" if own else PAPER)
+            columns.append([TableCell(text or MISSING) for text in texts[method]])
+    body = [[*view.dimension_cells(case), *(column[k] for column in columns)] for k, case in enumerate(cases)]
+    return head, body, len(view.dimension_head)
 
 
 def _difference_cells(view: TableView, each: CellComparison) -> Sequence[TableCell]:

@@ -256,9 +256,9 @@ def _in_words(value: StatedValue, shown: Shown) -> str:
     return before + shown(value.number)
 
 
-STATED = "stated by the document"
+STATED = "paper"
 
 
 def _sources(rows: Sequence[Sequence[TableCell]]) -> list[str]:
     stated = any(row[0].text.startswith(STATED) for row in rows)
-    return ["Rows in italics are the numbers that the document states."] if stated else []
+    return ["Rows in italics are the paper's numbers."] if stated else []

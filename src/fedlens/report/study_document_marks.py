@@ -11,7 +11,7 @@ from fedlens.report.stated_values import StatedValue, stated_label, stated_value
 from fedlens.report.study_groups import METHOD, SeedGroups, bare
 from fedlens.report.study_panels import GREY, LineRuns, PanelLayout, PanelRuns, XScale, level
 
-NAME = "document"
+NAME = "paper"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
-"""The numbers of the document in the tables of a study, in rows labelled "document"."""
+"""The numbers of the document in the tables of a study, in columns with the head "Paper"."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from fedlens.report.format import MISSING
 from fedlens.report.stated_values import StatedValue, stated_label, stated_values
+from fedlens.report.table_format import TableCell
 from fedlens.report.table_view import TableView
+
+PAPER = "Paper"
 
 
 def stated(
@@ -35,8 +40,49 @@ def stated_methods(view: TableView) -> list[str]:
 
 
 def document_label(view: TableView, method: str) -> str:
-    """The label of the document's row of a method."""
-    return f"{stated_label(view.info.document, method, view.label(method))}, document"
+    """The document's label of a method; empty where it is that of the study."""
+    label = stated_label(view.info.document, method, view.label(method))
+    return label if label != view.label(method) or method not in view.info.methods else ""
+
+
+@dataclass(frozen=True)
+class StatedRow:
+    """A row of measured values, and what the document states of each; empty texts where it states nothing.
+
+    Attributes:
+        label: the document's label of the row, where it is another.
+    """
+
+    names: Sequence[TableCell]
+    values: Sequence[TableCell]
+    stated: Sequence[str]
+    label: str = ""
+
+
+def with_paper(head: Sequence[str], rows: Sequence[StatedRow]) -> tuple[list[str], list[list[TableCell]]]:
+    """Head and rows, with a column "Paper" behind each column of which the document states a value.
+
+    The first of a row has the document's label.
+
+    >>> row = StatedRow([TableCell("small CNN")], [TableCell("41.0"), TableCell("2")], ["60.6", ""], "EfficientNet-B0")
+    >>> with_paper(["Method", "Accuracy", "Rounds"], [row])[0]
+    ['Method', 'Accuracy', 'Paper', 'Rounds']
+    """
+    width = len(head) - len(rows[0].values) if rows else len(head)
+    columns = {k for row in rows for k, text in enumerate(row.stated) if text}
+    names = [
+        name for k, text in enumerate(head[width:]) for name in [text, *([PAPER] if k in columns else [])]
+    ]
+    lines = []
+    for row in rows:
+        line, label = list(row.names), f" ({row.label})" if row.label else ""
+        for k, value in enumerate(row.values):
+            line.append(value)
+            if k in columns:
+                line.append(TableCell(row.stated[k] + label if row.stated[k] else MISSING))
+                label = "" if row.stated[k] else label
+        lines.append(line)
+    return [*head[:width], *names], lines
 
 
 def stated_budgets(view: TableView, name: str) -> list[float]:
@@ -61,12 +107,7 @@ def stated_text(view: TableView, value: StatedValue | None, count: bool = False)
     return word + (f"{value.number:,.0f}" if count else view.value(value.number))
 
 
-def document_notes(view: TableView, shown: bool) -> list[str]:
-    """Notes on the rows of the document and the differences of scale; empty without such rows."""
-    if not shown:
-        return []
+def document_notes(view: TableView, head: Sequence[str]) -> list[str]:
+    """A note on the numbers of the document; empty without such numbers."""
     source = view.info.document.get("source", "the document's numbers")
-    notes = [f'"document": {source}.']
-    if view.info.smaller:
-        notes.append(f"At this scale: {'; '.join(sentence.rstrip('.') for sentence in view.info.smaller)}.")
-    return notes
+    return [f'"Paper": {source}.'] if any(PAPER in name for name in head) else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedlens.report.figures import Figure
 from fedlens.report.panel_pictures import Panel, panel_picture
 from fedlens.report.render import Plot
 
+_LETTERS, _LINE = 21, 0.12  # of caveats above a picture: letters an inch, and the height of a line in inches
 Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
 
 
@@ -28,6 +30,7 @@ class StudyFigure:
         picture: makes the picture for papers; called inside `pictures.style`.
         plots: makes the plots of the page, one a panel.
         panels: what a figure of panels shows; empty for another one.
+        caveats: sentences before the caption, which stand above the picture too: what the figure does not show.
     """
 
     title: str
@@ -36,6 +39,7 @@ class StudyFigure:
     picture: Callable[[], Any]
     plots: Callable[[], Sequence[Plot]]
     panels: Sequence[Panel] = ()
+    caveats: Sequence[str] = ()
 
     @classmethod
     def of_panels(
@@ -65,7 +69,12 @@ class StudyFigure:
         """
         with pictures.style():
             pictures.check_suffix(path)
-            return pictures.save(self.picture(), path)
+            picture = self.picture()
+            if self.caveats:
+                lines = textwrap.wrap(" ".join(self.caveats), int(_LETTERS * picture.get_figwidth()))
+                picture.set_figheight(picture.get_figheight() + _LINE * len(lines))
+                picture.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=6)
+            return pictures.save(picture, path)
 
 
 def _plots(panels: Sequence[Panel], below: bool) -> list[Plot]:

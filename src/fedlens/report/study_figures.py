@@ -105,8 +105,8 @@ def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "f
     except ConfigError as error:  # a kind of figure does not know its place in the file
         place = re.sub(r"^figures\b(?!\[)", lambda _: where, error.where or where)
         raise ConfigError(error.what, where=place, hint=error.hint) from None
-    title, caption = spec.get("title") or figure.title, joined(*results.info.caveats, figure.caption)
-    return replace(figure, title=title, caption=caption)
+    title, caveats = spec.get("title") or figure.title, results.info.caveats
+    return replace(figure, title=title, caption=joined(*caveats, figure.caption), caveats=caveats)
 
 
 def draw(results: StudyResults, spec: Mapping[str, Any], path: Path) -> Path:

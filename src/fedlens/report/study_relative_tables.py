@@ -23,7 +23,7 @@ from fedlens.report.study_captions import (
     unit,
 )
 from fedlens.report.study_cells import StudyCell, better
-from fedlens.report.study_comparison_tables import oriented, p_text, with_document
+from fedlens.report.study_comparison_tables import oriented, p_text
 from fedlens.report.study_document_rows import document_notes, stated, stated_text
 from fedlens.report.study_statistics import mean_ranks, t_interval
 from fedlens.report.table_format import StudyTable, TableCell
@@ -45,13 +45,10 @@ def relative(
         for k, case in enumerate(view.info.cases)
         for method in view.info.methods
     }
-    names, document = with_document(view, grid, lambda method, case: _stated_ratio(view, method, to, case))
-    label = f"{view.label(to)}: {metric_name(view.metric).lower()}{unit(view.metric)}"
-    names = {
-        key: name.replace(view.label(to), label) if key.partition("\n")[0] == to else name
-        for key, name in names.items()
-    }
-    head, lines, labels = oriented(view, grid, names, rows)
+    names = {to: f"{view.label(to)}: {metric_name(view.metric).lower()}{unit(view.metric)}"}
+    head, lines, labels = oriented(
+        view, grid, rows, lambda method, case: _stated_ratio(view, method, to, case), names
+    )
     several = len(view.info.seeds) > 1
     spread = f", mean ± half the {interval_words('t')} over" if several else " of"
     caption = joined(
@@ -61,7 +58,7 @@ def relative(
         final_value(view.info),
         tuning_words(view.info),
     )
-    notes = [*failure_notes(view.cells, view.results), *document_notes(view, document)]
+    notes = [*failure_notes(view.cells, view.results), *document_notes(view, head)]
     title = view.title or f"{metric_name(view.metric)} relative to {view.label(to)}"
     return StudyTable(view.name, title, caption, head, lines, notes, labels)
 

@@ -147,7 +147,7 @@ class StudyInfo:
         clock: "images_per_second", "up_mbit", "down_mbit" of a simulated client; empty without one.
         figures, tables: what the study file asks for, each with its "kind".
         scale: "smoke", "minutes", "laptop" or "paper"; "" for a study without scales.
-        smaller: sentences on what differs from the scale "paper".
+        smaller: what differs from the scale "paper": rows of a setting, its value there, and its value here.
         document: the document's own numbers; see `fedlens.studies.document`.
         command: that makes these results.
         entries: the runs, in order.
@@ -175,7 +175,7 @@ class StudyInfo:
     figures: Sequence[Mapping[str, Any]] = ()
     tables: Sequence[Mapping[str, Any]] = ()
     scale: str = ""
-    smaller: Sequence[str] = ()
+    smaller: Sequence[Sequence[str]] = ()
     document: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     notes: Sequence[str] = ()

@@ -136,10 +136,14 @@ def narrowed(
             )
     kept = [case for case in info.cases if all(_among(case, *item) for item in (cases or {}).items())]
     if not kept:
-        shown = "; ".join(case_name(info, case) for case in info.cases[:6])
-        raise ConfigError("no case has these values", where=f"{where}.where", hint=f"cases: {shown}")
+        some = "; ".join(case_name(info, case) for case in info.cases[:6])
+        raise ConfigError("no case has these values", where=f"{where}.where", hint=f"cases: {some}")
     names = {name: info.methods[name] for name in methods} if methods else info.methods
-    return replace(results, info=replace(info, metric=metric or info.metric, methods=names, cases=kept))
+    left_out = info.methods.keys() - names.keys()
+    stated = [value for value in info.document.get("values", ()) if value["method"] not in left_out]
+    document = {**info.document, "values": stated} if info.document else info.document
+    shown = replace(info, metric=metric or info.metric, methods=names, cases=kept, document=document)
+    return replace(results, info=shown)
 
 
 def _among(case: Mapping[str, Any], dimension: str, wanted: Any) -> bool:

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+
+from fedlens.report.format import many
+from fedlens.report.study_captions import conjoined
+from fedlens.studies.cells import StudyCells
+from fedlens.studies.scale_differences import both_scales, method_pairs, shown_names
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five")
+_STAND_INS = ("data.dataset.name", "model.name", "model.backbone", "model.weights")
+_MOST = 4  # names in a row
 
 
-def nothing_learned(scale: str, rounds: Iterable[int]) -> str:
-    """A sentence for the scale "smoke" whose runs have a few rounds; else empty.
+def caveats(here: StudyCells, paper: StudyCells, scale: str, trains: bool) -> list[str]:
+    """Sentences on the rounds of a smaller scale, and on the datasets, models and starts that stand in for others.
 
     Args:
-        rounds: of each run that trains.
-
-    >>> nothing_learned("smoke", [1, 2]), nothing_learned("laptop", [2])
-    ('Two rounds, nothing learned.', '')
+        trains: whether the study has runs; otherwise only its datasets count.
     """
-    most = max(rounds, default=0) if scale == "smoke" else 0
-    if not 0 < most < len(_NUMBERS):
+    pairs = [([method], [own]) for method, own in method_pairs(here, paper)]
+    alone = [method for method in here.methods if all(method is not pair[0][0] for pair in pairs)]
+    compared = [both_scales(here, paper, *pair) for pair in pairs]
+    compared += [both_scales(here, paper, alone)] if alone else []
+    parts = []
+    for key in _STAND_INS if trains else _STAND_INS[:1]:
+        new, replaced = dict[str, None](), dict[str, None]()
+        for scales in compared:
+            one, other = (
+                shown_names(key, values.get(key, []), cells)
+                for values, cells in zip(scales, (here, paper), strict=True)
+            )
+            if others := [name for name in one if name not in other]:
+                new |= dict.fromkeys(others)
+                replaced |= dict.fromkeys([name for name in other if name not in one] or other or ["none"])
+        if new:
+            parts.append(f"{_names([*new])} for {_names([*replaced])}")
+    rounds = [max(values.get("rounds", [0])) if trains else 0 for values in both_scales(here, paper)]
+    sentences = [few_rounds(scale, *rounds), f"Stand-ins: {'; '.join(parts)}." if parts else ""]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _names(names: Sequence[str]) -> str:
+    """Names in a sentence, at most four; one with a comma in quotes."""
+    shown = [f'"{name}"' if "," in name else name for name in names[:_MOST]]
+    return conjoined([*shown, *([f"{len(names) - _MOST} more"] if len(names) > _MOST else [])])
+
+
+def few_rounds(scale: str, rounds: int, paper: int) -> str:
+    """A sentence on a number of rounds below that of the paper; else empty.
+
+    >>> few_rounds("smoke", 2, 4000), few_rounds("laptop", 120, 10_000), few_rounds("laptop", 80, 80)
+    ('Two rounds, nothing learned.', "At most 120 rounds, not the paper's 10,000.", '')
+    """
+    if rounds >= paper:
         return ""
-    return f"{_NUMBERS[most].capitalize()} round{'s' if most > 1 else ''}, nothing learned."
+    if scale == "smoke" and rounds < len(_NUMBERS):
+        return f"{_NUMBERS[rounds].capitalize()} round{'s' if rounds > 1 else ''}, nothing learned."
+    return f"At most {many(rounds, 'round')}, not the paper's {paper:,}."

@@ -73,13 +73,20 @@ class StudyCells:
             self._made[key] = self._make(method, case, point, role)
         return self._made[key]
 
-    def _make(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
-        base, place = method.base or case.base or self.base
+    def given(self, method: Method, case: Case) -> Mapping[str, Any]:
+        """The settings that the runs of a method in a case share, as nested tables, without defaults and unchecked."""
+        return self.reader.given(*(method.base or case.base or self.base), self._layers(method, case, {}))
+
+    def _layers(self, method: Method, case: Case, point: Point) -> list[PlacedSetting]:
         tuned = [
             PlacedSetting(key, value, method.tuned.places.get(key, "[tune]")) for key, value in point.items()
         ]
         layers = [*self.common, *case.settings, *method.settings, *case.grid, *tuned]
-        layers = [self._of_case(one, case) for one in layers]
+        return [self._of_case(one, case) for one in layers]
+
+    def _make(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
+        base, place = method.base or case.base or self.base
+        layers = self._layers(method, case, point)
         made = self.reader.make(base, place, layers)
         share = self._share(made, role)
         if share is None:

@@ -13,7 +13,7 @@ from fedlens.core.parse_text import parse_toml, read_text
 from fedlens.core.regular_file import open_regular
 from fedlens.report.claim_verdicts import check_claim
 from fedlens.report.study_results import StudyInfo
-from fedlens.studies.study_file import StudySource
+from fedlens.studies.study_file import CaseSettings, MethodSettings, StudySettings, StudySource
 
 
 class _Entry(BaseModel):
@@ -111,13 +111,15 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
 def stated_document(source: StudySource) -> dict[str, Any]:
     """The document's numbers that the tables and figures of a study name, as `StudyInfo.document` has them.
 
-    Values of several files are joined. "labels" has the labels of methods at the scale of the document, where the scale
-    that is run has others: its numbers are those of these methods. Raises `ConfigError` as `read_document` does.
+    Values of several files are joined. A value of a method or a case that others stand for has their names here, and
+    "labels" has the labels of methods at the scale of the document, where they are others. Raises `ConfigError` as
+    `read_document` does.
     """
     documents = list(_documents(source).values())
     if not documents:
         return {}
     joined = {key: [item for each in documents for item in each[key]] for key in ("claims", "values")}
+    joined["values"] = [one for each in joined["values"] for one in of_stand_ins(each, source.settings)]
     words = {key: "; ".join(filter(None, (each[key] for each in documents))) for key in ("source", "lost")}
     return {**words, **joined, **_labels(source)}
 
@@ -141,13 +143,26 @@ def _documents(source: StudySource) -> dict[Path, dict[str, Any]]:
     return {source.folder / name: read_document(source.folder / name, place) for name, place in files.items()}
 
 
+def of_stand_ins(value: Mapping[str, Any], study: StudySettings) -> list[dict[str, Any]]:
+    """A value for each method and case that is its own or stands for it; itself if none does."""
+    values = [{**value, "method": name} for name in _standing(study.methods, value["method"])]
+    case = value.get("case", {})
+    if "case" not in case:
+        return values
+    names = _standing(study.cases, case["case"])
+    return [{**one, "case": {**case, "case": name}} for one in values for name in names]
+
+
+def _standing(tables: Mapping[str, MethodSettings | CaseSettings] | None, own: str) -> list[str]:
+    return [name for name, table in (tables or {}).items() if (table.stands_for or name) == own] or [own]
+
+
 def _labels(source: StudySource) -> dict[str, dict[str, str]]:
-    now = source.settings.methods or {}
-    labels = {
-        name: table["label"]
-        for name, table in source.full.get("methods", {}).items()
-        if "label" in table and (name not in now or table["label"] != now[name].label)
-    }
+    now, full = source.settings.methods or {}, source.full.get("methods", {})
+    here = {name: table.label or name for name, table in now.items()}
+    targets = dict.fromkeys(full, "") | {name: table.stands_for or "" for name, table in now.items()}
+    labels = {name: full.get(own or name, {}).get("label") or own or name for name, own in targets.items()}
+    labels = {name: label for name, label in labels.items() if label != here.get(name, name)}
     return {"labels": labels} if labels else {}
 
 

@@ -69,6 +69,7 @@ class Method:
     Attributes:
         table: the name of its table in the study. Without tuning, each point of its grid is a method.
         tuned: the points that tuning chooses among; one empty point without.
+        own: the name of its counterpart at the scale "paper", which is another for a stand-in.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Method:
     settings: Sequence[PlacedSetting]
     tuned: Grid
     base: tuple[Base, str] | None = None
+    own: str = ""
 
 
 def drawn(draws: RandomDraws) -> list[dict[str, Any]]:
@@ -279,6 +281,7 @@ class Expansion:
                 [*settings, *_located(point, shown.places)],
                 whole,
                 base,
+                " ".join([table.stands_for or name, *names]),
             )
 
     def _settings(self, table: Values, *keys: str) -> list[PlacedSetting]:

@@ -22,7 +22,7 @@ from fedlens.report.study_results import EFFECTIVE
 from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.places import Places
 from fedlens.studies.planned import PlannedRun
-from fedlens.studies.pretrained import planned_weights, pretrained_weights
+from fedlens.studies.pretrained import PREFIX, planned_weights, pretrained_weights
 from fedlens.studies.study_file import Base
 
 _LIKE_INLINE = frozenset(
@@ -138,6 +138,13 @@ class SettingsReader:
         if key not in self._made:
             self._made[key] = self._make(self.base(base, place), listed, place)
         return self._made[key]
+
+    def given(self, base: Base, place: str, settings: Iterable[PlacedSetting]) -> Mapping[str, Any]:
+        """The settings of a run as `make` puts them together, unchecked and without defaults."""
+        layered = self._layered(self.base(base, place), list(settings), place)
+        if layered.start is not None:
+            put_setting(layered.values, "model.weights", f"{PREFIX}{layered.start.method}", set(), place)
+        return layered.values
 
     def _make(self, base: Source, settings: list[PlacedSetting], place: str) -> RunSettings:
         rate = next((one for one in settings if one.key == EFFECTIVE), None)

@@ -1,265 +1,251 @@
-"""Describes how a smaller scale of a study differs from the full one, from the settings of both."""
+"""Compares a smaller scale of a study with the scale "paper", setting by setting."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
-from fedlens.core.errors import FedlensError
-from fedlens.experiment.config_source import read_source
-from fedlens.report.format import setting
+from fedlens.core.parse_text import parse_toml
+from fedlens.experiment.config import plain
+from fedlens.report.format import many, setting
+from fedlens.report.study_captions import shown
 from fedlens.report.study_results import EFFECTIVE
-from fedlens.studies.study_file import StudySource
+from fedlens.studies.cells import StudyCells
+from fedlens.studies.expansion import Method
+from fedlens.studies.pretrained import PREFIX
+from fedlens.studies.reproductions import FOLDER
+from fedlens.studies.run_settings import PlacedSetting
 
-_HIDDEN = {"evaluation.every", "evaluation.train"}  # they change what is drawn, not what is trained
-_LISTED = 6
-_WORDS = {  # of settings, with {} for a value
-    "rounds": "{} rounds",
-    "data.partition.size": "{} images a client",
-    "data.dataset.size": "images of {} pixels a side",
-    "data.partition.clients": "{} clients",
-    "select.clients_per_round": "{} clients a round",
-    "local.epochs": "{} local epochs",
-    "model.name": "the model {}",
+NAMES = "names.toml"
+_HIDDEN = ("name", "seed", "evaluation.", "record.", "engine.")  # they change no training
+_COMPONENTS = ("algorithm", "aggregate", "data.dataset", "data.partition", "model", "select", "task")
+_LISTED, _NAMED = 6, 12
+_WORDS = {
+    "rounds": "rounds",
+    "data.dataset.name": "dataset",
+    "data.dataset.size": "pixels a side",
+    "data.partition.name": "partition",
+    "data.partition.clients": "clients",
+    "data.partition.size": "images a client",
+    "select.clients_per_round": "clients a round",
+    "local.epochs": "local epochs",
+    "model.name": "model",
+    "model.backbone": "backbone",
+    "model.weights": "start",
 }
-_ABSENT = {"data.partition.size": "all images divided evenly"}
+_NAMES_OF = {"data.dataset.name": "datasets", "model.name": "models", "model.backbone": "models"}
+Values = Mapping[str, Sequence[Any]]
 
 
-def scale_differences(source: StudySource) -> list[str]:
-    """Returns the differences from the scale "paper", one sentence each; empty at that scale.
+class ChangedSetting(NamedTuple):
+    """A setting that differs, with its value at the scale "paper" and here."""
 
-    >>> from fedlens.studies.study_file import read_study
+    setting: str
+    paper: str
+    here: str
+
+
+def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
+    """Returns the settings that differ from the scale "paper": one row for all runs, or else one for each method.
+
+    >>> from fedlens.studies.study_plan import StudyPlan
     >>> study = {"base": "digits", "seeds": [0, 1, 2], "set": {"rounds": 10_000}, "grid": {"local.lr": [0.1, 0.2, 0.3]},
     ...          "scales": {"smoke": {"seeds": [0], "set": {"rounds": 2}, "grid": {"local.lr": [0.1]}}}}
-    >>> for sentence in scale_differences(read_study(study, "smoke")): print(sentence)
-    2 rounds instead of 10,000
-    1 seed instead of 3
-    local.lr: 1 value (0.1) instead of 3
+    >>> for row in StudyPlan.load(study, "smoke").differences: print(*row, sep=" | ")
+    rounds | 10,000 | 2
+    local.lr | 0.1, 0.2, 0.3 | 0.1
+    seeds | 3 | 1
     """
-    if source.places.scale in ("", "paper"):
-        return []
-    here, full = source.values, source.full
-    labels = {**_table(full, "labels"), **_table(here, "labels")}
-    base = _base_settings(here.get("base"), source)
+    labels = {**_WORDS, **paper.settings.labels, **here.settings.labels}
+    ours, theirs = both_scales(here, paper)
+    rows = _rows(ours, theirs, labels, here, paper)
+    alike = {key for key in ours if _equal(ours[key], theirs[key])}
+    of_methods: dict[ChangedSetting, list[str]] = {}
+    for method, own in method_pairs(here, paper) if len(here.methods) > 1 else ():
+        one, other = both_scales(here, paper, [method], [own])
+        shared = alike.intersection(one)
+        for row in _rows({k: one[k] for k in shared}, {k: other[k] for k in shared}, labels, here, paper):
+            of_methods.setdefault(row, []).append(method.label)
     return [
-        *_settings(_table(here, "set"), _table(full, "set"), base, labels),
-        *_counts(here, full),
-        *_grids(_table(here, "grid"), _table(full, "grid"), labels),
-        *_cases(_table(here, "cases"), _table(full, "cases"), source, base, labels),
-        *_methods(_table(here, "methods"), _table(full, "methods"), labels),
-        *_pretraining(_table(here, "pretrained"), _table(full, "pretrained"), source, labels),
-        *_tuning(_table(here, "tune"), _table(full, "tune")),
+        *sorted(rows, key=lambda row: row.setting not in ("dataset", "model", "start", "rounds")),
+        *(row._replace(setting=f"{row.setting}: {_some(names, 2)}") for row, names in of_methods.items()),
+        *_counts(here, paper),
+        *_left_out(here, paper),
+        *_pretraining(here, paper, labels),
+        *_tuning(here, paper),
     ]
 
 
-def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = values.get(key)
-    return value if isinstance(value, Mapping) else {}
+def both_scales(
+    here: StudyCells,
+    paper: StudyCells,
+    ours: Sequence[Method] | None = None,
+    theirs: Sequence[Method] | None = None,
+) -> tuple[Values, Values]:
+    """The values of each setting that one of both scales gives, over methods, cases and points."""
+    runs = _Runs.of(here, ours), _Runs.of(paper, theirs)
+    keys = dict.fromkeys(key for each in reversed(runs) for key in each.keys)
+    return tuple({key: each.values(key) for key in keys} for each in runs)  # type: ignore[return-value]
 
 
-def _base_settings(base: Any, source: StudySource) -> dict[str, Any]:
-    """The settings of a base by dotted key; empty if it cannot be read."""
-    if isinstance(base, Mapping):
-        return _dotted(base)
-    beside = source.folder / str(base)
-    try:
-        return _dotted(read_source(str(beside if beside.is_file() else base)).values)
-    except FedlensError:
-        return {}
+@dataclass(frozen=True)
+class _Runs:
+    """The given settings of runs by dotted key, and all settings of the first of them."""
+
+    given: Sequence[Mapping[str, Any]]
+    first: Mapping[str, Any]
+    keys: Sequence[str]
+
+    @classmethod
+    def of(cls, cells: StudyCells, methods: Sequence[Method] | None) -> _Runs:
+        listed = methods or cells.methods
+        made = cells.made(listed[0], cells.cases[0], cells.points(listed[0])[0], "final")
+        first, runs = dotted(plain(made.config)), list[dict[str, Any]]()
+        for method in listed:
+            for case in cells.cases:
+                runs.append(dotted(cells.given(method, case)))
+                tuned = [(key, value) for key, values in method.tuned.values.items() for value in values]
+                runs += [{**runs[-1], key: value} for key, value in tuned]
+        keys = dict.fromkeys(key for run in runs for key in run if not key.startswith(_HIDDEN))
+        unused = methods is not None  # a setting that the only method has no use for
+        return cls(runs, first, [key for key in keys if not unused or key in first or key == EFFECTIVE])
+
+    def values(self, key: str) -> list[Any]:
+        """The different values; a run that leaves the setting out has the default of the first run."""
+        found = (run.get(key, self.first.get(key)) for run in self.given)
+        return list({repr(value): value for value in found if value is not None}.values())
 
 
-def _dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings by dotted key; a component that is only named has the key of its name.
+
+    >>> dotted({"model": "mlp", "data": {"dataset": {"name": "digits"}}})
+    {'model.name': 'mlp', 'data.dataset.name': 'digits'}
+    """
     values: dict[str, Any] = {}
     for key, value in table.items():
-        values |= (
-            _dotted(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
-        )
+        path = f"{before}{key}"
+        if isinstance(value, Mapping):
+            values |= dotted(value, f"{path}.")
+        else:
+            values[f"{path}.name" if path in _COMPONENTS else path] = value
     return values
 
 
-def _settings(
-    here: Mapping[str, Any], full: Mapping[str, Any], base: Mapping[str, Any], labels: Mapping[str, str]
-) -> list[str]:
-    """The settings that differ between two tables `set` over one base."""
-    sentences = []
-    for key in dict.fromkeys([*full, *here]):
-        ours, theirs = (values.get(key, base.get(key, _component(base, key))) for values in (here, full))
-        if ours != theirs and key not in _HIDDEN and not key.startswith("record."):
-            sentences.append(_instead(key, ours, theirs, labels))
-    return sentences
+@cache
+def spellings() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """The names of datasets, models and starts in labels, from names.toml; the first of each is shown."""
+    return parse_toml((FOLDER / NAMES).read_text(encoding="utf-8"))
 
 
-def _component(base: Mapping[str, Any], key: str) -> Any:
-    """The table of a base by its key, such as that of its dataset; None if it has none."""
-    inner = {
-        name.removeprefix(f"{key}."): value for name, value in base.items() if name.startswith(f"{key}.")
-    }
-    return inner or None
+def shown_names(key: str, values: Sequence[Any], cells: StudyCells) -> list[str]:
+    """The different values of a setting as tables and captions show them."""
+    return list(dict.fromkeys(_shown(key, value, cells) for value in values))
 
 
-def _instead(key: str, ours: Any, theirs: Any, labels: Mapping[str, str]) -> str:
-    words, absent = _WORDS.get(key), _ABSENT.get(key, "the default")
-    if words is None or ours is None:
-        shown = labels.get(key, key)
-        return f"{shown} = {_value(ours, absent)} instead of {_value(theirs, absent)}"
-    text = words.format(_value(ours, absent))
-    if ours == 1:
-        text = re.sub(r"s\b", "", text, count=1)
-    return f"{text} instead of {_value(theirs, absent)}"
+def _shown(key: str, value: Any, cells: StudyCells) -> str:
+    if key == "model.weights":
+        return start_name(str(value), cells)
+    if key in _NAMES_OF:
+        return spellings()[_NAMES_OF[key]].get(str(value), [str(value)])[0]
+    return f"{value:,}" if type(value) is int else shown(value)
 
 
-def _value(value: Any, absent: str) -> str:
-    return absent if value is None else f"{value:,}" if type(value) is int else setting(value)
+def start_name(weights: str, cells: StudyCells) -> str:
+    """Initial weights in words: the label of a pre-training, or the name of a file."""
+    table = (cells.settings.pretrained or {}).get(weights.removeprefix(PREFIX))
+    if table is not None:
+        return table.label or weights.removeprefix(PREFIX)
+    return spellings()["starts"].get(weights, [f"weights {PurePath(weights).stem}"])[0]
 
 
-def _counts(here: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
-    sentences = []
-    ours, theirs = (len(values.get("seeds", [0])) for values in (here, full))
-    if ours != theirs:
-        sentences.append(f"{_many(ours, 'seed')} instead of {theirs}")
-    if here.get("last", 1) != full.get("last", 1):
-        sentences.append(
-            f"a value is the mean of {here.get('last', 1)} evaluations instead of {full.get('last', 1)}"
-        )
-    if here.get("base") != full.get("base"):
-        sentences.append(f"the recipe {here.get('base')} instead of {full.get('base')}")
-    return sentences
+def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return {*map(repr, one)} == {*map(repr, other)}
 
 
-def _many(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
-
-
-def _grids(here: Mapping[str, Any], full: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    sentences = []
-    for key in dict.fromkeys([*full, *here]):
-        ours, theirs = here.get(key), full.get(key)
-        shown = labels.get(key, key)
-        if ours == theirs:
-            continue
-        if ours is None:
-            sentences.append(f"{shown} not varied instead of {_many(len(theirs or ()), 'value')}")
-        elif theirs is None:
-            sentences.append(f"{shown}: {_listed(ours)}, which the full study does not vary")
-        else:
-            sentences.append(
-                f"{shown}: {_many(len(ours), 'value')} ({_listed(ours)}) instead of {len(theirs)}"
+def _rows(
+    ours: Values, theirs: Values, labels: Mapping[str, str], here: StudyCells, paper: StudyCells, of: str = ""
+) -> list[ChangedSetting]:
+    rows = []
+    for key in dict.fromkeys([*theirs, *ours]):
+        if not _equal(ours.get(key, []), theirs.get(key, [])):
+            texts = (
+                shown_names(key, values.get(key, []), cells)
+                for values, cells in ((theirs, paper), (ours, here))
             )
-    return sentences
+            rows.append(ChangedSetting(of + labels.get(key, key), *(_some(each, _LISTED) for each in texts)))
+    return rows
 
 
-def _listed(values: Iterable[Any]) -> str:
-    shown = [setting(value) for value in values]
-    return ", ".join(shown[:_LISTED]) + (", ..." if len(shown) > _LISTED else "")
+def _some(texts: Sequence[str], most: int) -> str:
+    """Texts in a cell, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ("; " if any("," in text for text in texts) else ", ").join(texts[:most]) + more or "not set"
 
 
-def _cases(
-    here: Mapping[str, Any],
-    full: Mapping[str, Any],
-    source: StudySource,
-    base: Mapping[str, Any],
-    labels: Mapping[str, str],
-) -> list[str]:
-    sentences = []
-    if len(here) != len(full):
-        left_out = [name for name in full if name not in here]
-        without = f", without {', '.join(left_out)}" if left_out else ""
-        sentences.append(f"{_many(len(here), 'case')} instead of {len(full)}{without}")
-    for name in here:
-        ours, theirs = _table(here, name), _table(full, name)
-        case_base = _base_settings(ours["base"], source) if "base" in ours else base
-        changed = partial(_settings, base={**case_base, **_table(source.full, "set")}, labels=labels)
-        if name in full:
-            sentences += [f"{name}: {each}" for each in changed(_table(ours, "set"), _table(theirs, "set"))]
-    return _merged(sentences)
+def method_pairs(here: StudyCells, paper: StudyCells) -> list[tuple[Method, Method]]:
+    """The methods here with their counterparts."""
+    theirs = {method.name: method for method in paper.methods}
+    return [(method, theirs[method.own]) for method in here.methods if method.own in theirs]
 
 
-def _methods(here: Mapping[str, Any], full: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    sentences = []
-    if len(here) != len(full):
-        sentences.append(f"{_many(len(here), 'method')} instead of {len(full)}")
-    for name in here:
-        if name not in full or here[name] == full[name]:
-            continue
-        ours, theirs = _table(here, name), _table(full, name)
-        label = str(ours.get("label", theirs.get("label", name)))
-        sentences += [f"{label}: {each}" for each in _method(ours, theirs, labels)]
-    return _merged(sentences)
+def _counts(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
+    numbers = {
+        "seeds": [len(cells.seeds) for cells in (paper, here)],
+        "evaluations that a value is the mean of": [cells.settings.last for cells in (paper, here)],
+    }
+    return [ChangedSetting(name, *map(str, pair)) for name, pair in numbers.items() if pair[0] != pair[1]]
 
 
-def _method(ours: Mapping[str, Any], theirs: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    """What differs between the tables of one method."""
-    settings, full_settings = dict(_table(ours, "set")), dict(_table(theirs, "set"))
-    grid, full_grid = dict(_table(ours, "grid")), dict(_table(theirs, "grid"))
-    sentences = []
-    for key in [key for key in full_grid if key in settings and key not in grid]:
-        values = full_grid.pop(key)
-        shown = labels.get(key, key)
-        sentences.append(f"{shown} = {setting(settings.pop(key))} instead of {_many(len(values), 'value')}")
-    if EFFECTIVE in grid and EFFECTIVE not in full_grid and "local.lr" in full_grid:
-        number = len(full_grid.pop("local.lr"))
-        rates = f"{labels.get('local.lr', 'local.lr')}: {_many(number, 'value')}"
-        sentences.append(f"effective learning rate: {_listed(grid.pop(EFFECTIVE))} instead of {rates}")
-    sentences += _settings(settings, full_settings, {}, labels)
-    sentences += _grids(grid, full_grid, labels)
-    if ours.get("points") != theirs.get("points"):
-        numbers = (len(table.get("points") or ()) for table in (ours, theirs))
-        sentences.append("{} points instead of {}".format(*numbers))
-    return sentences
-
-
-def _pretraining(
-    here: Mapping[str, Any], full: Mapping[str, Any], source: StudySource, labels: Mapping[str, str]
-) -> list[str]:
-    sentences = []
-    for name in here:
-        ours, theirs = _table(here, name), _table(full, name)
-        label = f"pre-training {ours.get('label', name)}"
-        if ours.get("base") != theirs.get("base"):
-            sentences.append(f"{label}: {ours.get('base')} instead of {theirs.get('base') or 'none'}")
-        if theirs:
-            base = _base_settings(ours.get("base"), source)
-            changed = _settings(_table(ours, "set"), _table(theirs, "set"), base, labels)
-            sentences += [f"{label}: {each}" for each in changed]
-    return _merged(sentences)
-
-
-def _merged(sentences: Iterable[str]) -> list[str]:
-    """Merges sentences that differ only in their first words: "FedAvg, FedAvgM: 2 rounds instead of 9"."""
-    names: dict[str, list[str]] = {}
-    for sentence in sentences:
-        name, colon, change = sentence.partition(": ")
-        names.setdefault(change if colon else "", []).append(name if colon else sentence)
-    alone = names.pop("", [])
-    return [*alone, *(f"{'; '.join(these)}: {change}" for change, these in names.items())]
-
-
-def _tuning(here: Mapping[str, Any], full: Mapping[str, Any]) -> list[str]:
-    if not here and not full:
-        return []
-    if not here or not full:
-        return ["nothing is tuned" if full else "settings are tuned, which the full study does not do"]
-    sentences = []
-    if here.get("budget") != full.get("budget"):
-        ours = here.get("budget", "other")
-        runs = "run" if ours == 1 else "runs"
-        sentences.append(
-            f"{ours} tuning {runs} a method and case instead of {full.get('budget', 'another number')}"
-        )
-    if here.get("refit", True) != full.get("refit", True):
-        share = f"{100 * float(here.get('share', 0.1)):g} %"
-        sentences.append(
-            f"final runs train without the {share} of the images that settings were chosen on"
-            if not here.get("refit", True)
-            else "final runs train on all training images"
-        )
-    if here.get("seeds") != full.get("seeds"):
-        ours, theirs = here.get("seeds"), full.get("seeds")
-        words = [
-            _many(len(seeds), "seed") + " of its own" if seeds else "the study's seeds"
-            for seeds in (ours, theirs)
+def _left_out(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
+    """What each stand-in stands for, and the methods and named cases that do not run."""
+    rows = []
+    for kind in ("method", "case"):
+        (ours, names), (_, theirs) = (_labels(cells, kind) for cells in (here, paper))
+        rows += [
+            ChangedSetting(kind, theirs[own], names[name])
+            for name, own in ours.items()
+            if own in theirs and own != name
         ]
-        sentences.append(f"tuning on {words[0]} instead of {words[1]}")
-    return sentences
+        absent = [label for name, label in theirs.items() if name not in ours.values()]
+        if absent:
+            rows.append(ChangedSetting(many(len(absent), kind), _some(absent, _NAMED), "not run"))
+    return rows
+
+
+def _labels(cells: StudyCells, kind: str) -> tuple[dict[str, str], dict[str, str]]:
+    """By name, the counterpart and the label of the methods, or of the named cases, of a scale."""
+    if kind == "method":
+        return {m.name: m.own for m in cells.methods}, {m.name: m.label for m in cells.methods}
+    tables = cells.settings.cases or {}
+    return {name: table.stands_for or name for name, table in tables.items()}, {name: name for name in tables}
+
+
+def _pretraining(here: StudyCells, paper: StudyCells, labels: Mapping[str, str]) -> list[ChangedSetting]:
+    rows = []
+    theirs = paper.settings.pretrained or {}
+    for name, table in (here.settings.pretrained or {}).items():
+        label = f"pre-training {table.label or name}"
+        if name not in theirs:
+            rows.append(ChangedSetting(label, "none", setting(table.base)))
+            continue
+        values: list[Values] = []
+        for cells, each in ((here, table), (paper, theirs[name])):
+            placed = [PlacedSetting(key, value, "") for key, value in each.set.items()]
+            given = dotted(cells.reader.given(each.base, "", placed))
+            values.append({key: [value] for key, value in given.items() if not key.startswith(_HIDDEN)})
+        rows += _rows(values[0], values[1], labels, here, paper, f"{label}: ")
+    return rows
+
+
+def _tuning(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
+    ours, theirs = ({} if cells.tune is None else cells.tune.model_dump() for cells in (here, paper))
+    keys = [key for key in (theirs or ours) if ours.get(key) != theirs.get(key)]
+    if not ours or not theirs:
+        return (
+            [ChangedSetting("tuning", *("yes" if each else "no" for each in (theirs, ours)))] if keys else []
+        )
+    return [ChangedSetting(f"tuning: {key}", setting(theirs[key]), setting(ours[key])) for key in keys]

@@ -86,11 +86,20 @@ Base = str | dict[str, Any]
 Specs = Annotated[list[dict[str, Any]], BeforeValidator(_kinds)]
 
 
+_StandsFor = Annotated[
+    str | None,
+    Field(
+        description="at a smaller scale: its counterpart at the scale paper, of other data or another model"
+    ),
+]
+
+
 class CaseSettings(FrozenTable):
     """A table `[cases.NAME]`: a condition that methods are compared in."""
 
     base: Base | None = Field(None, description="a recipe or a file instead of the study's")
     set: Settings = Field(default_factory=dict, description="settings over the base")
+    stands_for: _StandsFor = None
 
 
 class MethodSettings(FrozenTable):
@@ -102,6 +111,7 @@ class MethodSettings(FrozenTable):
     grid: Grid | None = Field(None, description="every combination of these values of settings")
     random: Draws | None = Field(None, description="points drawn at random, like the table [random]")
     points: Points | None = Field(None, description="a list of points instead of every combination")
+    stands_for: _StandsFor = None
 
     @model_validator(mode="after")
     def _one_way(self) -> MethodSettings:
@@ -290,6 +300,13 @@ class StudySource:
         """The folder that relative paths start from."""
         return Path() if self.places.path is None else self.places.path.parent
 
+    @property
+    def paper(self) -> StudySource:
+        """The study at the scale "paper". Raises `ConfigError` if a setting of it is wrong."""
+        places = Places(self.places.path, "paper", self.places.lines)
+        full = {"name": self.settings.name, **self.full}
+        return StudySource(_validated(full, places), full, full, places)
+
 
 def read_study(
     study: str | Path | Mapping[str, Any],
@@ -324,18 +341,11 @@ def read_study(
         values = merged(values, {"set": flat(changes)})
     if seeds is not None:
         values = {**values, "seeds": list(seeds)}
-    try:
-        settings = StudySettings.model_validate(values)
-    except ValidationError as error:
-        problem = explained(error, values, "", places.locate_key, _setting_names)
-        hint = problem.hint.partition(", or pass --set")[0] if problem.hint else None  # a study has no --set
-        key = next((part for part in reversed(error.errors()[0]["loc"]) if part in _EXAMPLES), "")
-        if key and re.search(r"must be a list|in it must be", problem.what):
-            hint = f"write a list, such as {_EXAMPLES[str(key)]}"
-        raise ConfigError(problem.what, where=problem.where, hint=hint) from None
+    settings = _validated(values, places)
     refuse_loose(values, settings, "", places.locate_key, finite=True)
     _refuse_metric(settings, places)
     _refuse_shared_seeds(settings, places)
+    _refuse_stand_ins(settings, full, places)
     if settings.stop is not None and settings.stop.halving is not None and settings.tune is None:
         raise ConfigError(
             "stop.halving needs a table [tune], because it chooses among tuned points",
@@ -343,6 +353,18 @@ def read_study(
             hint="add a table [tune]",
         )
     return StudySource(settings, values, full, places)
+
+
+def _validated(values: Mapping[str, Any], places: Places) -> StudySettings:
+    try:
+        return StudySettings.model_validate(values)
+    except ValidationError as error:
+        problem = explained(error, values, "", places.locate_key, _setting_names)
+        hint = problem.hint.partition(", or pass --set")[0] if problem.hint else None  # a study has no --set
+        key = next((part for part in reversed(error.errors()[0]["loc"]) if part in _EXAMPLES), "")
+        if key and re.search(r"must be a list|in it must be", problem.what):
+            hint = f"write a list, such as {_EXAMPLES[str(key)]}"
+        raise ConfigError(problem.what, where=problem.where, hint=hint) from None
 
 
 def as_in_toml(value: Any) -> Any:
@@ -402,6 +424,20 @@ def _refuse_shared_seeds(settings: StudySettings, places: Places) -> None:
             where=places.locate("tune", "seeds"),
             hint="set other seeds, or remove tune.seeds: the mean over all seeds of the study then chooses",
         )
+
+
+def _refuse_stand_ins(settings: StudySettings, full: Mapping[str, Any], places: Places) -> None:
+    """Raises `ConfigError` if `stands_for` names nothing of the scale "paper", or its own table has such a name."""
+    for kind, tables in (("methods", settings.methods), ("cases", settings.cases)):
+        names = full.get(kind) or {}
+        for name, table in (tables or {}).items():
+            target, where = table.stands_for, places.locate(kind, name, "stands_for")
+            if target is not None and target not in names:
+                what = f"'{name}' stands for '{target}', which is not among the {kind} of the scale paper"
+                raise ConfigError(what, where=where, hint=nearest(target, names))
+            if target is not None and name in names:
+                what = f"'{name}' stands for '{target}', but has a name of the scale paper"
+                raise ConfigError(what, where=where, hint="name it after what it runs")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -16,7 +16,7 @@ from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
-from fedlens.studies.caveats import nothing_learned
+from fedlens.studies.caveats import caveats
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import check_claims, stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -27,7 +27,7 @@ from fedlens.studies.pretraining_runs import pretraining_runs
 from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
-from fedlens.studies.scale_differences import scale_differences
+from fedlens.studies.scale_differences import ChangedSetting, scale_differences
 from fedlens.studies.study_file import StudySettings, StudySource, read_study
 from fedlens.studies.tuning import (
     chosen_point,
@@ -239,7 +239,7 @@ class StudyPlan:
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,
-            smaller=scale_differences(self.source),
+            smaller=[list(row) for row in self.differences],
             document=stated_document(self.source),
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
@@ -256,10 +256,19 @@ class StudyPlan:
         )
 
     @cached_property
+    def paper(self) -> StudyCells | None:
+        """The cells of the scale "paper"; None at that scale, and for a study without scales."""
+        return None if self.scale in ("", "paper") else _cells(self.source.paper, False)
+
+    @cached_property
+    def differences(self) -> Sequence[ChangedSetting]:
+        """What differs from the scale "paper"."""
+        return [] if self.paper is None else scale_differences(self.cells, self.paper)
+
+    @cached_property
     def caveats(self) -> Sequence[str]:
         """The sentences of every caption: what the runs do not show."""
-        rounds = (config.rounds for config in self.cells.configs) if self.trains else ()
-        return [*filter(None, [nothing_learned(self.scale, rounds)])]
+        return [] if self.paper is None else caveats(self.cells, self.paper, self.scale, self.trains)
 
     def with_command(self, command: str) -> StudyPlan:
         """The same plan with the command that makes its results."""

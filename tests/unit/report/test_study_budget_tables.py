@@ -61,23 +61,23 @@ def test_a_cell_with_a_failed_run_has_no_values_at_budgets() -> None:
     assert table.notes == ["fedadam: 1 of 2 runs failed: out of memory (seed 1)."]
 
 
-def test_the_documents_values_stand_below_the_measured_ones_with_their_budgets() -> None:
+def test_the_papers_values_stand_beside_the_measured_ones_with_their_budgets() -> None:
     values = [
         {"method": "fedavg", "metric": "test_accuracy", "where": "t", "at": {"rounds": 2}, "value": 0.47},
         {"method": "fedavg", "metric": "test_accuracy", "where": "t", "at": {"rounds": 1000}, "low": 0.75},
         {"method": "fedavgm", "metric": "test_loss", "where": "t", "at": {"rounds": 2}, "value": 0.1},
     ]
     info = {
-        "document": {"source": "hsu2020, table 2", "values": values},
-        "smaller": ["rounds: 4 instead of 1000"],
+        "document": {"source": "hsu2020, table 2", "values": values, "labels": {"fedavg": "FedAvg, K = 100"}},
+        "smaller": [["rounds", "1,000", "4"]],
     }
     table = budgets(rounds=[2], info=info, spread="none")
-    assert table.head == ["Method", "at 2 rounds", "at 1,000 rounds"]
+    assert table.head == ["Method", "at 2 rounds", "Paper", "at 1,000 rounds", "Paper"]
     assert texts(table) == [
-        ["fedavg", "30.0", "–"], ["fedavg, document", "47.0", "above 75.0"], ["fedavgm", "50.0", "–"],
+        ["fedavg", "30.0", "47.0 (FedAvg, K = 100)", "–", "above 75.0"], ["fedavgm", "50.0", "–", "–", "–"],
     ]  # fmt: skip
-    assert table.notes == ['"document": hsu2020, table 2.', "At this scale: rounds: 4 instead of 1000."]
-    assert len(budgets(rounds=[2], info=info, document=False).rows) == 2
+    assert table.notes == ['"Paper": hsu2020, table 2.']
+    assert len(budgets(rounds=[2], info=info, document=False).head) == 2
 
 
 def test_a_target_has_the_mean_number_of_rounds_and_multipliers_of_the_row() -> None:
@@ -140,8 +140,8 @@ def test_the_documents_rounds_to_a_relative_target_stand_in_tables_of_relative_t
     info = {"document": {"source": "s", "values": [{**entry, "at": {"relative_target": 0.5}}]}}
     scores = {**CURVES, "centralized": CURVES["fedavgm"]}
     table = targets(scores, info, targets=[0.5], measures=["rounds"], relative=True)
-    assert texts(table)[1] == ["fedavg, document", "165"]
-    assert all("document" not in row[0] for row in texts(targets(scores, info, targets=[0.5])))
+    assert texts(table)[0][2] == "165"
+    assert "Paper" not in targets(scores, info, targets=[0.5]).head
 
 
 def test_the_documents_rounds_to_a_target_are_numbers_of_rounds() -> None:
@@ -151,7 +151,8 @@ def test_the_documents_rounds_to_a_target_are_numbers_of_rounds() -> None:
     ]
     info = {"document": {"source": "s", "values": entries}}
     table = targets(info=info, targets=[0.4, 0.5], measures=["rounds"])
-    assert texts(table)[1] == ["fedavg, document", "4,912", "above 50,000"]
+    assert table.head == ["Method", "Rounds to 40 %", "Paper", "Rounds to 50 %", "Paper"]
+    assert texts(table)[0][2::2] == ["4,912", "above 50,000"]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_numbers_of_the_document_stand_below_the_measured_ones() -> None:
         ]
     }
     table = study_table(_results(document), {"kind": "datasets"})
-    assert [cell.text for cell in table.rows[1]][:4] == ["stated by the document", "", "100", "–"]
+    assert [cell.text for cell in table.rows[1]][:4] == ["paper", "", "100", "–"]
     assert table.rows[1][2].italic
-    assert table.notes == ["Rows in italics are the numbers that the document states."]
+    assert table.notes == ["Rows in italics are the paper's numbers."]
     assert len(table.rows) == 3
     assert len(study_table(_results(document), {"kind": "datasets", "document": False}).rows) == 2
 

@@ -277,13 +277,13 @@ def test_the_document_is_drawn_at_its_own_place_in_the_colour_of_its_line() -> N
     assert (bound.symbol, bound.color, list(bound.y)) == ("up", line_m.color, [0.75])
     assert list(bound.x) == [line_m.x[0]]
     assert (value.symbol, value.color, list(value.x)) == ("circle", line_a.color, [10.0])
-    assert (bound.name, value.group) == ("document", "document")
+    assert (bound.name, value.group) == ("paper", "paper")
 
 
 def test_the_document_is_a_level_of_the_curves_of_its_case() -> None:
     first, *others = panels(by_alpha(document=DOCUMENT), kind="curves")
-    assert [list(s.y) for s in first.series if s.name == "document"] == [[0.75, 0.75]]
-    assert not any(series.name == "document" for panel in others for series in panel.series)
+    assert [list(s.y) for s in first.series if s.name == "paper"] == [[0.75, 0.75]]
+    assert not any(series.name == "paper" for panel in others for series in panel.series)
 
 
 def test_a_number_without_a_place_on_the_axis_holds_along_it() -> None:

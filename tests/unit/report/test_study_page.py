@@ -27,14 +27,14 @@ def words(page: str) -> str:
 
 
 def test_a_finished_study_has_its_figures_its_cost_and_the_command(tmp_path: Path) -> None:
-    study = by_alpha(command="fedlens sweep study.toml", smaller=["200 rounds in place of 10,000."])
+    study = by_alpha(command="fedlens sweep study.toml", smaller=[["rounds", "10,000", "200 rounds"]])
     page = page_of(study, tmp_path)
     text = words(page)
     assert page.count("data-plot>") == 5  # a panel for each alpha, and the accuracy against alpha
     assert "40 of 40" in text
     assert "1 h 0 min" in text or "1 h" in text  # 40 runs of 90 s
     assert "20,000,000" in text  # 40 runs of 200 rounds of 2,500 images
-    assert "200 rounds in place of 10,000." in text
+    assert "setting paper here rounds 10,000 200 rounds" in text
     assert "fedlens sweep study.toml" in text
     assert "not done" not in text
     assert "failed" not in text

@@ -50,12 +50,11 @@ def test_the_documents_relative_accuracy_is_the_ratio_of_what_it_states() -> Non
         {"fedavg": [0.4], "centralized": [0.8]}, "relative", document={"source": "d", "values": values}
     )
     assert texts(table) == [
-        ["fedavg", "50.0"], ["fedavg, document", "about 50.0"],
-        ["centralized: test accuracy (%)", "80.0"], ["centralized: test accuracy (%), document", "80.0"],
+        ["fedavg", "50.0", "about 50.0"], ["centralized: test accuracy (%)", "80.0", "80.0"],
     ]  # fmt: skip
 
 
-def test_a_summary_shows_the_documents_numbers_below_the_measured_ones() -> None:
+def test_a_summary_shows_the_papers_numbers_beside_the_measured_ones() -> None:
     case = {"data.partition.alpha": 0.1}
     values = [
         {"method": "fedavgm", "metric": "test_accuracy", "where": "4.2", "case": case, "low": 0.75},
@@ -63,16 +62,12 @@ def test_a_summary_shows_the_documents_numbers_below_the_measured_ones() -> None
     ]  # fmt: skip
     scores = {0.1: {"fedavg": [0.3], "fedavgm": [0.7]}, 1.0: {"fedavg": [0.6], "fedavgm": [0.8]}}
     document = {"source": "hsu2019, section 4.2", "values": values}
-    table = make(
-        scores, "summary", document=document, smaller=["rounds: 10 instead of 10000.", "1 seed instead of 5"]
-    )
+    table = make(scores, "summary", document=document, smaller=[["rounds", "10,000", "10"]])
     assert texts(table) == [
-        ["fedavg", "30.0", "60.0"], ["fedavgm", "70.0", "80.0"], ["fedavgm, document", "above 75.0", "–"],
-        ["centralized, document", "86.0", "86.0"],
+        ["fedavg", "30.0", "–", "60.0", "–"], ["fedavgm", "70.0", "above 75.0", "80.0", "–"],
+        ["not run", "–", "86.0 (centralized)", "–", "86.0"],
     ]  # fmt: skip
-    assert table.notes == [
-        '"document": hsu2019, section 4.2.', "At this scale: rounds: 10 instead of 10000; 1 seed instead of 5.",
-    ]  # fmt: skip
+    assert table.notes == ['"Paper": hsu2019, section 4.2.']
     assert len(make(scores, "summary", {"document": False}, document=document).rows) == 2
 
 

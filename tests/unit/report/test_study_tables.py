@@ -133,11 +133,19 @@ def test_tuning_on_one_seed_is_said_and_takes_the_bold_away() -> None:
         assert "Bold:" not in table.caption
 
 
-def test_the_numbers_of_a_document_keep_the_names_of_its_methods() -> None:
+def test_the_papers_label_stands_beside_its_number_alone() -> None:
     value = {"method": "fedavgm", "metric": "test_accuracy", "where": "table 1", "value": 0.8}
     document = {"source": "a report", "values": [value], "labels": {"fedavgm": "FedAvgM of the report"}}
-    names = [row[0].text for row in make(SCORES, "summary", document=document).rows]
-    assert names == ["fedavg", "fedavgm", "FedAvgM of the report, document", "fedprox"]
+    table = make(SCORES, "summary", document=document)
+    assert [row[0].text for row in table.rows] == ["fedavg", "fedavgm", "fedprox"]
+    assert [row[-1].text for row in table.rows] == ["–", "80.0 (FedAvgM of the report)", "–"]
+    absent = {"source": "a report", "values": [{**value, "method": "gone"}], "labels": {"gone": "Another"}}
+    last = make(SCORES, "summary", document=absent).rows[-1]
+    assert (last[0].text, last[-1].text) == ("not run", "80.0 (Another)")
+    some = make(SCORES, "summary", {"methods": ["fedavg"]}, document=document)
+    assert [row[0].text for row in some.rows] == ["fedavg"]
+    columns = make(SCORES, "summary", {"rows": "cases"}, document=document).head
+    assert "Paper: FedAvgM of the report" in columns
 
 
 def test_a_summary_without_comparison_has_no_bold_and_no_test() -> None:

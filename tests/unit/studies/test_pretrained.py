@@ -17,10 +17,8 @@ from fedlens.report.study_results import StudyResults
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.planned import DueRun
 from fedlens.studies.pretrained_cache import cached_folder
-from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.store import StudyStore
 from fedlens.studies.study_cost import study_cost
-from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from fedlens.studies.sweep import sweep
 from tests.unit.engines.ray_kit import NEEDS_RAY
@@ -233,8 +231,8 @@ def test_the_metric_of_a_study_is_that_of_its_runs_and_not_of_its_pretrainings(t
 
 def test_a_scale_replaces_a_pretraining_and_says_so() -> None:
     small = {"pretrained": {"good": {**STUDY["pretrained"]["good"], "set": {"rounds": 1}}}}
-    source = read_study({**STUDY, "scales": {"smoke": small}}, "smoke")
-    assert "pre-training pooled: 1 round instead of 3" in scale_differences(source)
+    plan = StudyPlan.load({**STUDY, "scales": {"smoke": small}}, "smoke")
+    assert ("pre-training pooled: rounds", "3", "1") in plan.differences
 
 
 @NEEDS_RAY

@@ -20,8 +20,10 @@ from fedlens.cli.output import CommandOutput
 from fedlens.cli.sweep import show
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.report.claim_verdicts import claim_verdicts
+from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.stated_values import StatedValue
 from fedlens.report.study_captions import tuning_words
+from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_frames import cells_table
 from fedlens.report.study_page import write_study_page
@@ -35,11 +37,10 @@ from fedlens.report.study_results import (
 )
 from fedlens.report.study_tables import study_tables
 from fedlens.studies import reproduce
-from fedlens.studies.document import read_document
+from fedlens.studies.document import of_stand_ins, read_document
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproduce import listed_studies, refuse_absent
 from fedlens.studies.reproductions import reproduction
-from fedlens.studies.scale_differences import scale_differences
 from fedlens.studies.study import StudyResult
 from fedlens.studies.study_cost import images_per_second, study_cost
 from fedlens.studies.study_file import read_study
@@ -160,17 +161,112 @@ def test_a_scale_says_what_it_leaves_out() -> None:
             "full": {"set": {"evaluation.every": 50}},
         },
     }
-    assert scale_differences(read_study(study, "smoke")) == [
-        "1 round instead of 10,000",
-        "1 seed instead of 3",
-        "b: 20 clients instead of 50",
-        "FedAvg: local.lr = 0.1 instead of 2 values",
-        "FedAvg: local.momentum: 0.5, which the full study does not vary",
-        "1 tuning run a method and case instead of 6",
-        "final runs train without the 10 % of the images that settings were chosen on",
+    assert StudyPlan.load(study, "smoke").differences == [
+        ("rounds", "10,000", "1"),
+        ("local.lr", "0.1, 0.2", "0.1"),
+        ("clients", "100, 50", "100, 20"),
+        ("local.momentum", "0", "0.5"),
+        ("seeds", "3", "1"),
+        ("tuning: budget", "6", "1"),
+        ("tuning: refit", "yes", "no"),
     ]
-    assert scale_differences(read_study(study, "full")) == []
-    assert scale_differences(read_study(study, "paper")) == []
+    assert StudyPlan.load(study, "full").differences == []
+    assert StudyPlan.load(study, "paper").differences == []
+
+
+STAND_INS = """
+base = "digits"
+same_data = false
+tables = [{ kind = "summary", document = "s.document.toml" }]
+[scales.paper.methods.net]
+label = "CIFAR-100, ResNet-20"
+base = "fedcv/cifar100-laptop"
+[scales.paper.methods.pooled]
+label = "CIFAR-100, centralized"
+base = "fedcv/cifar100-laptop"
+set = { "algorithm.name" = "centralized" }
+[scales.laptop]
+set = { rounds = 3 }
+[scales.laptop.methods.digits-net]
+label = "digits, perceptron"
+stands_for = "net"
+set = { "model.name" = "mlp" }
+"""
+STATED = """
+source = "a report"
+[[values]]
+method = "net"
+metric = "test_accuracy"
+where = "table 1"
+value = 0.5
+"""
+
+
+def test_a_stand_in_has_the_papers_number_beside_it_and_says_what_it_stands_for(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(STAND_INS, encoding="utf-8")
+    (tmp_path / "s.document.toml").write_text(STATED, encoding="utf-8")
+    plan = StudyPlan.load(tmp_path / "s.toml", "laptop")
+    info = plan.info({})
+    model = plan.paper.method("net") if plan.paper else None
+    assert model is not None
+    [table] = study_tables(StudyResults(info, {}))
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["digits, perceptron", "unfinished (0 of 1)", "50.0 (CIFAR-100, ResNet-20)"]
+    ]
+    assert plan.runs[0].key == "digits-net-seed0"
+    assert "Stand-ins: digits for CIFAR-100; perceptron for " in info.caveats[-1]
+    assert ["method", "CIFAR-100, ResNet-20", "digits, perceptron"] in info.smaller
+    assert ["1 method", "CIFAR-100, centralized", "not run"] in info.smaller
+    words = "Stand-ins: digits for CIFAR-100"
+    for text in (table.to_html(), table.to_markdown(), table.to_latex(), table.to_csv()):
+        assert words in text
+    assert len(table.to_latex().partition(r"\label")[0]) < 600
+    whole = StudyPlan.load(tmp_path / "s.toml").info({})
+    assert not whole.caveats
+    assert [value["method"] for value in whole.document["values"]] == ["net"]
+
+
+def test_the_case_of_a_stated_value_is_the_one_that_stands_for_it() -> None:
+    study = {
+        "base": "digits",
+        "methods": {"a": {}},
+        "scales": {
+            "paper": {"cases": {"large": {}}},
+            "smoke": {"cases": {"small": {"stands_for": "large", "set": {"rounds": 2}}}},
+        },
+    }
+    source = read_study(study, "smoke").settings
+    value = {"method": "a", "case": {"case": "large", "x": 1}, "value": 1}
+    assert of_stand_ins(value, source) == [{**value, "case": {"case": "small", "x": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("table", "word"),
+    [
+        (
+            '[scales.laptop.methods.other]\nstands_for = "nett"\n',
+            r"'nett', which is not among the methods .*'net'",
+        ),
+        (
+            '[scales.laptop.methods.net]\nstands_for = "pooled"\n',
+            "has a name of the scale paper .*line 19.*name it",
+        ),
+    ],
+)
+def test_a_wrong_stand_in_is_refused_with_its_line(tmp_path: Path, table: str, word: str) -> None:
+    (tmp_path / "s.toml").write_text(f"{STAND_INS}{table}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=word):
+        read_study(tmp_path / "s.toml", "laptop")
+
+
+def test_pictures_say_what_stands_in(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    caveats = ("Two rounds, nothing learned.",)
+    panel = Figure(
+        "", "c", Axis("x", limits=(0, 1)), Axis("y"), [Series([0.0, 1.0], [0.0, 1.0], "a", "line", "#000")]
+    )
+    figure = replace(StudyFigure.of_panels("t", "c", [panel]), caveats=caveats)
+    assert caveats[0] in figure.draw(tmp_path / "a.svg").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +404,7 @@ def test_every_writer_says_that_two_rounds_learn_nothing(tmp_path: Path) -> None
     study = {"base": "digits", "seeds": [0, 1], "scales": {"smoke": smoke, "laptop": {"set": {"rounds": 2}}}}
     info = StudyPlan.load(study, "smoke").info({})
     assert info.caveats == ["Two rounds, nothing learned."]
-    assert not StudyPlan.load(study, "laptop").info({}).caveats
+    assert StudyPlan.load(study, "laptop").info({}).caveats == ["At most 2 rounds, not the paper's 60."]
     curve = {"round": [2], "test_accuracy": [0.5]}
     lines = {entry.digest: RunLine(entry.digest, entry.run, "finished", None, 2, "test_accuracy", curve)
              for entry in info.entries}  # fmt: skip

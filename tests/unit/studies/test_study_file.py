@@ -162,7 +162,7 @@ def test_a_scale_takes_the_place_of_settings(tmp_path: Path) -> None:
         (7, 2, 0.2)
     ] * 2
     assert plan.info({}).cases == [{"data.partition.clients": 5}]
-    assert "1 seed instead of 2" in plan.info({}).smaller
+    assert ["seeds", "2", "1"] in plan.info({}).smaller
     whole = StudyPlan.load(written(tmp_path, text))
     assert (whole.scale, len(whole.runs), whole.info({}).smaller) == ("paper", 8, [])
     assert StudyPlan.load(written(tmp_path, text), "paper").info({}).entries == whole.info({}).entries
