@@ -146,9 +146,15 @@ def selected_cells(info: StudyInfo, comparison: ClaimComparison) -> list[list[Ce
 
 
 def _cell(info: StudyInfo, term: CellTerm, case: Mapping[str, Any]) -> Cell:
-    if term.method not in info.methods:
-        raise _absent("method", term.method, info.methods, term.place)
-    return term.method, _cases(info, term.fixed, case)[0]
+    method = _stand_in(info, "methods", term.method)
+    if method not in info.methods:
+        raise _absent("method", method, info.methods, term.place)
+    return method, _cases(info, term.fixed, case)[0]
+
+
+def _stand_in(info: StudyInfo, kind: Literal["methods", "cases"], name: Any) -> Any:
+    """The method or the case of this scale that stands for one of the scale "paper"; the name itself without one."""
+    return info.document.get("stand_ins", {}).get(kind, {}).get(name, name)
 
 
 def _cases(
@@ -156,11 +162,12 @@ def _cases(
 ) -> list[Mapping[str, Any]]:
     """The cases that satisfy the conditions, and are like `case` in all other dimensions."""
     keys = [_dimension(info, each) for each in conditions]
+    here = [replace(each, value=_stand_in(info, "cases", each.value)) for each in conditions]
     others = {key: value for key, value in (case or {}).items() if key not in keys}
     found = [
         each
         for each in info.cases
-        if all(condition.holds(each.get(key)) for condition, key in zip(conditions, keys, strict=True))
+        if all(condition.holds(each.get(key)) for condition, key in zip(here, keys, strict=True))
         and others.items() <= each.items()
     ]
     if not found:
@@ -191,7 +198,11 @@ def _compared(
         if not cell.complete:
             why = next(iter(cell.failed.values()), "not finished")
             return ComparedCells(words, reason=f"not run: {cell_name(results, cell)} ({why})")
-        values = {seed: values[seed] + term.factor * value for seed, value in cell.values.items()}
+        values = {
+            seed: total + term.factor * cell.values[seed]
+            for seed, total in values.items()
+            if seed in cell.values
+        }
     found = t_interval(list(values.values()))
     ends = {comparison.holds(end) for end in (found.low, found.high) if end is not None}
     holds = ends.pop() if len(ends) == 1 else None
@@ -222,11 +233,13 @@ def _measured(results: StudyResults, pair: Cell, at: Mapping[str, float]) -> Stu
 
 def _words(info: StudyInfo, comparison: ClaimComparison, cells: Sequence[Cell]) -> str:
     """A comparison with the labels of the methods that ran, and the dimensions that it does not fix."""
-    labels: dict[str, str] = {}
+    labels: dict[Any, Any] = {}
     varied: dict[str, Any] = {}
     for term, (method, case) in zip(comparison.terms, cells, strict=True):
-        labels[term.method] = info.methods[method]
+        labels |= {term.method: info.methods[method]} | {
+            each.value: _stand_in(info, "cases", each.value) for each in term.fixed
+        }
         fixed = [_dimension(info, each) for each in term.fixed]
         varied |= {key: value for key, value in case.items() if key not in fixed}
-    text = NAME.sub(lambda found: labels.get(found[0].strip('"'), found[0]), comparison.text)
+    text = NAME.sub(lambda found: labels.get(found[0].strip('"')) or found[0], comparison.text)
     return " at ".join(filter(None, [text, case_name(info, varied)]))

@@ -23,6 +23,7 @@ _LATEX = {
     "ρ": r"$\rho$", "σ": r"$\sigma$", "τ": r"$\tau$", "Δ": r"$\Delta$", "\u00a0": "~",
 }  # fmt: skip
 _SPECIAL = re.compile("|".join(map(re.escape, _LATEX)) + r"|(?<![\w.])-(?=\d)|\s+")
+_LONG = 60  # characters of a cell that LaTeX breaks into lines
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
@@ -95,7 +96,10 @@ class StudyTable:
 
     def to_latex(self) -> str:
         r"""A `table` environment for `\usepackage{booktabs}`."""
-        columns = "l" * self.labels + "r" * (len(self.head) - self.labels)
+        texts = self.labels == len(self.head)  # without numbers, long texts are broken into lines
+        long = [texts and any(len(row[k].text) > _LONG for row in self.rows) for k in range(self.labels)]
+        names = "".join(r"p{0.22\linewidth}" if each else "l" for each in long)
+        columns = names + "r" * (len(self.head) - self.labels)
         body = [
             " & ".join(_marked(cell, latex, r"\textbf{", "}", r"\textit{", "}") for cell in row)
             for row in self.rows

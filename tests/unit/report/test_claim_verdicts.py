@@ -88,6 +88,25 @@ def test_what_the_scale_lacks_is_not_run_at_this_scale() -> None:
     assert verdict(scores, "a > 90 % and a > b").answer == "does not show"
 
 
+def test_what_stands_for_a_method_or_a_case_is_found_under_the_name_of_the_paper() -> None:
+    results = results_of({"small": HIGH, "b": LOW})
+    cases = [{"case": "digits"}]
+    entries = [replace(entry, case=cases[0]) for entry in results.info.entries]
+    stand_ins = {"methods": {"large": "small"}, "cases": {"CIFAR-100": "digits"}}
+    claims = [
+        {"text": "t", "holds": 'large(case="CIFAR-100") > b'},
+        {"text": "t", "holds": 'large > b where case != "CIFAR-100"'},
+    ]
+    document = {"claims": claims, "stand_ins": stand_ins}
+    info = replace(results.info, cases=cases, entries=entries, dimensions={"case": "case"}, document=document)
+    shown, absent = claim_verdicts(replace(results, info=info))
+    assert (shown.answer, shown.numbers) == (
+        "shows",
+        "small(case=digits) > b at digits: 40.0 [40.0, 40.0]",
+    )
+    assert absent.answer == "not run at this scale"
+
+
 def test_of_a_loss_the_smaller_is_less() -> None:
     scores = {"a": [0.5, 0.51, 0.52], "b": [1.5, 1.51, 1.53]}
     assert verdict(scores, "a < b", metric="test_loss").answer == "shows"
@@ -132,6 +151,10 @@ def test_the_table_of_claims_has_verdicts_numbers_and_the_scale() -> None:
     numbers = "FedAvgM > FedAvg: 40.0 [40.0, 40.0]"
     assert [cell.text for cell in table.rows[0]] == ["A is better.", "section 1", "shows", numbers, "laptop"]
     assert "| A is better. | section 1 | shows |" in table.to_markdown()
+    assert r"\begin{tabular}{lllll}" in table.to_latex()
+    long = replace(results.info, document={"claims": [{**claims[0], "text": "A is better. " * 9}]})
+    [table] = [each for each in study_tables(replace(results, info=long)) if each.name == "claims"]
+    assert r"\begin{tabular}{p{0.22\linewidth}llll}" in table.to_latex()
     assert not any(table.name == "claims" for table in study_tables(results_of({"a": HIGH})))
 
 
