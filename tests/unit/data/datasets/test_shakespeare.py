@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedlens.core.errors import DataError
-from fedlens.data.datasets.shakespeare import shakespeare
+from fedlens.data.datasets.shakespeare import HALVES, shakespeare
 from fedlens.data.datasets.text import LETTERS
 from tests.unit.data.datasets.small_files import leaf, write_leaf
 
@@ -38,6 +38,25 @@ def test_texts_become_ids_and_roles_are_the_clients(tmp_path: Path) -> None:
     assert (data.classes[LETTERS.index("T")], data.classes[0]) == ("T", "newline")
     assert data.notes == ()
     np.testing.assert_array_equal(data.table().labels, data.train.targets)
+
+
+def test_two_halves_have_no_role_in_common_and_all_roles_together(tmp_path: Path) -> None:
+    text = slid(" " * 80 + "Ha")
+    train = dict.fromkeys(("ROMEO", "MENENIUS", "JULIET", "PETRUCHIO"), text)
+    write(tmp_path, leaf(train), leaf(dict.fromkeys(("PETRUCHIO", "JULIET"), text)))
+    halves = [shakespeare(tmp_path, False, seed, roles=half) for seed, half in enumerate(HALVES)]
+    roles = [sorted(set(data.train.columns["client"])) for data in halves]
+    assert roles == [["MENENIUS", "PETRUCHIO"], ["JULIET", "ROMEO"]]
+    assert [set(data.test.columns["role"]) for data in halves] == [{"PETRUCHIO"}, {"JULIET"}]
+    assert sum(len(data.train) for data in halves) == len(shakespeare(tmp_path, False, 0).train)
+
+
+def test_a_half_without_a_role_is_refused(tmp_path: Path) -> None:
+    one = leaf({"ROMEO": slid(LINE)})
+    path = write(tmp_path, one, one)
+    with pytest.raises(DataError, match="none of the roles is in the first-half") as caught:
+        shakespeare(tmp_path, False, 0, roles="first-half")
+    assert caught.value.where == str(path.parent)
 
 
 def test_unknown_characters_are_spaces_and_noted(tmp_path: Path) -> None:
