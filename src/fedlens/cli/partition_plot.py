@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import Debug
+from fedlens.cli.options import DataDir, DatasetChanges, Debug
 from fedlens.cli.output import reported, say
 from fedlens.cli.partition_show import PartitionFile
 
@@ -27,16 +27,30 @@ def plot(
     formats: Annotated[
         list[PictureFormat], typer.Option("--format", help="File format; may be repeated.")
     ] = [PictureFormat.PNG, PictureFormat.PDF],  # noqa: B006
+    places: Annotated[
+        bool,
+        typer.Option("--map", help="Add a map of the examples by class, if the dataset has coordinates."),
+    ] = False,
+    changes: DatasetChanges = None,
+    data_dir: DataDir = None,
     debug: Debug = False,
 ) -> None:
-    """Draw a partition: figures for papers with captions, and a page that opens offline."""
+    """Draw a partition: figures for papers with captions, and a page that opens offline.
+
+    --map reads the dataset: that of the run, or the one that the saved partition names, with its settings in --set.
+    """
     with reported(debug):
         from fedlens.report.partition_page import write_captions, write_page
         from fedlens.report.pictures import draw
         from fedlens.report.read import read_partition
 
         partition = read_partition(file)
-        written = draw(partition, out, [str(ending) for ending in dict.fromkeys(formats)])
-        written.append(write_captions(partition, out / "captions.txt"))
-        for path in [*written, write_page(partition, out / "partition.html")]:
+        shown = None
+        if places:
+            from fedlens.report.partition_map import read_places_map
+
+            shown = read_places_map(partition, file, changes or (), data_dir)
+        written = draw(partition, out, [str(ending) for ending in dict.fromkeys(formats)], shown)
+        written.append(write_captions(partition, out / "captions.txt", shown))
+        for path in [*written, write_page(partition, out / "partition.html", shown)]:
             say(path)

@@ -87,6 +87,7 @@ def make_partition(
 def read_dataset(
     name: str,
     changes: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     *,
     data_seed: int | None = None,
     root: Path,
@@ -96,7 +97,7 @@ def read_dataset(
 
     Args:
         name: in the registry, `file.py:function`, or a folder.
-        changes: `key=value`, a setting of the dataset.
+        changes: `key=value`, on top of the `settings` of the dataset, or its name.
         data_seed, root, download: as in `make_partition`.
 
     Raises `ConfigError` if the name or a setting is wrong, `DataError` if the data are missing or corrupt.
@@ -105,11 +106,12 @@ def read_dataset(
     Traceback (most recent call last):
     fedlens.core.errors.ConfigError: ... unknown setting 'test'...
     """
-    source = override(Source({}), changes)
-    settings = dict(source.values)
-    if name not in DATASETS and Path(name).is_dir():
-        name, settings = own_dataset(Path(name), settings)
-    chosen = _resolve(DATASETS, name, settings, "", source, {"name": "NAME"})
+    source = override(Source({"name": name, **(settings or {})}), changes)
+    given = {key: value for key, value in source.values.items() if key != "name"}
+    name = source.values["name"]
+    if name not in DATASETS and Path(str(name)).is_dir():
+        name, given = own_dataset(Path(name), given)
+    chosen = _resolve(DATASETS, name, given, "", source, {"name": "NAME"})
     return _read(chosen, root, download, derive(0, "seeds", "data") if data_seed is None else data_seed)
 
 

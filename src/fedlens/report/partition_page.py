@@ -12,17 +12,20 @@ from fedlens.data.partition.partition import Partition
 from fedlens.report import partition_figures as data
 from fedlens.report import plotly_figures, render
 from fedlens.report.downsample import PartitionSample, unit
+from fedlens.report.figures import Figure
 from fedlens.report.format import count, many, number, setting
 from fedlens.report.partition_statistics import numbers, recipe_name
 from fedlens.report.render import Plot, View
+from fedlens.report.study_page import legend_keys
 
 _LEGEND_AT_MOST = 24
 _MOST = 20  # items of a setting that is a list
 
 
-def write_page(partition: Partition, path: Path) -> Path:
-    """Writes the page of a partition, and returns its path."""
+def write_page(partition: Partition, path: Path, places: Figure | None = None) -> Path:
+    """Writes the page of a partition, with the map `places` if it is given, and returns its path."""
     recipe, dataset = recipe_name(partition), partition.dataset or "a dataset"
+    shown = [] if places is None else [Plot.of(places, shape="tall")]
     context = {
         "title": f"{dataset} by {recipe} · fedlens",
         "aside": partition.digest[:16],
@@ -30,6 +33,8 @@ def write_page(partition: Partition, path: Path) -> Path:
         "clients": many(len(partition), "client"),
         "recipe": recipe,
         "partition": partition_section(partition),
+        "places": shown,
+        "keys": legend_keys(shown),
         "numbers": numbers(partition),
         "settings": [(key, setting(value, _MOST)) for key, value in partition.spec.items()],
         "digest": partition.digest,
@@ -38,7 +43,7 @@ def write_page(partition: Partition, path: Path) -> Path:
     return render.write_page(path, "partition.html.j2", context)
 
 
-def write_captions(partition: Partition, path: Path) -> Path:
+def write_captions(partition: Partition, path: Path, places: Figure | None = None) -> Path:
     """Writes a caption for each picture of `fedlens.report.pictures.draw` as a text file, and returns its path."""
     census, spec = partition.census, partition.spec.items()
     settings = [
@@ -50,6 +55,7 @@ def write_captions(partition: Partition, path: Path) -> Path:
         "emd": census and data.emd_histogram(census),
         "ranks": data.joined_ranks(data.rank_curves(partition)),
         "features": partition.features,
+        "places": places,
         "whole": f"{partition.dataset or 'A dataset'}, {count(len(partition.indices))} examples over "
         f"{many(len(partition), 'client')} ({', '.join([recipe_name(partition), *settings])}; "
         f"digest {partition.digest[:16]}).",

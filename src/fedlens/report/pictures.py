@@ -54,12 +54,18 @@ _MEAN = "#d66a00"
 _ANOTHER = "or choose another directory with --out"
 
 
-def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+def draw(
+    partition: Partition,
+    out: Path,
+    formats: Sequence[str] = ("png", "pdf"),
+    places: figures.Figure | None = None,
+) -> list[Path]:
     """Draws every picture of a partition into the directory `out`, and returns the files.
 
     The pictures are `ranks` (Hsu et al. 2020, figures 2b, 2c and 3); if the classes were counted, also `class-bars`
     (Hsu et al. 2019, figure 1), `matrix` (FedCV, figures 3, 10 and 11) and `emd` (Hsu et al. 2020, figure 4, top
-    row); and `features` if clients have feature shifts. The same partition gives the same bytes.
+    row); `features` if clients have feature shifts; and `map` with the `places` of `partition_map.places_map` (Hsu et
+    al. 2020, figure 1). The same partition gives the same bytes.
 
     Raises `ConfigError` if matplotlib is not installed, `DataError` if there are no clients, and
     `RunFailed` if a file cannot be written.
@@ -68,7 +74,7 @@ def draw(partition: Partition, out: Path, formats: Sequence[str] = ("png", "pdf"
         if not len(partition):
             raise DataError("the partition has no clients to draw")
         written = []
-        for name, make_picture in pictures(partition).items():
+        for name, make_picture in pictures(partition, places).items():
             picture = make_picture()
             written += [save(picture, out / f"{name}.{suffix}", _ANOTHER) for suffix in formats]
     return written
@@ -182,7 +188,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
+def pictures(partition: Partition, places: figures.Figure | None = None) -> dict[str, Callable[[], Picture]]:
     """The pictures of a partition by name, as functions that draw them."""
     census = partition.census
     functions: dict[str, Callable[[], Picture]] = {"ranks": lambda: _row(data.rank_curves(partition))}
@@ -194,6 +200,8 @@ def pictures(partition: Partition) -> dict[str, Callable[[], Picture]]:
         }
     if partition.features:
         functions["features"] = lambda: _column(data.feature_strips(partition))
+    if places is not None:
+        functions["map"] = lambda: _map(places)
     return dict(sorted(functions.items()))
 
 
@@ -224,6 +232,16 @@ def new_picture(width: float = _WIDTH, height: float = _HEIGHT) -> Picture:
     return Figure((width, height), layout="constrained")
 
 
+def _map(figure: figures.Figure) -> Picture:
+    picture = new_picture(_WIDTH, 3.2)
+    axes = picture.subplots()
+    draw_figure(axes, figure)
+    axes.set_aspect("equal")
+    axes.set_title(figure.note, fontsize=6, loc="left")
+    picture.legend(loc="outside right upper", markerscale=2)
+    return picture
+
+
 def _row(shown: Sequence[figures.Figure]) -> Picture:
     picture = new_picture(_WIDTH / 2 * len(shown), 2.4)
     _headline(picture, shown[0].note)
@@ -249,9 +267,8 @@ def draw_figure(axes: Axes, figure: figures.Figure) -> None:
         if series.kind == "bar":
             axes.bar(x, y, 0.92 * (x[1] - x[0]), color=color)
         elif series.kind == "dots":
-            axes.scatter(
-                x, y, 14 if points <= 300 else 4, color, alpha=0.6, linewidths=0, rasterized=points > 5000
-            )
+            look = {"alpha": 0.6, "linewidths": 0, "rasterized": points > 5000}
+            axes.scatter(x, y, 14 if points <= 300 else 4, color, label=f" {series.name}", **look)
         elif series.kind in ("points", "open", "cross"):
             _draw_markers(axes, series, color)
         elif series.kind == "band":

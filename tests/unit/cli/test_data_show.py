@@ -173,6 +173,5 @@ def test_what_cannot_be_shown_is_said() -> None:
 
 @pytest.mark.parametrize(("figure", "rows"), [("fig5", 3), ("fig9", 3)])
 def test_the_figures_of_fractals_without_a_study_name_their_command(figure: str, rows: int) -> None:
-    reason = left_out()[f"chen2022/{figure}"]
-    verbs, options = parsed(reason[reason.index("fedlens data") :])
+    verbs, options = parsed(left_out()[f"chen2022/{figure}"].split("`")[1])
     assert (verbs, options["name"], len(options["each"])) == ("data show", "fractals", rows)

@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.registry import PARTITIONS
+from fedlens.data.table import Table
+from fedlens.report.partition_map import places_map, read_places_map
 from tests.unit.cli.conftest import command
 from tests.unit.report.fake_run import class_counts, make_partition, make_run
 
@@ -222,6 +225,60 @@ def test_plot_writes_pictures_captions_and_a_page(tmp_path: Path) -> None:
     assert answer.stdout.split() == [str(out / name) for name in wanted]
     assert {path.name for path in out.iterdir()} == set(wanted)
     assert all((out / name).stat().st_size > 100 for name in wanted)
+
+
+PLACES = """
+import numpy as np
+from fedlens.data.dataset import Dataset, Examples
+
+def places(root, download, seed, *, shift: int = 0):
+    labels = (np.arange(24) + shift) % 12 % 11  # class 0 is the largest
+    columns = {"Latitude": np.linspace(-60, 60, 24), "lng": np.where(np.arange(24) == 5, np.nan, labels * 10.0)}
+    split = Examples(np.zeros((24, 1, 4, 4), np.uint8), labels, columns)
+    return Dataset("here", split, split, tuple("abcdefghijk"), (0.0,), (1.0,), "none", "made up")
+"""
+
+
+def test_a_map_shows_places_by_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(PLACES)
+    assert partition("make", "own.py:places", "iid", "--set", "clients=2", "--out", "p.npz").exit_code == 0
+    answer = partition(
+        "plot", "p.npz", "--map", "--out", "out", "--format", "svg", "--set", "name=own.py:places"
+    )
+    assert answer.exit_code == 0, answer.output
+    assert (tmp_path / "out" / "map.svg").stat().st_size > 1000
+    assert "map: Places of the examples" in (tmp_path / "out" / "captions.txt").read_text()
+    assert "The place and the class of examples." in (tmp_path / "out" / "partition.html").read_text()
+    shown = read_places_map(Partition.load("p.npz"), Path("p.npz"), ["name=own.py:places"], None)
+    assert shown.note == "1 example without coordinates not shown"
+    names = [series.name for series in shown.series]
+    assert names == ["2 other classes", *"abcdeghij"]  # class f has lost an example
+    assert shown.series[1].x == [0.0] * 4
+    assert len(set(shown.series[1].y)) == 4
+    other = partition(
+        "plot", "p.npz", "--map", "--out", "o", "--set", "name=own.py:places", "--set", "shift=1"
+    )
+    assert "the training examples differ" in " ".join(other.stderr.split())
+
+
+def test_cells_of_s2_are_drawn_on_the_map() -> None:
+    pytest.importorskip("s2cell")
+    table = Table.of([0, 1, 0, 1], {"lat": [52.5, 52.5, 48.1, -33.9], "lon": [13.4, 13.4, 11.6, 151.2]})
+    made = PARTITIONS.find("s2")(table, 0, n_max=2)
+    cells, *dots = places_map(made, table).series
+    assert (cells.kind, [series.kind for series in dots]) == ("level", ["dots", "dots"])
+    assert cells.y.count(None) >= len(made)
+
+
+def test_a_map_without_coordinates_is_refused_also_of_a_run(tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["run", "digits", "--rounds", "1", "--out", str(tmp_path / "run"), "-q"])
+    assert run.exit_code == 0, run.output
+    answer = partition("plot", tmp_path / "run", "--map", "--out", tmp_path / "out")
+    assert answer.exit_code == 2
+    assert "'digits' has no coordinates, so its examples have no places" in " ".join(answer.stderr.split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_plot_draws_png_and_pdf_unless_told_otherwise(tmp_path: Path) -> None:

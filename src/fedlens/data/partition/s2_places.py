@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.partition.columns import missing, numbers
 from fedlens.data.table import Table
+
+_BORDER = 12  # points along a side of a cell
 
 
 def read_places(
@@ -70,6 +73,42 @@ def token(cell: int) -> str:
     '89c2594'
     """
     return f"{cell:016x}".rstrip("0")
+
+
+def cell_borders(tokens: Sequence[str]) -> tuple[list[float], list[float | None]]:
+    """(longitudes, latitudes) along the borders of cells, in degrees, with a gap (None) after each cell.
+
+    Lines that cross the 180th meridian have a gap there. Raises `ConfigError` if s2cell is not installed.
+
+    >>> x, y = cell_borders(["1"])  # the face around latitude 0 and longitude 0
+    >>> round(min(x)), round(max(x)), y[-1]
+    (-45, 45, None)
+    """
+    library = _library()
+    along, zero, one = np.arange(_BORDER) / _BORDER, np.zeros(_BORDER), np.ones(_BORDER)
+    across = (
+        np.concatenate([along, one, 1 - along, zero, [0]]),
+        np.concatenate([zero, along, one, 1 - along, [0]]),
+    )
+    x, y = list[float](), list[float | None]()
+    for name in tokens:
+        cell = int(name.ljust(16, "0"), 16)
+        size = 1 << ((cell & -cell).bit_length() // 2)  # of the cell, in leaf cells
+        face, *leaf = library.s2_cell_id_to_face_ij(cell)
+        # Both coordinates of a face run from 0 to 1; the projection is quadratic, as in the S2 library.
+        s, t = ((at // size + part) * size / 2**30 for at, part in zip(leaf, across, strict=True))
+        u, v = (np.where(p >= 0.5, 4 * p**2 - 1, 1 - 4 * (1 - p) ** 2) / 3 for p in (s, t))
+        w = np.ones_like(u)
+        faces = ((w, u, v), (-u, w, v), (-u, -v, w), (-w, -v, -u), (v, -w, -u), (v, u, -w))
+        east, north, up = faces[face]
+        longitude, latitude = (
+            np.degrees(np.arctan2(north, east)),
+            np.degrees(np.arctan2(up, np.hypot(east, north))),
+        )
+        jumps = np.append(np.flatnonzero(np.abs(np.diff(longitude)) > 180) + 1, len(longitude))
+        x += np.insert(longitude, jumps, longitude[jumps - 1]).round(4).tolist()
+        y += [None if np.isnan(at) else at for at in np.insert(latitude, jumps, np.nan).round(4).tolist()]
+    return x, y
 
 
 def _library() -> Any:

@@ -11,7 +11,7 @@ import pytest
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.registry import read_settings
 from fedlens.data.partition.s2 import s2, split
-from fedlens.data.partition.s2_places import leaf_cells, token
+from fedlens.data.partition.s2_places import cell_borders, leaf_cells, token
 from fedlens.data.table import Table
 
 s2cell = pytest.importorskip("s2cell")
@@ -77,6 +77,33 @@ def test_the_six_faces_are_where_it_starts() -> None:
     p = s2(table(CENTRES * 3), 0, n_max=3)
     assert p.ids == ("1", "3", "5", "7", "9", "b")
     assert [row.tolist() for row in p] == [[i, i + 6, i + 12] for i in range(6)]
+
+
+@pytest.mark.parametrize("name", ["b", "0c", "479", "89c25", "1b1c4", "54ab", "7ffc4"])
+def test_borders_part_the_places_of_a_cell_from_those_of_its_neighbours(name: str) -> None:
+    x, y = cell_borders([name])
+    assert y[-1] is None
+    level, middle = s2cell.token_to_level(name), on_sphere(*s2cell.token_to_lat_lon(name))
+    for share, inside in ((0.99, True), (1.01, False)):
+        for lon, lat in zip(x[:-1:5], y[:-1:5], strict=True):
+            east, north, up = (1 - share) * middle + share * on_sphere(lat, lon)
+            place = (
+                math.degrees(math.atan2(up, math.hypot(east, north))),
+                math.degrees(math.atan2(north, east)),
+            )
+            cell = s2cell.cell_id_to_parent_cell_id(s2cell.lat_lon_to_cell_id(*place), level)
+            assert (s2cell.cell_id_to_token(cell) == name) == inside
+
+
+def on_sphere(lat: float, lon: float) -> np.ndarray:
+    lat, lon = math.radians(lat), math.radians(lon)
+    return np.array([math.cos(lat) * math.cos(lon), math.cos(lat) * math.sin(lon), math.sin(lat)])
+
+
+def test_borders_have_a_gap_at_the_date_line() -> None:
+    x, y = cell_borders(["7"])  # the face around longitude 180
+    drawn = [abs(x[k + 1] - x[k]) for k in range(len(x) - 1) if y[k] is not None and y[k + 1] is not None]
+    assert max(drawn) < 180 < max(x) - min(x)
 
 
 def test_a_split_worked_out_by_hand() -> None:
