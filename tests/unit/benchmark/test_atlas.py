@@ -36,7 +36,7 @@ name = "{name}"
 title = "Made up"
 base = "digits"
 seeds = {seeds}
-set = {{ {more}"model.name" = "linear", "rounds" = 6, "select.clients_per_round" = 3 }}
+set = {{ {more}"rounds" = 6, "select.clients_per_round" = 3 }}
 methods.fedavg.label = "FedAvg"
 scales.minutes.set = {{ "rounds" = {rounds} }}
 figures = [{{ kind = "curves" }}]
@@ -62,6 +62,7 @@ where = "section 2"
 why = "no number"
 """
 DRAW = atlas_record.draw
+LINEAR = '"model.name" = "linear", '
 Write = Callable[..., None]
 
 
@@ -87,7 +88,7 @@ def write(atlas: Atlas, monkeypatch: pytest.MonkeyPatch) -> Write:
     def add(name: str, hours: float = 1.0, data: str = "digits", **settings: Any) -> None:
         path = atlas.toml.parent / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
-        given = {"seeds": [0], "rounds": 2, "more": "", **settings}
+        given = {"seeds": [0], "rounds": 2, "more": LINEAR, **settings}
         path.write_text(STUDY.format(name=path.stem, **given), encoding="utf-8")
         path.with_suffix(".document.toml").write_text(DOCUMENT, encoding="utf-8")
         costs[name] = {"minutes": ScaleCost(2, 1, hours, (data,)), "paper": ScaleCost(2, 1, hours, (data,))}
@@ -205,17 +206,26 @@ def test_a_record_is_stale_when_a_setting_changes_and_not_when_a_title_does(
     assert {line.rounds for line in StudyResults.read(atlas.root / made.folder).lines.values()} == {3}
 
 
-def test_a_failed_study_is_in_the_log_alone_and_the_queue_goes_on(atlas: Atlas, write: Write) -> None:
-    write("a/broken", more='"model.weights" = "nowhere.safetensors", ')
+def test_a_failed_study_is_in_the_log_alone_and_the_queue_goes_on(
+    atlas: Atlas, write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "def net(*, classes):\n    raise RuntimeError('no such layer')\n", "utf-8"
+    )
+    write("a/broken", more=f'"model.name" = "{tmp_path}/broken.py:net", ')
+    write("a/wrong", more=LINEAR + '"model.weights" = "nowhere.safetensors", ')
     write("b/whole")
     assert record(atlas) == ["b/whole"]
-    [row] = [json.loads(line) for line in (atlas.scratch / "failed.jsonl").read_text("utf-8").splitlines()]
-    assert (row["name"], row["scale"]) == ("a/broken", "minutes")
-    assert "nowhere.safetensors" in row["reason"]
+    rows = [json.loads(line) for line in (atlas.scratch / "failed.jsonl").read_text("utf-8").splitlines()]
+    assert {(row["name"], row["scale"]) for row in rows} == {("a/broken", "minutes"), ("a/wrong", "minutes")}
     order, skipped = queue(replace(atlas))
     assert not order
-    assert "nowhere.safetensors" in skipped["a/broken", "minutes"]
+    assert "1 of 1 run failed; the first is" in skipped["a/broken", "minutes"]
+    assert "no such layer" in skipped["a/broken", "minutes"]
+    assert "nowhere.safetensors" in skipped["a/wrong", "minutes"]
     assert [each.name for each in queue(replace(atlas), "a/broken")[0]] == ["a/broken"]
+    write("a/broken")
+    assert [each.name for each in queue(replace(atlas))[0]] == ["a/broken"], "its file has changed"
 
 
 @pytest.mark.parametrize(
