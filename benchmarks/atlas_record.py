@@ -38,7 +38,7 @@ from fedlens.report.study_captions import case_name, metric_name, seeds_text, sh
 from fedlens.report.study_cells import better
 from fedlens.report.study_costs import read_costs
 from fedlens.report.study_data_tables import population_facts
-from fedlens.report.study_document_rows import stated, stated_text
+from fedlens.report.study_document_rows import document_label, stated, stated_text
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_populations import read_populations
 from fedlens.report.study_results import (
@@ -178,13 +178,14 @@ def headline(results: StudyResults) -> tuple[str, list[dict[str, str]]]:
         return _numbers_of_data(results)
     rows = []
     for cell in view.cells:
-        mean = cell.interval()
+        mean, label = cell.interval(), document_label(view, cell.method)
+        paper = stated_text(view, stated(view, cell.method, cell.case))
         spread = f" ± {view.width((mean.high - mean.low) / 2)}" if mean and mean.n > 1 else ""
         rows.append(
             {
                 "of": ", ".join(filter(None, [view.label(cell.method), case_name(info, cell.case)])),
                 "here": f"{view.value(mean.mean)}{spread}" if mean else view.status(cell),
-                "paper": stated_text(view, stated(view, cell.method, cell.case)),
+                "paper": f"{paper} ({label})" if paper and label else paper,
             }
         )
     return f"{metric_name(results.metric)}{unit(results.metric)}", _first(rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 
 from benchmarks.atlas import USUAL, plan_of
 from benchmarks.atlas_record import COPY, current, draw, record_of, stale_because, write_entry
@@ -80,7 +81,7 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
         stated = any(number["paper"] for number in record.numbers)
         keys = ("of", "here", "paper") if stated else ("of", "here")
         rows = [[TableCell(number[key] or "–") for key in keys] for number in record.numbers]
-        head = [record.metric, "here", "document"][: len(keys)]
+        head = [record.metric, "here", "paper"][: len(keys)]
         yield f"\n{_table(StudyTable('numbers', 'Numbers', '', head, rows))}"
         yield "" if stated else "\nThe text of the document states none of these numbers.\n"
     if not results.info.entries:
@@ -88,8 +89,9 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
     if results.info.document.get("claims"):
         yield f"\n{_table(claims_table(results))}"
     if results.info.smaller:
-        lines = "".join(f"    - {sentence}\n" for sentence in results.info.smaller)
-        yield f'\n??? info "What ran instead of the document\'s settings"\n\n{lines}'
+        rows = [[*map(TableCell, row)] for row in results.info.smaller]
+        table = _table(StudyTable("smaller", "Settings", "", ["setting", "paper", "here"], rows, labels=3))
+        yield f'\n??? info "What ran instead of the document\'s settings"\n\n{indent(table, "    ")}'
     files = ", ".join(f"[{name}]({link}/{name})" for name in ("results.jsonl", "study.json", "cost.json"))
     cost = f"{duration(3600 * record.cpu_hours)} of one core" if record.cpu_hours else "less than a second"
     yield f"\n`{record.command(study.name)}`: {cost}, {record.date}, fedlens {record.version}; {files}.\n"
