@@ -74,7 +74,10 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
     yield f"\n### `{study.name}`, {record.scale}\n\n{study.description} {record.outcome}\n"
     if record.stale:
         yield f'\n!!! warning "The study has changed since"\n\n    {record.stale}\n'
-    for figure in study_figures(results):
+    pictures = [figure for figure in study_figures(results) if figure.figure is not None]
+    if results.info.caveats and not pictures:  # else the captions have them
+        yield f"\n{' '.join(results.info.caveats)}\n"
+    for figure in pictures:
         if (folder / f"{figure.name}.svg").is_file() and figure.figure is not None:
             yield f"\n![{figure.figure.title}]({link}/{figure.name}.svg)\n\n{figure.figure.caption}\n"
     if record.numbers:

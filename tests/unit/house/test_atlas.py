@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.atlas import plan_of
 from benchmarks.atlas_record import (
     COST,
     DATA,
@@ -19,8 +20,10 @@ from benchmarks.atlas_record import (
     MOST_PICTURES,
     refuse_machine,
 )
+from fedlens.experiment.config import read_config
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.studies.records import StudyRecord, records
+from fedlens.studies.reproduce import costs
 from tests.unit.house.atlas_page import HOME, PAGE, ROOT, made, page
 
 AGAIN = "run: python -m tests.unit.house.atlas_page"
@@ -78,3 +81,24 @@ def test_the_page_shows_every_record_and_every_study_without_one() -> None:
         assert f"`{record.command(name)}`" in text
         for picture in (ROOT / record.folder).glob("*.svg"):
             assert f"({picture.relative_to(Path(PAGE).parent).as_posix()})" in text
+
+
+def test_the_paper_scale_of_ghaemi2022_is_the_papers_and_runs_in_pieces() -> None:
+    """Sections 2, 3 and 5: both splits, three algorithms and centralized training, 80 rounds, 10 of 100 clients."""
+    plan = plan_of("ghaemi2022/algorithms", "paper")
+    assert plan.number_of_runs == {"tune": 0, "final": 8}
+    assert costs()["ghaemi2022/algorithms"]["paper"].runs == 8
+    configs = {(run.method, str(run.case["case"])): read_config(dict(run.settings)) for run in plan.runs}
+    assert {case for _, case in configs} == {"IID", "two classes"}
+    assert {method for method, _ in configs} == {"centralized", "fedavg", "fedprox", "liadmm"}
+    for (method, case), config in configs.items():
+        assert (config.data.dataset["name"], config.model["name"]) == ("fashion-mnist", "mcmahan-cnn")
+        assert config.evaluation.train
+        assert config.checkpoint.seconds <= 60, "a killed run goes on from a recent round"
+        if method != "centralized":
+            assert (config.rounds, config.data.partition["clients"]) == (80, 100)
+            assert config.select == {"name": "uniform", "fraction": 0.1}
+            assert (config.local.epochs, config.local.batch_size) == (10, 128), (method, case)
+    shown = {figure.get("metric", "test_accuracy") for figure in plan.source.settings.figures}
+    assert shown == {"test_accuracy", "test_loss", "train_accuracy", "train_loss"}
+    assert len(plan.info({}).document["claims"]) >= 4
