@@ -88,8 +88,13 @@ def _in_words(path: Path) -> str:
 
 def recipes() -> dict[str, Path]:
     """Every recipe by name, such as `fashion-mnist/fedavg-iid`. The files of studies are none."""
-    found = [path for path in sorted(_RECIPES.rglob("*.toml")) if _STUDIES not in path.parents]
-    return {path.relative_to(_RECIPES).with_suffix("").as_posix(): path for path in found}
+    return dict(_recipes_in(_RECIPES))
+
+
+@lru_cache  # a study reads a recipe for each of its methods
+def _recipes_in(folder: Path) -> Mapping[str, Path]:
+    found = [path for path in sorted(folder.rglob("*.toml")) if _STUDIES not in path.parents]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in found}
 
 
 def recipe_path(name: str) -> Path:

@@ -62,12 +62,14 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     labels = {**_WORDS, **paper.settings.labels, **here.settings.labels}
     ours, theirs = both_scales(here, paper)
     rows = _rows(ours, theirs, labels, here, paper)
-    alike = {key for key in ours if _equal(ours[key], theirs[key])}
+    alike = [key for key in ours if _equal(ours[key], theirs[key])]
     of_methods: dict[ChangedSetting, list[str]] = {}
     for method, own in method_pairs(here, paper) if len(here.methods) > 1 else ():
         one, other = both_scales(here, paper, [method], [own])
-        shared = alike.intersection(one)
-        for row in _rows({k: one[k] for k in shared}, {k: other[k] for k in shared}, labels, here, paper):
+        keys = [key for key in one if key in alike and not _equal(one[key], other[key])]
+        used = _all_settings(here, method) | {EFFECTIVE: None} if keys else {}  # others have no effect
+        shared = [{key: values[key] for key in keys if key in used} for values in (one, other)]
+        for row in _rows(*shared, labels, here, paper):
             of_methods.setdefault(row, []).append(method.label)
     return [
         *sorted(rows, key=lambda row: row.setting not in ("dataset", "model", "start", "rounds")),
@@ -93,30 +95,39 @@ def both_scales(
 
 @dataclass(frozen=True)
 class _Runs:
-    """The given settings of runs by dotted key, and all settings of the first of them."""
+    """The given settings of runs by dotted key."""
 
+    cells: StudyCells
+    first: Method
     given: Sequence[Mapping[str, Any]]
-    first: Mapping[str, Any]
-    keys: Sequence[str]
 
     @classmethod
     def of(cls, cells: StudyCells, methods: Sequence[Method] | None) -> _Runs:
-        listed = methods or cells.methods
-        made = cells.made(listed[0], cells.cases[0], cells.points(listed[0])[0], "final")
-        first, runs = dotted(plain(made.config)), list[dict[str, Any]]()
-        for method in listed:
+        runs: list[dict[str, Any]] = []
+        for method in methods or cells.methods:
             for case in cells.cases:
                 runs.append(dotted(cells.given(method, case)))
                 tuned = [(key, value) for key, values in method.tuned.values.items() for value in values]
                 runs += [{**runs[-1], key: value} for key, value in tuned]
-        keys = dict.fromkeys(key for run in runs for key in run if not key.startswith(_HIDDEN))
-        unused = methods is not None  # a setting that the only method has no use for
-        return cls(runs, first, [key for key in keys if not unused or key in first or key == EFFECTIVE])
+        return cls(cells, (methods or cells.methods)[0], runs)
+
+    @property
+    def keys(self) -> list[str]:
+        keys = dict.fromkeys(key for run in self.given for key in run)
+        return [key for key in keys if not key.startswith(_HIDDEN)]
 
     def values(self, key: str) -> list[Any]:
         """The different values; a run that leaves the setting out has the default of the first run."""
-        found = (run.get(key, self.first.get(key)) for run in self.given)
-        return list({repr(value): value for value in found if value is not None}.values())
+        found = {repr(run[key]): run[key] for run in self.given if key in run}
+        if not all(key in run for run in self.given):
+            default = _all_settings(self.cells, self.first).get(key)
+            found |= {} if default is None else {repr(default): default}
+        return list(found.values())
+
+
+def _all_settings(cells: StudyCells, method: Method) -> dict[str, Any]:
+    """The settings of the first run of a method with every default, by dotted key."""
+    return dotted(plain(cells.made(method, cells.cases[0], cells.points(method)[0], "final").config))
 
 
 def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
