@@ -18,7 +18,7 @@ from fedlens.studies.document import stated_document
 from fedlens.studies.records import records
 from fedlens.studies.reproduce import computed_cost, costs, study_scales
 from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reproductions
-from fedlens.studies.scale_differences import scale_differences
+from fedlens.studies.scale_differences import dotted, spellings
 from fedlens.studies.study_file import read_study, scale_data
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.house.reproduce_table import PAGE, rendered
@@ -44,9 +44,7 @@ def test_a_study_says_what_it_is_and_has_its_scales(name: str) -> None:
     scales = study_scales(name)
     assert {"smoke", "laptop", "paper"} <= {*scales}
     for scale in scales:
-        source = read_study(reproduction(name), scale)
-        assert source.settings.title
-        assert bool(scale_differences(source)) <= (scale != "paper")
+        assert read_study(reproduction(name), scale).settings.title
 
 
 def has_right_settings(plan: StudyPlan, name: str) -> None:
@@ -66,6 +64,18 @@ def has_right_settings(plan: StudyPlan, name: str) -> None:
     check_figures(replace(info, figures=[spec for spec in info.figures if spec["kind"] not in DATA_FIGURES]))
     check_tables(info.tables, len(info.seeds))
     assert info.command == f"fedlens reproduce {name} --scale {plan.scale}"
+    if plan.paper is not None:
+        says_what_stands_in(plan, {config.data.dataset["name"] for config in configs})
+
+
+def says_what_stands_in(plan: StudyPlan, datasets: set[str]) -> None:
+    """Every caption names each dataset that the scale paper does not have."""
+    assert plan.paper is not None
+    pairs = [(method, case) for method in plan.paper.methods for case in plan.paper.cases]
+    papers = {dotted(plan.paper.given(*pair))["data.dataset.name"] for pair in pairs}
+    words = " ".join(plan.caveats)
+    for dataset in datasets - papers:
+        assert spellings()["datasets"][dataset][0] in words.partition("Stand-ins:")[2]
 
 
 @pytest.mark.parametrize(("name", "scale"), IN_CI)
