@@ -240,7 +240,7 @@ class StudyPlan:
             tables=list(study.tables),
             scale=self.scale,
             smaller=[list(row) for row in self.differences],
-            document=stated_document(self.source),
+            document=self._document,
             command=self.command,
             notes=[*study.notes, *effort(self.cells, lines)],
             entries=[run.entry for run in runs],
@@ -254,6 +254,16 @@ class StudyPlan:
                 for run in self.pretraining
             },
         )
+
+    @property
+    def _document(self) -> dict[str, Any]:
+        """The document's numbers and claims, and the first that stands for each method and case of the paper."""
+        document, cases = stated_document(self.source), self.source.settings.cases or {}
+        stand_ins = {
+            "methods": {one.own: one.name for one in reversed(self.cells.methods) if one.own != one.name},
+            "cases": {one.stands_for: name for name, one in reversed(cases.items()) if one.stands_for},
+        }
+        return document | ({"stand_ins": stand_ins} if document and any(stand_ins.values()) else {})
 
     @cached_property
     def paper(self) -> StudyCells | None:
@@ -283,11 +293,10 @@ def dimension_labels(study: StudySettings, cases: Sequence[Case]) -> dict[str, s
 
 def _of_paper(plan: StudyPlan, info: StudyInfo) -> StudyInfo:
     """The methods, dimensions and cases of the scale "paper", by whose names claims are written."""
-    study = StudySettings.model_validate(plan.source.full)
-    paper = Expansion(study, plan.source.places, plan.cells.methods[0].table)
+    paper = plan.paper or plan.cells
     methods = {method.name: method.label for method in paper.methods}
-    cases = [case.values for case in paper.cases]
-    return replace(info, methods=methods, dimensions=dimension_labels(study, paper.cases), cases=cases)
+    dimensions, cases = dimension_labels(paper.settings, paper.cases), [case.values for case in paper.cases]
+    return replace(info, methods=methods, dimensions=dimensions, cases=cases, document={})
 
 
 def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:

@@ -347,6 +347,27 @@ def test_a_claim_may_name_what_only_the_paper_has(tmp_path: Path) -> None:
     assert (verdict.answer, verdict.reason) == ("not run at this scale", "no case 'alpha = 0.1'")
 
 
+def test_a_claim_finds_what_stands_for_its_methods_and_cases(tmp_path: Path) -> None:
+    study = claimed(tmp_path, 'large > fedavg where case = "many"')
+    study.write_text(
+        """
+base = "digits"
+set = { "rounds" = 2, "data.partition" = { name = "iid", clients = 4 } }
+methods.fedavg = {}
+tables = [{ kind = "summary", document = "s.document.toml" }]
+scales.paper.methods.large = { set = { "model.name" = "mlp" } }
+scales.paper.cases.many = { set = { "data.partition.clients" = 40 } }
+scales.smoke.methods.small = { set = { "local.lr" = 0.3 }, stands_for = "large" }
+scales.smoke.cases.few = { set = { "data.partition.clients" = 3 }, stands_for = "many" }
+""",
+        encoding="utf-8",
+    )
+    info = StudyPlan.load(study, "smoke").info({})
+    [verdict] = claim_verdicts(StudyResults(info, {}))
+    assert (verdict.answer, verdict.reason) == ("cannot tell", "not run: small at few (not finished)")
+    assert "stand_ins" not in StudyPlan.load(study, "paper").info({}).document
+
+
 def test_the_commands_and_python_give_the_verdicts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
