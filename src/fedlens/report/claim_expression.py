@@ -43,7 +43,7 @@ class Condition:
         if self.sign in _SIGNS:
             numbers = isinstance(value, int | float) and not isinstance(self.value, str)
             return numbers and _SIGNS[self.sign](value, self.value)
-        return (self.value in (value, setting(value))) == (self.sign == "=")
+        return (value == self.value or setting(value) == self.value) == (self.sign == "=")
 
 
 @dataclass(frozen=True)

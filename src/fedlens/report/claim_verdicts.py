@@ -167,8 +167,8 @@ def _cases(
     found = [
         each
         for each in info.cases
-        if all(condition.holds(each.get(key)) for condition, key in zip(here, keys, strict=True))
-        and others.items() <= each.items()
+        if others.items() <= each.items()
+        and all(condition.holds(each.get(key)) for condition, key in zip(here, keys, strict=True))
     ]
     if not found:
         wanted = ", ".join(f"{each.dimension} {each.sign} {shown(each.value)}" for each in conditions)
