@@ -170,7 +170,8 @@ def start_name(weights: str, cells: StudyCells) -> str:
     table = (cells.settings.pretrained or {}).get(weights.removeprefix(PREFIX))
     if table is not None:
         return table.label or weights.removeprefix(PREFIX)
-    return spellings()["starts"].get(weights, [f"weights {PurePath(weights).stem}"])[0]
+    path = PurePath(weights)
+    return spellings()["starts"].get(path.name, [f"weights {path.stem}"])[0]
 
 
 def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:

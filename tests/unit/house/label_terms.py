@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fedlens.studies.cells import StudyCells
@@ -103,7 +103,12 @@ def _wrong(label: Label) -> Iterator[str]:
     datasets = _values(label, "data.dataset.name") | _values(label, "start.data.dataset.name")
     models = _values(label, "model.name", "model.backbone", "model.inner")
     weights = _values(label, "model.weights")
-    allowed = {"datasets": datasets | ({"imagenet"} & weights), "models": models}
+    allowed = {"datasets": datasets, "models": models}
+    for term in terms(
+        " ".join(PurePath(str(each)).stem for each in weights)
+    ):  # "cifar10-resnet20.safetensors"
+        for kind, names in term.names.items():
+            allowed[kind] = allowed[kind] | names
     for term in terms(label.text):
         if not any(names & allowed[kind] for kind, names in term.names.items()):
             has = " and ".join(f"{kind} {', '.join(sorted(allowed[kind]))}" for kind in term.names)
