@@ -139,20 +139,6 @@ def test_the_scale_minutes_takes_at_most_ten() -> None:
         assert hours <= 10 / 60, name
 
 
-def test_ghaemi2022_is_a_run_of_each_method_and_split_at_the_settings_of_the_document() -> None:
-    plan = StudyPlan.load(reproduction("ghaemi2022/algorithms"), "paper", check=False)
-    assert (plan.cells.seeds, len(plan.cells.methods), len(plan.cells.cases)) == ([0], 4, 2)
-    for method in plan.cells.methods:
-        config = plan.cells.made(method, plan.cells.cases[1], {}, "final").config
-        central = method.name == "centralized"
-        assert (config.rounds, config.local.epochs) == ((10, 1) if central else (80, 10))
-        assert (config.local.lr, config.local.momentum, config.local.batch_size) == (0.05, 0.9, 128)
-        assert config.evaluation.train
-        assert config.data.partition["clients"] == 100
-    measures = {figure.get("metric", "test_accuracy") for figure in plan.source.settings.figures}
-    assert measures == {"train_accuracy", "test_accuracy", "train_loss", "test_loss"}
-
-
 def test_records_name_studies_and_scales() -> None:
     for name, runs in records().items():
         assert name in NAMES
