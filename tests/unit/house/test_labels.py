@@ -14,18 +14,13 @@ from fedlens.studies.scale_differences import spellings
 from tests.unit.house.label_terms import terms, wrong_labels
 
 STUDIES = reproductions()
-# Studies whose labels still name what does not run. A study that passes must be taken off.
-WRONG = {"fedcv/table7"}
 BACKBONES = {"resnet101"}  # of segmentation networks alone
 
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_labels_name_the_settings_of_their_runs(name: str) -> None:
     wrong = wrong_labels(name, STUDIES[name], study_scales(name))
-    if name in WRONG:
-        assert wrong, f"the labels of {name} are right: take it off the list WRONG"
-    else:
-        assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(wrong)
 
 
 HONEST = """
