@@ -56,6 +56,7 @@ class Series:
         low, high: the ends of an error bar at each point, None where it has none; empty without error bars.
         sizes: the area of each of some "points", relative to the usual one; empty for the usual one.
         symbol: of "open" markers; "up" and "down" point to where a bound leaves room.
+        bar: the width of each "bar"; 0 fits it to the distance of the first two.
         group: the name of the series that it is shown and hidden with; it has no entry in the legend then.
     """
 
@@ -72,6 +73,7 @@ class Series:
     high: Sequence[float | None] = ()
     sizes: Sequence[float] = ()
     symbol: Literal["circle", "up", "down"] = "circle"
+    bar: float = 0.0
     group: str = ""
 
 

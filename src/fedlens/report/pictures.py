@@ -265,7 +265,9 @@ def draw_figure(axes: Axes, figure: figures.Figure) -> None:
         x, y, points = series.x, series.y, len(series.x)
         color = series.color if series.color.startswith("#") else TEN[0]  # not a variable of the page's style
         if series.kind == "bar":
-            axes.bar(x, y, 0.92 * (x[1] - x[0]), color=color)
+            heights = [math.nan if value is None else value for value in y]
+            axes.bar(x, heights, series.bar or 0.92 * (x[1] - x[0]), color=color, label=f" {series.name}")
+            _draw_error_bars(axes, series, "#3c4350")
         elif series.kind == "dots":
             look = {"alpha": 0.6, "linewidths": 0, "rasterized": points > 5000}
             axes.scatter(x, y, 14 if points <= 300 else 4, color, label=f" {series.name}", **look)

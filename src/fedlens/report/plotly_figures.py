@@ -64,7 +64,8 @@ def _trace(series: Series) -> dict[str, Any]:
         area = {"mode": "lines", "fill": "toself", "fillcolor": f"{series.color}2e", "line": {"width": 0}}
         return trace | area | {"legendgroup": trace["name"], "showlegend": False, "hoverinfo": "skip"}
     if series.kind == "bar":
-        return trace | {"marker": marker | {"line": {"width": 0}}, "textposition": "none"}
+        place = {"width": series.bar, "offset": -series.bar / 2} if series.bar else {}
+        return trace | place | {"marker": marker | {"line": {"width": 0}}, "textposition": "none"}
     if series.kind == "dots":
         return trace | {
             "mode": "markers",

@@ -21,7 +21,7 @@ class DocumentMark:
     Attributes:
         x: its value on the axis, or its round; None for a number that holds along the whole axis.
         line: the line that it is compared with; None if the study does not run its method.
-        number: of that line among the lines of its panel.
+        number: of that line among the lines of its panel; the next one after them without a line.
         text: what it says and where.
     """
 
@@ -66,7 +66,11 @@ def document_marks(
             text = f"{NAME}: {method} {stated.text} ({place})"
             x = budget if x_key is None else case.get(x_key, _only_place(line, case, x_key))
             symbol = _symbol(stated)
-            marks.append(DocumentMark(panel, line, lines[0] if lines else 0, x, stated.number, symbol, text))
+            marks.append(
+                DocumentMark(
+                    panel, line, lines[0] if lines else len(panel.lines), x, stated.number, symbol, text
+                )
+            )
     return marks
 
 

@@ -40,6 +40,8 @@ from fedlens.report.study_values import Finals, caption_of, has_values, runs_of,
 
 _BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
 
+_INK = "#3c4350"  # of the paper's marks on bars
+
 Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples", "hours"]
 
 _OVER: dict[str, tuple[str, Literal["number", "count", "bytes"], str]] = {
@@ -70,6 +72,7 @@ def setting_figure(
     chance: float | None = None,
     columns: Columns | None = None,
     above: Literal["emd"] | None = None,
+    bars: bool = False,
 ) -> StudyFigure:
     """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
 
@@ -90,6 +93,7 @@ def setting_figure(
         columns: of panels beside each other.
         above: "emd" draws the clients of each case by their EMD above the panel, on the axis x = "emd" (hsu2020,
             figure 4, top row).
+        bars: draws bars from 0 up on an axis of categories (chen2022, figure 1).
 
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
     """
@@ -115,6 +119,9 @@ def setting_figure(
     if not values:
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
+    if bars and place.kind != "category":
+        what = "bars stand on an axis of categories alone"
+        raise ConfigError(what, where="figures.bars", hint="write scale = 'category'")
     above_panels = [emd_row(shown_populations(study, {}, where), place.axis)] if above else []
     if above_panels:
         place = replace(place, axis=above_panels[0].x)
@@ -132,14 +139,20 @@ def setting_figure(
         series.kind in ("line", "points") and has_values(series) for panel in drawn for series in panel
     ):
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+    if bars:
+        width = 0.46 / max(3, *map(len, drawn))
+        drawn = [[replace(each, kind="bar", bar=width) for each in series_of] for series_of in drawn]
     ends = place.axis.limits or (0.0, 1.0)
     guess = None if relative else chance_level(chosen, name, chance, drawn, y)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
         if guess is not None:
             series_of.append(level(guess, ends, "chance"))
-        series_of += mark_series([mark for mark in stated if mark.panel is panel], place, ends)
+        marks = mark_series([mark for mark in stated if mark.panel is panel], place, ends)
+        series_of += [replace(m, color=_INK if m.color != GREY else GREY) for m in marks] if bars else marks
     title = f"{start(metric_title(name, relative))} against {shown.label(key)}"
     up = y_axis(name, metric_title(name, relative), drawn, relative, y)
+    if bars:
+        up = replace(up, limits=(0.0, max((up.limits or (0.0, 1.0))[1], 0.0)))
     unified = "" if texts or place.kind == "category" else f"{shown.label(key)} %{{x}}"
     built = [
         Figure(panel.title, f"{title} {panel.title}", place.axis, up, series_of, hover_title=unified)

@@ -35,6 +35,7 @@ from fedlens.report.study_populations import CasePopulation, needs_populations, 
 from fedlens.report.study_results import StudyResults
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study_file import read_study
+from fedlens.studies.study_plan import StudyPlan
 from tests.unit.report.study_curves_fake import ALPHA, by_alpha, line, results, tuned
 
 DOCUMENT: dict[str, Any] = {
@@ -177,6 +178,37 @@ def test_the_clients_by_their_emd_stand_above_the_metric_on_the_same_axis(tmp_pa
 def test_hsu2020_figure_4_has_its_row_of_clients(figure: str) -> None:
     [spec] = read_study(reproduction(f"hsu2020/{figure}")).settings.figures
     assert (spec["x"], spec["above"]) == ("emd", "emd")
+
+
+@pytest.mark.parametrize("table", ["table2", "table3", "table4"])
+@pytest.mark.parametrize("scale", ["minutes", "paper"])
+def test_bars_of_the_starts_stand_below_the_numbers_of_the_paper(table: str, scale: str) -> None:
+    info = StudyPlan.load(reproduction(f"chen2022/{table}"), scale).info({})
+    curve = {"round": [1], info.metric or "test_accuracy": [0.4], "test_mean_iou": [0.4]}
+    main = "test_mean_iou" if table == "table4" else "test_accuracy"
+    lines = {e.digest: replace(line(e.digest, 0.4, e.seed), main=main, curve=curve) for e in info.entries}
+    first = study_figures(StudyResults(info, lines))[0]
+    assert first.name == "fig1"
+    assert first.figure is not None
+    [panel] = first.figure.panels
+    assert isinstance(panel, Figure)
+    bars = [series for series in panel.series if series.kind == "bar"]
+    marks = {(series.x[0], series.y[0]) for series in panel.series if series.kind == "open"}
+    assert [series.name for series in bars] == list(info.methods.values())
+    assert panel.y.limits[0] == 0.0
+    places = {x for series in bars for x in series.x}
+    if scale == "paper":
+        assert {x for x, _ in marks} == places
+    elif table == "table2":  # StyleGAN, which is not run, stands beside the last bar
+        beside = max(places) + (max(places) - min(places)) / 5
+        assert [x for x, y in marks if y == 0.792] == pytest.approx([beside])
+    wanted = {value["value"] for value in info.document["values"]}
+    assert {y for _, y in marks} == wanted
+    trace = first.figure.plots()[0].figure["data"][0]
+    assert trace["offset"] == -trace["width"] / 2  # bars beside each other, not where plotly would move them
+    with style():
+        heights = {patch.get_height() for patch in first.figure.picture().axes[0].patches}
+    assert max(heights) == pytest.approx(0.4) == min(heights)
 
 
 def test_relative_values_need_a_centralized_method() -> None:
@@ -368,6 +400,7 @@ def test_a_wrong_figure_is_refused_before_any_run() -> None:
     for spec, message in (
         ({"kind": "setting", "x": "alhpa"}, r"figures\[0\]\.x"),
         ({"kind": "curves", "x": "hours"}, "simulated hours need"),
+        ({"kind": "setting", "x": "alpha", "scale": "linear", "bars": True}, "axis of categories"),
         ({"kind": "setting", "x": "alpha", "above": "emd"}, "no place above 'alpha'"),
         ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),
         ({"kind": "heat", "x": "alpha", "y": "momentum"}, "no dimension 'momentum'"),
