@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedlens.report.format import many
 from fedlens.report.study_captions import conjoined
 from fedlens.studies.cells import StudyCells
-from fedlens.studies.scale_differences import both_scales, method_pairs, shown_names
+from fedlens.studies.scale_differences import both_scales, method_pairs
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five")
 _STAND_INS = ("data.dataset.name", "model.name", "model.backbone", "model.weights")
@@ -20,32 +20,29 @@ def caveats(here: StudyCells, paper: StudyCells, scale: str, trains: bool) -> li
     Args:
         trains: whether the study has runs; otherwise only its datasets count.
     """
-    pairs = [([method], [own]) for method, own in method_pairs(here, paper)]
-    alone = [method for method in here.methods if all(method is not pair[0][0] for pair in pairs)]
-    compared = [both_scales(here, paper, *pair) for pair in pairs]
-    compared += [both_scales(here, paper, alone)] if alone else []
+    compared = [
+        both_scales(here, paper, [method], [own] if own else None)
+        for method, own in method_pairs(here, paper)
+    ]
     parts = []
     for key in _STAND_INS if trains else _STAND_INS[:1]:
-        new, replaced = dict[str, None](), dict[str, None]()
-        for scales in compared:
-            one, other = (
-                shown_names(key, values.get(key, []), cells)
-                for values, cells in zip(scales, (here, paper), strict=True)
-            )
-            if others := [name for name in one if name not in other]:
-                new |= dict.fromkeys(others)
-                replaced |= dict.fromkeys([name for name in other if name not in one] or other or ["none"])
+        new, replaced = list[str](), list[str]()
+        for ours, theirs in (both.shown(key) for both in compared):
+            if others := [name for name in ours if name not in theirs]:
+                new += others
+                replaced += [name for name in theirs if name not in ours] or theirs or ["none"]
         if new:
-            parts.append(f"{_names([*new])} for {_names([*replaced])}")
-    rounds = [max(values.get("rounds", [0])) if trains else 0 for values in both_scales(here, paper)]
+            parts.append(f"{_names(new)} for {_names(replaced)}")
+    whole = both_scales(here, paper)
+    rounds = [max(values.get("rounds", [0])) if trains else 0 for values in (whole.ours, whole.theirs)]
     sentences = [few_rounds(scale, *rounds), f"Stand-ins: {'; '.join(parts)}." if parts else ""]
     return [sentence for sentence in sentences if sentence]
 
 
 def _names(names: Sequence[str]) -> str:
-    """Names in a sentence, at most four; one with a comma in quotes."""
-    shown = [f'"{name}"' if "," in name else name for name in names[:_MOST]]
-    return conjoined([*shown, *([f"{len(names) - _MOST} more"] if len(names) > _MOST else [])])
+    """Different names in a sentence, at most four; one with a comma in quotes."""
+    shown = [f'"{name}"' if "," in name else name for name in dict.fromkeys(names)]
+    return conjoined([*shown[:_MOST], *([f"{len(shown) - _MOST} more"] if len(shown) > _MOST else [])])
 
 
 def few_rounds(scale: str, rounds: int, paper: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -60,17 +60,15 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     seeds | 3 | 1
     """
     labels = {**_WORDS, **paper.settings.labels, **here.settings.labels}
-    ours, theirs = both_scales(here, paper)
-    rows = _rows(ours, theirs, labels, here, paper)
-    alike = [key for key in ours if _equal(ours[key], theirs[key])]
+    whole = both_scales(here, paper)
+    rows = [whole.row(key, labels) for key in whole.changed]
     of_methods: dict[ChangedSetting, list[str]] = {}
     for method, own in method_pairs(here, paper) if len(here.methods) > 1 else ():
-        one, other = both_scales(here, paper, [method], [own])
-        keys = [key for key in one if key in alike and not _equal(one[key], other[key])]
-        used = _all_settings(here, method) | {EFFECTIVE: None} if keys else {}  # others have no effect
-        shared = [{key: values[key] for key in keys if key in used} for values in (one, other)]
-        for row in _rows(*shared, labels, here, paper):
-            of_methods.setdefault(row, []).append(method.label)
+        one = both_scales(here, paper, [method], [own]) if own is not None else whole
+        keys = [key for key in one.changed if key not in whole.changed]
+        used = {EFFECTIVE, *_all_settings(here, method)} if keys else set()  # others have no effect
+        for key in [key for key in keys if key in used]:
+            of_methods.setdefault(one.row(key, labels), []).append(method.label)
     return [
         *sorted(rows, key=lambda row: row.setting not in ("dataset", "model", "start", "rounds")),
         *(row._replace(setting=f"{row.setting}: {_some(names, 2)}") for row, names in of_methods.items()),
@@ -81,48 +79,68 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     ]
 
 
+@dataclass(frozen=True)
+class BothScales:
+    """The values of settings at a smaller scale and at the scale "paper", by dotted key."""
+
+    here: StudyCells
+    paper: StudyCells
+    ours: Values
+    theirs: Values
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The settings that differ."""
+        pairs = {
+            key: (self.ours.get(key, []), self.theirs.get(key, [])) for key in {**self.theirs, **self.ours}
+        }
+        return [key for key, (one, other) in pairs.items() if {*map(repr, one)} != {*map(repr, other)}]
+
+    def shown(self, key: str) -> tuple[list[str], list[str]]:
+        """The different values here and there, as tables and captions show them."""
+        ours = dict.fromkeys(_shown(key, value, self.here) for value in self.ours.get(key, []))
+        return [*ours], [*dict.fromkeys(_shown(key, value, self.paper) for value in self.theirs.get(key, []))]
+
+    def row(self, key: str, labels: Mapping[str, str], of: str = "") -> ChangedSetting:
+        """The row of a setting."""
+        ours, theirs = (_some(texts, _LISTED) for texts in self.shown(key))
+        return ChangedSetting(of + labels.get(key, key), theirs, ours)
+
+
 def both_scales(
     here: StudyCells,
     paper: StudyCells,
     ours: Sequence[Method] | None = None,
     theirs: Sequence[Method] | None = None,
-) -> tuple[Values, Values]:
+) -> BothScales:
     """The values of each setting that one of both scales gives, over methods, cases and points."""
-    runs = _Runs.of(here, ours), _Runs.of(paper, theirs)
-    keys = dict.fromkeys(key for each in reversed(runs) for key in each.keys)
-    return tuple({key: each.values(key) for key in keys} for each in runs)  # type: ignore[return-value]
+    parts = [(here, ours or here.methods), (paper, theirs or paper.methods)]
+    runs = [_runs(*part) for part in parts]
+    given = dict.fromkeys(key for each in reversed(runs) for run in each for key in run)
+    keys = [key for key in given if not key.startswith(_HIDDEN)]
+    values = [
+        {key: _values(each, key, cells, methods[0]) for key in keys}
+        for each, (cells, methods) in zip(runs, parts, strict=True)
+    ]
+    return BothScales(here, paper, *values)
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The given settings of runs by dotted key."""
+def _runs(cells: StudyCells, methods: Sequence[Method]) -> list[dict[str, Any]]:
+    """The given settings of the runs of some methods, for each case and each value that tuning tries."""
+    runs: list[dict[str, Any]] = []
+    for method in methods:
+        for case in cells.cases:
+            runs.append(dotted(cells.given(method, case)))
+            tuned = [(key, value) for key, values in method.tuned.values.items() for value in values]
+            runs += [{**runs[-1], key: value} for key, value in tuned]
+    return runs
 
-    cells: StudyCells
-    first: Method
-    given: Sequence[Mapping[str, Any]]
 
-    @classmethod
-    def of(cls, cells: StudyCells, methods: Sequence[Method] | None) -> _Runs:
-        runs: list[dict[str, Any]] = []
-        for method in methods or cells.methods:
-            for case in cells.cases:
-                runs.append(dotted(cells.given(method, case)))
-                tuned = [(key, value) for key, values in method.tuned.values.items() for value in values]
-                runs += [{**runs[-1], key: value} for key, value in tuned]
-        return cls(cells, (methods or cells.methods)[0], runs)
-
-    @property
-    def keys(self) -> list[str]:
-        keys = dict.fromkeys(key for run in self.given for key in run)
-        return [key for key in keys if not key.startswith(_HIDDEN)]
-
-    def values(self, key: str) -> list[Any]:
-        """The different values; a run that leaves the setting out has the default of the first run."""
-        found = {repr(run[key]): run[key] for run in self.given if key in run}
-        if not all(key in run for run in self.given):
-            default = _all_settings(self.cells, self.first).get(key)
-            found |= {} if default is None else {repr(default): default}
-        return list(found.values())
+def _values(runs: Sequence[Mapping[str, Any]], key: str, cells: StudyCells, first: Method) -> list[Any]:
+    """The different values of a setting; a run that leaves it out has the default of the first method."""
+    found = {repr(run[key]): run[key] for run in runs if key in run}
+    default = None if all(key in run for run in runs) else _all_settings(cells, first).get(key)
+    return list((found | ({} if default is None else {repr(default): default})).values())
 
 
 def _all_settings(cells: StudyCells, method: Method) -> dict[str, Any]:
@@ -152,11 +170,6 @@ def spellings() -> Mapping[str, Mapping[str, Sequence[str]]]:
     return parse_toml((FOLDER / NAMES).read_text(encoding="utf-8"))
 
 
-def shown_names(key: str, values: Sequence[Any], cells: StudyCells) -> list[str]:
-    """The different values of a setting as tables and captions show them."""
-    return list(dict.fromkeys(_shown(key, value, cells) for value in values))
-
-
 def _shown(key: str, value: Any, cells: StudyCells) -> str:
     if key == "model.weights":
         return start_name(str(value), cells)
@@ -174,34 +187,16 @@ def start_name(weights: str, cells: StudyCells) -> str:
     return spellings()["starts"].get(path.name, [f"weights {path.stem}"])[0]
 
 
-def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return {*map(repr, one)} == {*map(repr, other)}
-
-
-def _rows(
-    ours: Values, theirs: Values, labels: Mapping[str, str], here: StudyCells, paper: StudyCells, of: str = ""
-) -> list[ChangedSetting]:
-    rows = []
-    for key in dict.fromkeys([*theirs, *ours]):
-        if not _equal(ours.get(key, []), theirs.get(key, [])):
-            texts = (
-                shown_names(key, values.get(key, []), cells)
-                for values, cells in ((theirs, paper), (ours, here))
-            )
-            rows.append(ChangedSetting(of + labels.get(key, key), *(_some(each, _LISTED) for each in texts)))
-    return rows
-
-
 def _some(texts: Sequence[str], most: int) -> str:
     """Texts in a cell, and how many more there are."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ("; " if any("," in text for text in texts) else ", ").join(texts[:most]) + more or "not set"
 
 
-def method_pairs(here: StudyCells, paper: StudyCells) -> list[tuple[Method, Method]]:
-    """The methods here with their counterparts."""
+def method_pairs(here: StudyCells, paper: StudyCells) -> list[tuple[Method, Method | None]]:
+    """The methods here with their counterparts; None for one that the paper does not have."""
     theirs = {method.name: method for method in paper.methods}
-    return [(method, theirs[method.own]) for method in here.methods if method.own in theirs]
+    return [(method, theirs.get(method.own)) for method in here.methods]
 
 
 def _counts(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
@@ -216,24 +211,20 @@ def _left_out(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
     """What each stand-in stands for, and the methods and named cases that do not run."""
     rows = []
     for kind in ("method", "case"):
-        (ours, names), (_, theirs) = (_labels(cells, kind) for cells in (here, paper))
-        rows += [
-            ChangedSetting(kind, theirs[own], names[name])
-            for name, own in ours.items()
-            if own in theirs and own != name
-        ]
-        absent = [label for name, label in theirs.items() if name not in ours.values()]
-        if absent:
+        ours, theirs = _labels(here, kind), _labels(paper, kind)
+        others = [(own, label) for name, (own, label) in ours.items() if own in theirs and own != name]
+        rows += [ChangedSetting(kind, theirs[own][1], label) for own, label in others]
+        run = {own for own, _ in ours.values()}
+        if absent := [label for name, (_, label) in theirs.items() if name not in run]:
             rows.append(ChangedSetting(many(len(absent), kind), _some(absent, _NAMED), "not run"))
     return rows
 
 
-def _labels(cells: StudyCells, kind: str) -> tuple[dict[str, str], dict[str, str]]:
+def _labels(cells: StudyCells, kind: str) -> dict[str, tuple[str, str]]:
     """By name, the counterpart and the label of the methods, or of the named cases, of a scale."""
     if kind == "method":
-        return {m.name: m.own for m in cells.methods}, {m.name: m.label for m in cells.methods}
-    tables = cells.settings.cases or {}
-    return {name: table.stands_for or name for name, table in tables.items()}, {name: name for name in tables}
+        return {method.name: (method.own, method.label) for method in cells.methods}
+    return {name: (case.stands_for or name, name) for name, case in (cells.settings.cases or {}).items()}
 
 
 def _pretraining(here: StudyCells, paper: StudyCells, labels: Mapping[str, str]) -> list[ChangedSetting]:
@@ -249,7 +240,8 @@ def _pretraining(here: StudyCells, paper: StudyCells, labels: Mapping[str, str])
             placed = [PlacedSetting(key, value, "") for key, value in each.set.items()]
             given = dotted(cells.reader.given(each.base, "", placed))
             values.append({key: [value] for key, value in given.items() if not key.startswith(_HIDDEN)})
-        rows += _rows(values[0], values[1], labels, here, paper, f"{label}: ")
+        both = BothScales(here, paper, *values)
+        rows += [both.row(key, labels, f"{label}: ") for key in both.changed]
     return rows
 
 
