@@ -177,16 +177,8 @@ def cells_table(results: StudyResults) -> StudyTable:
         bold_words(list(compared.values()), info, f"differs from {label}"),
     )
     notes = failure_notes(view.cells, results)
-    return StudyTable(
-        "cells",
-        info.title or info.name,
-        caption,
-        head,
-        rows,
-        notes,
-        len(view.dimension_head) + 1,
-        info.caveats,
-    )
+    width = len(view.dimension_head) + 1
+    return StudyTable("cells", info.title or info.name, caption, head, rows, notes, width, info.caveats)
 
 
 def write_frames(results: StudyResults, folder: Path, parquet: bool | None = None) -> list[Path]:
