@@ -553,6 +553,9 @@ def test_the_command_refuses_a_study_without_its_data_and_can_still_say_what_it_
     assert not (tmp_path / "out").exists()
     dry = run(app, [*arguments, "--dry-run"])
     assert dry.exit_code == 0
+    head = next(line.split() for line in dry.stdout.splitlines() if line.startswith("setting"))
+    assert head == ["setting", "paper", "here"]
+    assert "instead of" not in dry.stdout
     assert "8 runs at most" in dry.stdout
     assert "missing data: inaturalist-user-120k" in dry.stdout
 
