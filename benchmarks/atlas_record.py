@@ -1,5 +1,7 @@
 """Makes the record of a study: the files in docs/atlas/PAPER/NAME/SCALE, and the entry in record.toml.
 
+    python -m benchmarks.atlas_record      # the size of each record, and of all
+
     study.json, study.toml      the plan as the study file has it now, and a copy of that file
     results.jsonl, data.json    the runs, and the clients' data and costs of models where the study shows them
     environment.json            versions and hardware, without names of the machine
@@ -397,3 +399,19 @@ def write_entry(toml: Path, name: str, record: StudyRecord) -> None:
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Prints the size of each record, and of all together."""
+    home = Path(__file__).resolve().parents[1] / "docs" / "atlas"
+    taken = Counter[str]()
+    for path in sorted(home.rglob("*")):
+        if path.is_file():
+            taken[path.parent.relative_to(home).as_posix()] += path.stat().st_size
+    for name, number in taken.items():
+        print(f"{name}: {size(number)}")
+    print(f"{many(len(taken), 'record')}: {size(taken.total())} of {size(MOST_IN_ALL)}")
+
+
+if __name__ == "__main__":
+    main()
