@@ -90,6 +90,8 @@ class Claim:
         by_cell: dict[tuple[str, str], dict[str, Variable]] = {}
         for name in self.variables:
             by_cell.setdefault(name[:2], {})[name[2]] = name
+        if "relative_target" in self.table.get("at", {}):  # a share of the centralized value
+            by_cell |= {("centralized", case): {} for _, case in by_cell}
         cases = {repr(dict(case)): case for case in self.info.cases}
         for (method, case), metrics in by_cell.items():
             for k, seed in enumerate(SEEDS):

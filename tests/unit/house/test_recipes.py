@@ -61,7 +61,8 @@ CHEN2022 = [
         "tiny-imagenet",
     )
 ]
-PLACED = [*HSU2020, *VOC, *COCO, *CHEN2022, *CAMVID, *BCCD]
+STAND_INS = ["hsu2020/drawers", "hsu2020/places"]
+PLACED = [*HSU2020, *STAND_INS, *VOC, *COCO, *CHEN2022, *CAMVID, *BCCD]
 
 
 def test_they_are_these() -> None:

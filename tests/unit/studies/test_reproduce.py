@@ -533,7 +533,7 @@ def test_the_command_lists_studies_and_refuses_unknown_ones(tmp_path: Path) -> N
     run = CliRunner().invoke
     listed = run(app, ["reproduce", "--list", "--json", "--data-dir", str(tmp_path)])
     studies = {study["name"]: study for study in json.loads(listed.stdout)}
-    assert studies["hsu2020/table3"]["absent"] == ["inaturalist-user-120k"]
+    assert studies["hsu2020/table3"]["absent"] == ["cifar100", "cifar10", "inaturalist-user-120k"]
     assert studies["hsu2019/fig5"]["costs"]["paper"]["runs"] == 128 * (40 * 5 + 5)
     assert "hsu2019/fig5" in run(app, ["reproduce", "--list", "--data-dir", str(tmp_path)]).stdout
     wrong = run(app, ["reproduce", "hsu2019/fig55"])
@@ -549,15 +549,15 @@ def test_the_command_refuses_a_study_without_its_data_and_can_still_say_what_it_
     arguments = ["reproduce", "hsu2020/table3", "--scale", "laptop", "--data-dir", str(tmp_path)]
     refused = run(app, [*arguments, "--out", str(tmp_path / "out")])
     assert refused.exit_code == 2
-    assert "the study needs inaturalist-user-120k" in refused.stderr
+    assert "the study needs cifar100" in refused.stderr
     assert not (tmp_path / "out").exists()
     dry = run(app, [*arguments, "--dry-run"])
     assert dry.exit_code == 0
     head = next(line.split() for line in dry.stdout.splitlines() if line.startswith("setting"))
     assert head == ["setting", "paper", "here"]
     assert "instead of" not in dry.stdout
-    assert "8 runs at most" in dry.stdout
-    assert "missing data: inaturalist-user-120k" in dry.stdout
+    assert "24 runs at most" in dry.stdout
+    assert "missing data: cifar100" in dry.stdout
 
 
 def test_the_commands_of_the_page_copy_a_study_that_plans(
