@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _OF_RUNS = {"seed": "the list 'seeds' has the seeds of the runs", "name": "the study names its runs"}
@@ -125,3 +127,20 @@ Settings = Annotated[dict[str, Any], BeforeValidator(_settings)]
 Grid = Annotated[dict[str, Annotated[list[Any], BeforeValidator(_values)]], BeforeValidator(_some)]
 Draws = Annotated[RandomDraws, BeforeValidator(_random)]
 Points = Annotated[list[dict[str, Any]], BeforeValidator(_points)]
+
+
+def as_in_toml(value: Any) -> Any:
+    """A value of Python as TOML would have it: lists for ranges, tuples, sets and arrays, numbers for those of NumPy.
+
+    >>> as_in_toml({"seeds": range(2), "grid": {"local.lr": np.array([0.1, 0.3])}, "base": Path("my.toml")})
+    {'seeds': [0, 1], 'grid': {'local.lr': [0.1, 0.3]}, 'base': 'my.toml'}
+    """
+    if isinstance(value, Mapping):
+        return {key: as_in_toml(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_in_toml(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [as_in_toml(item) for item in sorted(value)]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value

@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.experiment.config_errors import explained, refuse_loose
 from fedlens.experiment.config_source import read_toml
 from fedlens.report.format import SPLITS
-from fedlens.studies.grid_settings import Draws, FrozenTable, Grid, Points, Range, Settings, number
+from fedlens.studies.grid_settings import (
+    Draws,
+    FrozenTable,
+    Grid,
+    Points,
+    Range,
+    Settings,
+    as_in_toml,
+    number,
+)
 from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
@@ -367,23 +375,6 @@ def _validated(values: Mapping[str, Any], places: Places) -> StudySettings:
         raise ConfigError(problem.what, where=problem.where, hint=hint) from None
 
 
-def as_in_toml(value: Any) -> Any:
-    """A value of Python as TOML would have it: lists for ranges, tuples, sets and arrays, numbers for those of NumPy.
-
-    >>> as_in_toml({"seeds": range(2), "grid": {"local.lr": np.array([0.1, 0.3])}, "base": Path("my.toml")})
-    {'seeds': [0, 1], 'grid': {'local.lr': [0.1, 0.3]}, 'base': 'my.toml'}
-    """
-    if isinstance(value, Mapping):
-        return {key: as_in_toml(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [as_in_toml(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return [as_in_toml(item) for item in sorted(value)]
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return str(value) if isinstance(value, Path) else value
-
-
 def _refuse_metric(settings: StudySettings, places: Places) -> None:
     """Raises `ConfigError` if the metric is not a column of metrics.jsonl, or has no validation counterpart."""
     metric = settings.metric
@@ -502,10 +493,3 @@ def merged(values: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any
             value = {**before, **value}
         result[key] = value
     return result
-
-
-def scale_data(values: Mapping[str, Any], scale: str) -> Sequence[str]:
-    """The datasets that a scale says it needs."""
-    table = values.get("scales", {}).get(scale, {})
-    data = table.get("data", [])
-    return [data] if isinstance(data, str) else list(data)
