@@ -30,7 +30,7 @@ def shade(number: int, of: int) -> str:
     """Colour `number` of `of` in an order, from a light to a dark blue.
 
     >>> shade(0, 2), shade(1, 2)
-    ('#99c0e6', '#19334d')
+    ('#99bfe6', '#143352')
     """
     lightness = 0.75 - 0.55 * number / max(of - 1, 1)
     return "#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(0.583, lightness, 0.6))

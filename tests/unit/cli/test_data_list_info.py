@@ -139,7 +139,7 @@ def test_info_shows_the_settings_of_the_reader(folder: Path) -> None:
     names = list(settings_model_of("synthetic").model_fields)
     assert [line.split()[0] for line in rows[2:]] == names
     assert "on this machine" not in told
-    assert ask("info", "cifar10", "--data-dir", folder).endswith('name = "cifar10"\nnone\n')
+    assert ask("info", "digits", "--data-dir", folder).endswith('name = "digits"\nnone\n')
 
 
 def settings_model_of(name: str):
