@@ -19,6 +19,7 @@ from fedlens.cli.main import app
 from fedlens.cli.output import CommandOutput
 from fedlens.cli.sweep import show
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.experiment.config import read_config
 from fedlens.report.claim_verdicts import claim_verdicts
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.stated_values import StatedValue
@@ -42,7 +43,7 @@ from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproduce import listed_studies, refuse_absent
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study import StudyResult
-from fedlens.studies.study_cost import images_per_second, study_cost
+from fedlens.studies.study_cost import images_per_second, run_work, study_cost
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.report.study_fake import results_of
@@ -510,6 +511,15 @@ def test_the_command_prefers_the_record_of_the_scale_and_says_what_changed_since
     assert "recorded too: laptop\n" in shown
     listed = run(app, ["reproduce", "--list", "--data-dir", str(tmp_path)]).stdout
     assert "smoke by us (0.1.0, before a change), laptop by us (0.1.0)" in listed
+
+
+def test_a_cell_of_the_sphere_counts_with_its_mean_size() -> None:
+    places = {"dataset": {"name": "cifar100", "places": "drawn"}, "partition": {"name": "s2", "n_max": 1000}}
+    select = {"name": "uniform", "clients_per_round": 10}
+    config = read_config(
+        {"rounds": 3, "model": "linear", "local": {"lr": 0.1}, "data": places, "select": select}
+    )
+    assert run_work(config).trained == pytest.approx(3 * 10 * 400)  # 0.4 of a full cell
 
 
 def test_the_list_has_what_was_run_here(tmp_path: Path) -> None:
