@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -97,10 +97,6 @@ def setting_figure(
 
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
     """
-    if above and x != above:
-        raise ConfigError(
-            f"the EMD of clients has no place above '{x}'", where="figures.above", hint="write x = 'emd'"
-        )
     shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
     measured = x in FACTS
     shown = shown.with_fact(x) if measured else shown
@@ -119,9 +115,7 @@ def setting_figure(
     if not values:
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
-    if bars and place.kind != "category":
-        what = "bars stand on an axis of categories alone"
-        raise ConfigError(what, where="figures.bars", hint="write scale = 'category'")
+    _refuse_misplaced(above, x, bars, place.kind)
     above_panels = [emd_row(shown_populations(study, {}, where), place.axis)] if above else []
     if above_panels:
         place = replace(place, axis=above_panels[0].x)
@@ -139,9 +133,7 @@ def setting_figure(
         series.kind in ("line", "points") and has_values(series) for panel in drawn for series in panel
     ):
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
-    if bars:
-        width = 0.46 / max(3, *map(len, drawn))
-        drawn = [[replace(each, kind="bar", bar=width) for each in series_of] for series_of in drawn]
+    drawn = _as_bars(drawn) if bars else drawn
     ends = place.axis.limits or (0.0, 1.0)
     guess = None if relative else chance_level(chosen, name, chance, drawn, y)
     for series_of, panel in zip(drawn, layout.panels, strict=True):
@@ -166,6 +158,21 @@ def setting_figure(
             1,
         )
     return StudyFigure.of_panels(title, caption, built, shown.gaps(asked), columns)
+
+
+def _refuse_misplaced(above: str | None, x: str, bars: bool, kind: str) -> None:
+    if above and x != above:
+        what = f"the EMD of clients has no place above '{x}'"
+        raise ConfigError(what, where="figures.above", hint="write x = 'emd'")
+    if bars and kind != "category":
+        what = "bars stand on an axis of categories alone"
+        raise ConfigError(what, where="figures.bars", hint="write scale = 'category'")
+
+
+def _as_bars(drawn: Sequence[Sequence[Series]]) -> list[list[Series]]:
+    """The series of each panel as bars, as wide as the panel with the most leaves them."""
+    width = 0.46 / max(3, *map(len, drawn))
+    return [[replace(each, kind="bar", bar=width) for each in series_of] for series_of in drawn]
 
 
 def curve_figure(
