@@ -24,12 +24,14 @@ from fedlens.core.model_digest import DIGEST, model_digest
 from fedlens.core.parse_text import parse_json
 from fedlens.core.regular_file import NotRegularError, open_regular
 from fedlens.core.shell_command import quoted_command
+from fedlens.models.yolov5_weights import foreign, leaves_of, renamed, stand_ins
 
 WHERE = "model.weights"
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel, and of torch.compile
 _GLOBAL = re.compile(r"GLOBAL ([\w.<>]+)")
 _POINTER = b"version https://git-lfs"
+_SAVE = "save the tensors alone: torch.save(model.state_dict(), FILE)"
 _COPIES = 2  # the file's bytes and its tensors are in memory at the same time
 
 
@@ -69,7 +71,8 @@ def read_weights(path: Path) -> WeightsFile:
     """The tensors of the file at `path`, on the CPU.
 
     A state dictionary may be wrapped in `state_dict`, `model` or `model_state_dict`, and its names may all begin with
-    `module.` or `_orig_mod.`. Entries that are not tensors are left out.
+    `module.` or `_orig_mod.`. Entries that are not tensors are left out. Of a network of YOLOv5's authors, which is a
+    pickled object, the tensors are read, and called as those of `fedlens.models.yolov5`.
 
     Raises `ConfigError` if the file is missing, is not a regular file or does not fit the memory, and `DataError` if
     it is damaged, in another format, or contains anything that would have to be run.
@@ -89,7 +92,7 @@ def read_weights(path: Path) -> WeightsFile:
     else:
         values, metadata = _safetensors(data, path)
     for _ in range(len(_WRAPPERS)):
-        inner = [values[name] for name in _WRAPPERS if isinstance(values.get(name), Mapping)]
+        inner = [found for name in _WRAPPERS if isinstance(found := leaves_of(values.get(name)), Mapping)]
         values = inner[0] if inner else values
     tensors = {str(name): value.detach() for name, value in values.items() if isinstance(value, Tensor)}
     if not tensors:
@@ -101,7 +104,7 @@ def read_weights(path: Path) -> WeightsFile:
         )
     while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return WeightsFile(tensors, sha256, path, metadata)
+    return WeightsFile(renamed(tensors), sha256, path, metadata)
 
 
 def _bytes(path: Path) -> bytes:
@@ -177,9 +180,8 @@ def _unreadable(data: bytes, path: Path) -> DataError:
 
 def _state_dictionary(data: bytes, path: Path) -> Mapping[Any, Any]:
     """What `torch.save` wrote. Only tensors, numbers, strings and containers are read; anything else is refused."""
-    save = "save the tensors alone: torch.save(model.state_dict(), FILE)"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.serialization.safe_globals(stand_ins()):
             warnings.simplefilter("ignore")  # on old formats
             values = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except FedlensError:
@@ -189,28 +191,37 @@ def _state_dictionary(data: bytes, path: Path) -> Mapping[Any, Any]:
         name = _GLOBAL.search(text)
         if name is not None or ("weights_only" in text and "TorchScript" in text):
             what = f"the Python object '{one_line(name[1])}'" if name else "a TorchScript program"
-            raise DataError(
-                f"the weights file contains {what} besides tensors; fedlens ran nothing of it",
-                where=str(path),
-                hint=save,
-            ) from None
+            raise _object(what, path) from None
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" in text:
             raise DataError(
                 "the weights file is a pickle with more than tensors in it; fedlens ran nothing of it",
                 where=str(path),
-                hint=save,
+                hint=_SAVE,
             ) from None
         raise DataError(
             "the weights file is truncated or corrupt, or PyTorch did not write it",
             where=str(path),
             hint="download or copy it from its source again",
         ) from error
+    values = leaves_of(values)
+    layers = foreign(values.values() if isinstance(values, Mapping) else [values])
+    if layers is not None:
+        raise _object(f"the Python object '{layers}'", path)
     if isinstance(values, Mapping):
         return values
     raise DataError(
         f"the weights file contains a {type(values).__name__}, not a state dictionary",
         where=str(path),
-        hint=save,
+        hint=_SAVE,
+    )
+
+
+def _object(what: str, path: Path) -> DataError:
+    """The error for a file with an object that is no tensor."""
+    return DataError(
+        f"the weights file contains {what} besides tensors; fedlens ran nothing of it",
+        where=str(path),
+        hint=_SAVE,
     )
 
 
