@@ -42,9 +42,9 @@ from benchmarks.atlas_record import Cost, stale_because, write_record
 from fedlens.cli.output import print_columns, reported, say
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.cli.sweep_display import SweepDisplay
+from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import FedlensError, RunFailed
 from fedlens.experiment import jsonl
-from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.lock import locked
 from fedlens.report.format import duration, many
 from fedlens.report.study_results import RunLine, StudyResults

@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedlens.core.atomic_files import read_regular
 from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.interrupts import watched
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.summary_text import as_call, as_html, as_text
-from fedlens.experiment.atomic_files import read_regular
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
 from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent

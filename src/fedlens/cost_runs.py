@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 from fedlens.algorithms.registry import usual
 from fedlens.api import Experiment, resume
+from fedlens.core.atomic_files import refuse_link, write_atomically
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.formats.registry import FORMATS
-from fedlens.experiment.atomic_files import refuse_link, write_atomically
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, read_source
 from fedlens.experiment.device_here import chosen_for

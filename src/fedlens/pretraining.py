@@ -19,11 +19,11 @@ from torch import nn
 from fedlens.algorithms.averaging import Averaging
 from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment, resume
+from fedlens.core.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.core.random import Rng
 from fedlens.core.shell_command import setting, shell_command
 from fedlens.experiment import checkpoint
-from fedlens.experiment.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.experiment.changes import defining
 from fedlens.experiment.export import export, json_beside
 from fedlens.experiment.kept_images import AUTO, is_published

@@ -34,8 +34,9 @@ import fedlens.report.run_page
 from fedlens import api
 from fedlens.__main__ import main as command
 from fedlens.cli.main import app
-from fedlens.experiment import atomic_files as files
-from fedlens.experiment import build, checkpoint, environment, results, runner, tensorfile
+from fedlens.core import atomic_files as files
+from fedlens.core import tensorfile
+from fedlens.experiment import build, checkpoint, environment, results, runner
 
 PRELOADED = (api, app, build, checkpoint, environment, files, results, runner, fedlens.report.run_page)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.model_digest import weights_digest
+from fedlens.core.payload import encode
 from fedlens.experiment import checkpoint
-from fedlens.experiment.payload import encode
 
 ROOT = Path(__file__).parents[2]
 

@@ -192,7 +192,7 @@ def test_what_killed_processes_left_is_swept_and_a_file_in_use_is_not(here: Path
 
 
 def test_temporary_names_are_random_and_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlens.experiment import atomic_files
+    from fedlens.core import atomic_files
 
     names: list[str] = []
     create = atomic_files.create

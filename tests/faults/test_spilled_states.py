@@ -16,8 +16,8 @@ import pytest
 from fedlens import Experiment, resume
 from fedlens.core import model_digest
 from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.core.payload import encode
 from fedlens.experiment import checkpoint
-from fedlens.experiment.payload import encode
 from fedlens.experiment.progress import Silent
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles, fault_of

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fedlens import __version__
 from fedlens.analyses.opened_run import On, OpenedRun, open_run
 from fedlens.analyses.registry import ANALYSES, Rows, needs_of
+from fedlens.core.atomic_files import make_folder, refused, write_atomically
 from fedlens.core.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
 from fedlens.core.shell_command import setting, shell_command
 from fedlens.core.signatures import place_of
-from fedlens.experiment.atomic_files import make_folder, refused, write_atomically
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.resolve import Resolved, resolve
 from fedlens.experiment.rundir import plain

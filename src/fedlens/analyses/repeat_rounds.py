@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedlens.api import resume
+from fedlens.core.atomic_files import make_folder, refuse_link, refused
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.core.shell_command import shell_command
 from fedlens.engines.devices import resolved
 from fedlens.engines.hardware import hardware
-from fedlens.experiment.atomic_files import make_folder, refuse_link, refused
 from fedlens.experiment.changes import check_lines
 from fedlens.experiment.checkpoint import peek, rounds_saved
 from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since

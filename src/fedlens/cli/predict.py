@@ -51,7 +51,7 @@ def predict(
 ) -> None:
     """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
     with reported(debug, as_json):
-        from fedlens.experiment.atomic_files import not_regular
+        from fedlens.core.atomic_files import not_regular
         from fedlens.experiment.device_here import device_here
         from fedlens.experiment.predict import Output
         from fedlens.experiment.predict import predict as predictions

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedlens.core.atomic_files import create, write_atomically
 from fedlens.core.errors import one_line
 from fedlens.core.mask_colors import VOID_COLOR, mask_colors
 from fedlens.data.decoding import Fit
 from fedlens.data.image_form import ImageForm
 from fedlens.data.undo_fit import boxes_of_file, mask_of_file
-from fedlens.experiment.atomic_files import create, write_atomically
 from fedlens.experiment.example_predictions import found_boxes
 
 _NAME = 80  # characters of a file's name in the name of its picture

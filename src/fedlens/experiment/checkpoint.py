@@ -25,13 +25,8 @@ from typing import Any
 from torch import Tensor
 
 from fedlens import __version__
-from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
-from fedlens.core.model_digest import DIGEST, model_digest
-from fedlens.core.parse_text import parse_json
-from fedlens.core.shell_command import quoted_command
-from fedlens.core.transfers import downloaded
-from fedlens.experiment import state_files, tensorfile
-from fedlens.experiment.atomic_files import (
+from fedlens.core import tensorfile
+from fedlens.core.atomic_files import (
     fsync_directory,
     not_regular,
     read_regular,
@@ -40,7 +35,13 @@ from fedlens.experiment.atomic_files import (
     sweep,
     write_durably,
 )
-from fedlens.experiment.payload import Payload, decode, encode
+from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
+from fedlens.core.model_digest import DIGEST, model_digest
+from fedlens.core.parse_text import parse_json
+from fedlens.core.payload import Payload, decode, encode
+from fedlens.core.shell_command import quoted_command
+from fedlens.core.transfers import downloaded
+from fedlens.experiment import state_files
 
 FORMAT = 1
 

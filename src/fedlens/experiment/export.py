@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fedlens import __version__
+from fedlens.core.atomic_files import fsync_directory, refused, write_atomically
 from fedlens.core.errors import ConfigError, RunFailed, told
 from fedlens.data.licences import restriction
 from fedlens.experiment import checkpoint
-from fedlens.experiment.atomic_files import fsync_directory, refused, write_atomically
 from fedlens.experiment.trained_model import TrainedModel
 from fedlens.tasks.evaluation_size import FULL
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedlens.core.atomic_files import open_unlinked
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.atomic_files import open_unlinked
 
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 _PROCESS = re.compile(rb"(\d{1,20}\n)?")  # a process id, or nothing yet

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedlens.core.atomic_files import create, not_regular, refused, replacing
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.printable import csv_cell
 from fedlens.core.threads import usable_cores
@@ -33,7 +34,6 @@ from fedlens.experiment.annotation_files import (
     is_numbered,
     numbered,
 )
-from fedlens.experiment.atomic_files import create, not_regular, refused, replacing
 from fedlens.experiment.trained_model import TrainedModel
 
 _VALUES = 2**22  # of a batch of images

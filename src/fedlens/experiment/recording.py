@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlens.core import tensorfile
+from fedlens.core.atomic_files import refused, replacing
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import Tree
-from fedlens.experiment import tensorfile
-from fedlens.experiment.atomic_files import refused, replacing
 from fedlens.experiment.build import Built
 from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
 from fedlens.experiment.rundir import RunDir

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlens.core import tensorfile
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.shell_command import quoted_command
-from fedlens.experiment import tensorfile
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.text_files import read_json
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fedlens import __version__
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.shell_command import quoted_command
-from fedlens.experiment import jsonl as lines
-from fedlens.experiment.atomic_files import (
+from fedlens.core.atomic_files import (
     fsync_directory,
     not_regular,
     refused,
     sweep,
     write_atomically,
 )
+from fedlens.core.errors import RunDirectoryError
+from fedlens.core.shell_command import quoted_command
+from fedlens.experiment import jsonl as lines
 from fedlens.experiment.full_disk import disk_full
 from fedlens.experiment.lock import locked
 from fedlens.experiment.text_files import read_json, read_toml_table

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedlens.core import tensorfile
+from fedlens.core.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
 from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.core.parse_text import parse_json
+from fedlens.core.payload import Payload, decode, encode
 from fedlens.core.shell_command import quoted_command
-from fedlens.experiment import tensorfile
-from fedlens.experiment.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
-from fedlens.experiment.payload import Payload, decode, encode
 
 _KEY = re.compile(r"[0-9a-f]{1,64}")
 _NAME = re.compile(r"([0-9a-f]{64})\.safetensors")

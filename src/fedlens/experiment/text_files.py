@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedlens.core.atomic_files import open_readable
 from fedlens.core.errors import DataError, RunDirectoryError
 from fedlens.core.parse_text import parse_json, parse_toml, read_text
-from fedlens.experiment.atomic_files import open_readable
 
 Parsed = TypeVar("Parsed")
 

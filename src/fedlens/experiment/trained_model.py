@@ -16,12 +16,12 @@ from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import INSTANCE
 from fedlens.core.shell_command import quoted_command
+from fedlens.core.tensorfile import read_metadata
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
 from fedlens.experiment.results import read_model_file
 from fedlens.experiment.rundir import RunDir, federated_beside
-from fedlens.experiment.tensorfile import read_metadata
 from fedlens.experiment.text_files import parsed_fact
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize, evaluation_size
 from fedlens.tasks.registry import TASKS

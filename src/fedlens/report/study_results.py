@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import DataError, RunDirectoryError
 from fedlens.core.shell_command import shell_command
 from fedlens.experiment import jsonl
-from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.text_files import read_json
 
 Role = Literal["tune", "final", "pretrain"]

@@ -11,9 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment import jsonl
-from fedlens.experiment.atomic_files import (
+from fedlens.core.atomic_files import (
     make_folder,
     open_unlinked,
     read_regular,
@@ -21,6 +19,8 @@ from fedlens.experiment.atomic_files import (
     refused,
     sweep,
 )
+from fedlens.core.errors import RunDirectoryError
+from fedlens.experiment import jsonl
 from fedlens.experiment.lock import locked
 from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
+from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import ConfigError
-from fedlens.experiment.atomic_files import write_atomically
 from fedlens.experiment.config_source import Source, override
 from fedlens.experiment.device_here import chosen_for
 from fedlens.experiment.full_disk import stopped_when_full

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedlens.core import model_digest
+from fedlens.core import model_digest, tensorfile
 from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
-from fedlens.experiment import checkpoint, tensorfile
+from fedlens.experiment import checkpoint
 
 DTYPES = [*sorted(tensorfile.DTYPES, key=str), torch.complex128, torch.float8_e8m0fnu]
 
@@ -440,7 +440,7 @@ def test_a_full_device_keeps_the_old_checkpoint_and_says_so(
 
     for module, name, refusing in (("tensorfile", "serialize_file", refuse), ("atomic_files", "open", full)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"fedlens.experiment.{module}.{name}", refusing, raising=False)
+            patch.setattr(f"fedlens.core.{module}.{name}", refusing, raising=False)
             with pytest.raises(
                 RunFailed, match=r"disk is full.*round 2.*free some space.*fedlens resume"
             ) as caught:

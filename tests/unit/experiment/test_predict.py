@@ -18,13 +18,13 @@ from torch import nn
 
 from fedlens import Experiment, Result, load_result
 from fedlens.core.errors import ConfigError, DataError, FedlensError, RunDirectoryError
+from fedlens.core.tensorfile import read_metadata
 from fedlens.data.datasets.digits import digits
 from fedlens.data.datasets.omniglot import omniglot
 from fedlens.experiment import checkpoint
 from fedlens.experiment import predict as predict_module
 from fedlens.experiment.predict import Output, predict
 from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.tensorfile import read_metadata
 from fedlens.experiment.trained_model import read_trained
 from tests.new_process import new_process
 from tests.unit.data.pictures import pixels, write

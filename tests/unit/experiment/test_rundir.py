@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens.core import atomic_files as files
 from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
-from fedlens.experiment import atomic_files as files
 from fedlens.experiment import jsonl, rundir
 from fedlens.experiment.rundir import RunDir
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.core import model_digest
+from fedlens.core import model_digest, tensorfile
 from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.core.payload import encode
 from fedlens.core.states import ClientStates
-from fedlens.experiment import checkpoint, state_files, tensorfile
-from fedlens.experiment.payload import encode
+from fedlens.experiment import checkpoint, state_files
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.state_files import StateFiles, fault_of, path_of
 

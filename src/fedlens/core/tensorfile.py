@@ -21,10 +21,10 @@ from safetensors import SafetensorError, TensorSpec, serialize_file
 from safetensors.torch import load
 from torch import Tensor
 
+from fedlens.core.atomic_files import create, open_readable, read_regular
 from fedlens.core.model_digest import contiguous
 from fedlens.core.parse_text import parse_json
 from fedlens.core.transfers import downloaded
-from fedlens.experiment.atomic_files import create, open_readable, read_regular
 
 DTYPES = frozenset(
     {

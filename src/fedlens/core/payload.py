@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core import tensorfile
 from fedlens.core.errors import RunFailed
-from fedlens.experiment import tensorfile
 
 Payload = Mapping[str, Any]
 """Nested string-keyed mappings of tensors, str, int, float, bool, None, bytes, and lists or tuples."""
