@@ -17,18 +17,19 @@ def content(directory: Path) -> dict[str, Any]:
 
 def _content(path: Path) -> Any:
     if path.suffix == ".jsonl":
-        return [_timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     if path.name == "manifest.json":
         found = json.loads(path.read_text(encoding="utf-8"))["content"]
         digest = found["about"]["lines"]["metrics.jsonl"]  # of lines that have times
         del digest["sha256"], digest["marks"]
-        return _timeless(found)
+        return timeless(found)
     if path.suffix == ".json":
-        return _timeless(json.loads(path.read_text(encoding="utf-8")))
+        return timeless(json.loads(path.read_text(encoding="utf-8")))
     return path.read_bytes()
 
 
-def _timeless(value: Any) -> Any:
+def timeless(value: Any) -> Any:
+    """A value of a JSON file without times and places."""
     if isinstance(value, dict):
-        return {name: _timeless(item) for name, item in value.items() if name not in _DIFFERENT}
-    return [_timeless(item) for item in value] if isinstance(value, list) else value
+        return {name: timeless(item) for name, item in value.items() if name not in _DIFFERENT}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
