@@ -22,7 +22,7 @@ class LossWeighted(Aggregate):
 
     q: float
 
-    def fold(self, answers, fields):
+    def fold(self, answers, fields, ctx):
         """The update; None without a good reply."""
         return Mean().fold(map(self.weighted, answers), fields)
 

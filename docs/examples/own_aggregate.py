@@ -10,7 +10,7 @@ from fedlens.core.reduction import Update
 class Median(Aggregate):
     """The median of each value over the replies, so that a few broken clients change little."""
 
-    def fold(self, answers, fields):
+    def fold(self, answers, fields, ctx):
         """The update; None if no reply was good. Answers are `Reply` or `Failure`."""
         payloads = [answer.payload for answer in answers if isinstance(answer, Reply)]
         if not payloads:

@@ -54,12 +54,12 @@ class TopK(Aggregate):
         """The operation that clients run, made of the algorithm's local training."""
         return {"train-compressed": lambda train: Compressed(train, self.share)}
 
-    def exchange(self, ask, fields):
+    def exchange(self, ask, fields, ctx):
         """The update of the round."""
         answers = yield replace(ask, op="train-compressed", expect=Schema())
         return self.fold((answer, ask.shared["model"]) for answer in answers)
 
-    def fold(self, answers, fields=None):
+    def fold(self, answers, fields=None, ctx=None):
         """sum_k n_k Delta_k / sum_k n_k, where values that were not sent are 0."""
         total, payloads = {}, []
         for answer, model in answers:

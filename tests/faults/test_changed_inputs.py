@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate
-from fedlens.algorithms.aggregate_inputs import exchanged
+from fedlens.algorithms.component_calls import exchanged
 from fedlens.algorithms.server_rules import begun_by, prepared_by, shared_by, updated_by
 from fedlens.core.errors import HookError
 from fedlens.core.input_checks import FIRST_VISITS, PassedInputs
@@ -138,7 +138,7 @@ class Folds(Aggregate):
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         self.change = change
 
-    def fold(self, answers: Any, fields: Any) -> Update:
+    def fold(self, answers: Any, fields: Any, ctx: Any) -> Update:
         replies = list(answers)
         for reply in replies:
             self.change(reply.payload["update"]["w"])
@@ -147,7 +147,7 @@ class Folds(Aggregate):
 
 def aggregated(change: Callable[[Tensor], Any], round: int = 1) -> None:
     replies = [Reply(client, client, {"update": {"w": tensor().detach()}}) for client in (7, 8)]
-    steps = exchanged(Folds(change), Ask("train", [], {}), {}, round)
+    steps = exchanged(Folds(change), Ask("train", [], {}), ClientRule(), ctx(round), {})
     next(steps)
     with pytest.raises(StopIteration):
         steps.send(iter(replies))

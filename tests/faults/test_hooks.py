@@ -263,14 +263,14 @@ def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:
         (
             {"aggregate": f"{FILE}:ShortFold"},
             "`fold` of the aggregate ShortFold (hooked.py, line {}) takes (answers), and fedlens calls it with "
-            "(answers, fields) (aggregate.name); write: def fold(self, answers, fields).",
+            "(answers, fields, ctx) (aggregate.name); write: def fold(self, answers, fields, ctx).",
         ),
         (
             {"aggregate": f"{FILE}:Without"},
             "the aggregate '"
             + FILE
-            + ":Without' is an abstract class: it does not define fold(answers, fields) "
-            "(aggregate.name); define it in the class.",
+            + ":Without' is an abstract class: it does not define fold(answers, fields, "
+            "ctx) (aggregate.name); define it in the class.",
         ),
         (
             {"server": f"{FILE}:a_class"},

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.aggregate.mean import Mean
+from fedlens.aggregate.mean import AggregateContext, Mean
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.core.protocol import Answers, Ask, Client, Op, Outcome, Payload
 from fedlens.core.random import Rng
-from fedlens.core.reduction import How, Update
+from fedlens.core.reduction import How, Refusal, Update
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 from fedlens.local.training import Train
@@ -64,10 +64,14 @@ class Masked(Mean):
     def ops(self) -> Mapping[str, Callable[[Any], Op]]:
         return {"train-masked": TrainMasked, "mask": SendMask}
 
-    def exchange(self, ask: Ask, fields: Mapping[str, How]) -> Generator[Ask, Answers, Update | None]:
-        masked = yield from super().exchange(replace(ask, op="train-masked"), fields)
-        masks = yield from super().exchange(Ask("mask", ask.requests, {"model": ask.shared["model"]}), {})
-        if masked is None or masks is None:
+    def exchange(
+        self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Generator[Ask, Answers, Update | Refusal | None]:
+        masked = yield from super().exchange(replace(ask, op="train-masked"), fields, ctx)
+        masks = yield from super().exchange(
+            Ask("mask", ask.requests, {"model": ask.shared["model"]}), {}, ctx
+        )
+        if not isinstance(masked, Update) or not isinstance(masks, Update):
             return None
         return replace(masked, update={n: v - masks.update[n] for n, v in masked.update.items()})
 
@@ -98,5 +102,7 @@ def test_the_masks_are_in_the_answers_of_the_first_exchange() -> None:
 class OneExchange(Masked):
     """Without the second exchange."""
 
-    def exchange(self, ask: Ask, fields: Mapping[str, How]) -> Generator[Ask, Answers, Update | None]:
-        return Mean().exchange(replace(ask, op="train-masked"), fields)
+    def exchange(
+        self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Generator[Ask, Answers, Update | Refusal | None]:
+        return Mean().exchange(replace(ask, op="train-masked"), fields, ctx)

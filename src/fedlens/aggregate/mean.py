@@ -5,19 +5,46 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 
 from fedlens.core.errors import HookError
-from fedlens.core.protocol import Answer, Answers, Ask, Op, Reduce, Reply
-from fedlens.core.reduction import REPLIES, How, Update, fold
+from fedlens.core.protocol import (
+    Answer,
+    Answers,
+    Ask,
+    FederationInfo,
+    Op,
+    Payload,
+    Reduce,
+    Reply,
+    RoundContext,
+)
+from fedlens.core.reduction import REPLIES, How, Refusal, Update, fold
 from fedlens.core.registry import Entry, Registry
 from fedlens.core.signatures import place_of
+from fedlens.core.tree import Tree
 
 Weighting = Literal["examples", "uniform"]
+
+
+@dataclass(frozen=True)
+class AggregateContext(RoundContext):
+    """The round, as an aggregate sees it.
+
+    Attributes:
+        state: the aggregate's state: that of `init` in the first round, then the last `Update.state`. Do not change it.
+    """
+
+    state: Payload = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ctx: RoundContext, state: Payload) -> AggregateContext:
+        """The context of this round with this state."""
+        return cls(**vars(ctx) | {"state": state})
 
 
 class Aggregate(ABC):
@@ -26,7 +53,8 @@ class Aggregate(ABC):
     An aggregate of one exchange defines `fold`, and `reduce` if partial sums suffice. An aggregate of several
     exchanges, for example norms before the updates or masks after them, overrides `exchange`.
 
-    In all methods, `fields` are the fields that the client rule adds to the reply, and how each is aggregated.
+    In all methods, `fields` are the fields that the client rule adds to the reply, and how each is aggregated. `ctx`
+    has the round, and the aggregate's state.
 
     With the class attribute `follows_device = True`, an aggregate declares that it computes where the replies are and
     keeps none of them: replies may then stay on a GPU. Otherwise they are in ordinary memory.
@@ -61,12 +89,27 @@ class Aggregate(ABC):
         """How workers sum replies, for a cohort of this size; None sends every reply."""
         return None
 
-    @abstractmethod
-    def fold(self, answers: Iterable[Answer], fields: Mapping[str, How]) -> Update | None:
-        """Aggregates the answers to one ask into an update; None without an accepted reply."""
+    def init(self, weights: Tree, federation: FederationInfo) -> Payload:
+        """The state before the first round, from the trainable weights; empty if the aggregate keeps none.
 
-    def exchange(self, ask: Ask, fields: Mapping[str, How]) -> Generator[Ask, Answers, Update | None]:
-        """Yields the asks of a round and returns the update; None without an accepted reply.
+        The state is saved with the run's checkpoints. `Update.state` replaces it.
+        """
+        return {}
+
+    @abstractmethod
+    def fold(
+        self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Update | Refusal | None:
+        """Aggregates the answers to one ask into an update; None without an accepted reply.
+
+        Returns a `Refusal` with the reason where the accepted replies do not allow an update, such as too few for a
+        robust rule. The server state then stays as it was before the round.
+        """
+
+    def exchange(
+        self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Generator[Ask, Answers, Update | Refusal | None]:
+        """Yields the asks of a round and returns what `fold` returns.
 
         Args:
             ask: local training of the cohort. It may be changed before it is yielded, and other asks may be yielded
@@ -74,7 +117,7 @@ class Aggregate(ABC):
         """
         good = Counter[str]()
         answers = yield replace(ask, reduce=self.reduce(len(ask.requests), fields))
-        update = self.fold(_counted(answers, good), fields)
+        update = self.fold(_counted(answers, good), fields, ctx)
         if update is None and good["replies"]:
             raise HookError(
                 f"`fold` of {type(self).__name__} returned None, although these replies were accepted: "
@@ -82,14 +125,7 @@ class Aggregate(ABC):
                 where=place_of(self.fold),
                 hint="return an Update; to reject a reply, call its refuse(reason)",
             )
-        returned: Any = update
-        if returned is not None and not isinstance(returned, Update):
-            raise HookError(
-                f"`fold` of {type(self).__name__} returned a {type(returned).__name__}",
-                where=place_of(self.fold),
-                hint="return an Update, or None if no reply was accepted",
-            )
-        return update
+        return checked(self.fold, update)
 
 
 def _counted(answers: Answers, good: Counter[str]) -> Answers:
@@ -98,6 +134,17 @@ def _counted(answers: Answers, good: Counter[str]) -> Answers:
         yield answer
         good["replies"] += isinstance(answer, Reply) and answer.refused is None
         del answer  # frees its tree before the next answer comes
+
+
+def checked(method: Any, returned: Any) -> Update | Refusal | None:
+    """What a method of an aggregate returned. Raises `HookError` if it is of another type."""
+    if returned is not None and not isinstance(returned, Update | Refusal):
+        raise HookError(
+            f"`{method.__name__}` of {type(method.__self__).__name__} returned a {type(returned).__name__}",
+            where=place_of(method),
+            hint="return an Update, a Refusal with the reason, or None if no reply was accepted",
+        )
+    return returned
 
 
 def folding(fields: Mapping[str, How], block: int = 1) -> Reduce:
@@ -174,7 +221,12 @@ class Mean(Aggregate):
         """
         return folding(fields or {}, block=cohort // 32) if cohort >= 64 else None
 
-    def fold(self, answers: Iterable[Answer], fields: Mapping[str, How] | None = None) -> Update | None:
+    def fold(
+        self,
+        answers: Iterable[Answer],
+        fields: Mapping[str, How] | None = None,
+        ctx: AggregateContext | None = None,
+    ) -> Update | None:
         """Sums replies or reduced blocks, and divides by the sum of the weights."""
         return averaged(totals(answers, fields or {}), fields or {})
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedlens.aggregate.mean import Aggregate, Mean, Weighting
+from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, Weighting
 from fedlens.core.protocol import Answer, Reduce
 from fedlens.core.reduction import How, Update
 from fedlens.core.registry import Feeds
@@ -55,7 +55,9 @@ class Normalized(Aggregate):
         """As the plain mean does."""
         return Mean(self.weighting).reduce(cohort, fields)
 
-    def fold(self, answers: Iterable[Answer], fields: Mapping[str, How]) -> Update | None:
+    def fold(
+        self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext | None = None
+    ) -> Update | None:
         """The mean direction times tau_eff. `fields` has to have `tau`, whose mean is wanted."""
         update = Mean(self.weighting).fold(answers, fields)
         if update is None:

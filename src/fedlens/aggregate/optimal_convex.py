@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.aggregate.mean import Aggregate, Mean, Weighting
+from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, Weighting
 from fedlens.core.convex_combination import ModelMatrix
 from fedlens.core.errors import RunFailed
 from fedlens.core.modules import loadable
@@ -128,11 +128,15 @@ class OptimalConvex(Aggregate):
             )
         }
 
-    def fold(self, answers: Iterable[Answer], fields: Mapping[str, How]) -> Update | None:
+    def fold(
+        self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Update | None:
         """The plain mean, weighted by the `weight` of each reply."""
         return Mean(self.weighting).fold(answers, fields)
 
-    def exchange(self, ask: Ask, fields: Mapping[str, How]) -> Generator[Ask, Answers, Update | None]:
+    def exchange(
+        self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Generator[Ask, Answers, Update | None]:
         """Asks for training, then the holder of the server's data for the weights.
 
         Raises `RunFailed` where the search itself fails.
@@ -141,7 +145,7 @@ class OptimalConvex(Aggregate):
         if len(replies) > 1:
             answers = yield self._search(ask.shared["model"], replies)
             replies = _weighted(replies, self._found(answers))
-        return self.fold(replies, fields)
+        return self.fold(replies, fields, ctx)
 
     def _search(self, model: Tree, replies: Sequence[Reply]) -> Ask:
         # Replies may be rows of stacked trees, which are sent as trees of their own.

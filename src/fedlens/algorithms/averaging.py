@@ -20,7 +20,6 @@ from torch import Tensor
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
 from fedlens.algorithms.aggregate_fit import refuse_server_data, refuse_server_evaluation
-from fedlens.algorithms.aggregate_inputs import exchanged
 from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
     EvaluateOwn,
@@ -31,11 +30,12 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
+from fedlens.algorithms.component_calls import exchanged, first_state, wrong
 from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
 from fedlens.algorithms.server_rules import begun_by, prepared_by, shared_by, updated_by
 from fedlens.algorithms.task_fit import refuse_task
 from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.errors import ConfigError, HookError
+from fedlens.core.errors import ConfigError
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import (
     Ask,
@@ -49,7 +49,7 @@ from fedlens.core.protocol import (
     RoundContext,
     State,
 )
-from fedlens.core.reduction import How, Update
+from fedlens.core.reduction import Update
 from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
 from fedlens.core.user_objects import follows_device
@@ -101,8 +101,8 @@ class Parts:
 class Averaging(AlgorithmBase):
     """The round loop of algorithms that average.
 
-    Its state: `model`, the global tree; `server`, the state of the server step; and `rules`, the server states of
-    client rules, if any.
+    Its state: `model`, the global tree; `server`, the state of the server step; and, if there are any, `aggregate`,
+    the state of the aggregate, and `rules`, the server states of client rules.
     """
 
     parts: Parts
@@ -161,7 +161,7 @@ class Averaging(AlgorithmBase):
         """Whether all its components at the server do."""
         return (
             type(self) is Averaging
-            and follows_device(self.aggregate, ["fold", "exchange"])
+            and follows_device(self.aggregate, ["init", "fold", "exchange"])
             and follows_device(self.server, ["init", "step", "step_given"])
             and all(half.follows_device for half in self.rule.servers.values())
         )
@@ -171,13 +171,9 @@ class Averaging(AlgorithmBase):
         self.select.size(federation)
         tree = {**tree_of(model.build()), **model.fixed}
         weights = self._weights(tree)
-        inputs = Inputs({"weights": weights}, contents=True)
-        begun: Any = self.server.init(weights)
-        inputs.refuse(f"`init` of {type(self.server).__name__}", place_of(self.server.init))
-        if not isinstance(begun, Mapping):
-            expected = "the state before the first step, a mapping: {} if there is none"
-            raise _wrong(self.server.init, begun, expected)
-        state = {"model": tree, "server": begun}
+        state: dict[str, Any] = {"model": tree, "server": first_state(self.server.init, weights)}
+        if kept := first_state(self.aggregate.init, weights, federation):
+            state["aggregate"] = kept
         rules = {name: begun_by(name, half, weights, federation) for name, half in self.rule.servers.items()}
         return {**state, "rules": rules} if rules else state
 
@@ -210,10 +206,12 @@ class Averaging(AlgorithmBase):
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
         )
-        update: Any = yield from exchanged(self.aggregate, ask, self._fields, ctx.round)
-        if update is not None and not isinstance(update, Update):
-            raise _wrong(self.aggregate.exchange, update, "an Update, or None if no reply was accepted")
+        new: dict[str, Any] = dict(state)
+        update = yield from exchanged(self.aggregate, ask, self.rule, ctx, state.get("aggregate", {}))
         if update is not None:
+            if update.state is not None:
+                # The state may keep the update, so the server step may not write into it.
+                new["aggregate"], update = update.state, replace(update, given=None)
             for name, half in self.rule.servers.items():
                 if half.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
@@ -221,12 +219,8 @@ class Averaging(AlgorithmBase):
                         name, half, rules[name], replace(update, given=None), ctx
                     )
                     update = replace(update, given=None)
-        new = state if update is None else self._step(state, update, ctx.round)
+            new |= self._step(state, update, ctx.round)
         return {**new, "rules": rules} if rules else new
-
-    @property
-    def _fields(self) -> Mapping[str, How]:
-        return {**self.rule.fields, **({"tau": "mean"} if self.aggregate.normalized else {})}
 
     def _step(self, state: State, update: Update, round: int) -> State:
         server = self.server
@@ -244,7 +238,7 @@ class Averaging(AlgorithmBase):
             or len(stepped) != 2
             or not all(isinstance(s, Mapping) for s in stepped)
         ):
-            raise _wrong(step, stepped, "two mappings: the new weights and the new state")
+            raise wrong(step, stepped, "two mappings: the new weights and the new state")
         weights, kept = stepped
         # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}
@@ -297,13 +291,6 @@ class Averaging(AlgorithmBase):
         tau, before = reply.get("tau", 1.0), state["model"]
         weights = {name: before[name] - tau * update for name, update in reply["update"].items()}
         return {**weights, **reply["buffers"], **reply["counters"]}
-
-
-def _wrong(method: Any, returned: Any, expected: str) -> HookError:
-    """The error for a method of a component that returned something else than it must."""
-    who = f"`{method.__name__}` of {type(method.__self__).__name__}"
-    what = "None" if returned is None else f"a {type(returned).__name__}"
-    return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
 
 
 def averaging(

@@ -156,7 +156,7 @@ def first_exchange(
     reply are left out of the mean; where none does, the round comes to nothing.
     """
     asked = cohort if select is None else select.cohort(replace(ctx, rng=ctx.rng.child("gradients")))
-    gradient = yield from mean_gradient(shared, asked, expect)
+    gradient = yield from mean_gradient(shared, asked, expect, ctx)
     return None if gradient is None else {"gradient": gradient}
 
 

@@ -10,11 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.aggregate.mean import Mean, Weighting
+from fedlens.aggregate.mean import AggregateContext, Mean, Weighting
 from fedlens.algorithms.averaging import Parts
 from fedlens.core.errors import ConfigError
-from fedlens.core.protocol import Answers, Ask, Call, Client, ClientId, Outcome, Payload, Request
+from fedlens.core.protocol import (
+    Answers,
+    Ask,
+    Call,
+    Client,
+    ClientId,
+    Outcome,
+    Payload,
+    Request,
+    RoundContext,
+)
 from fedlens.core.random import Rng
+from fedlens.core.reduction import Update
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.tree import Tree
 from fedlens.local.rules import LocalContext
@@ -83,14 +94,15 @@ def expected(parts: Parts, weighting: Weighting) -> Schema:
 
 
 def mean_gradient(
-    shared: Payload, cohort: Sequence[ClientId], expect: Schema
+    shared: Payload, cohort: Sequence[ClientId], expect: Schema, ctx: RoundContext
 ) -> Generator[Ask, Answers, dict[str, Tensor] | None]:
     """Asks the cohort for its gradients at `shared["model"]`, and takes their mean, weighted like updates.
 
     Over those that replied; None where nobody did. A large cohort is folded where the work runs, as updates are.
     """
-    mean = yield from Mean().exchange(Ask(OP, [Request(k) for k in cohort], shared, expect=expect), {})
-    return None if mean is None else dict(mean.update)
+    ask = Ask(OP, [Request(k) for k in cohort], shared, expect=expect)
+    mean = yield from Mean().exchange(ask, {}, AggregateContext.of(ctx, {}))
+    return dict(mean.update) if isinstance(mean, Update) else None
 
 
 def refuse_corrected(parts: Parts, title: str) -> None:

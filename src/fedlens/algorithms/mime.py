@@ -355,7 +355,7 @@ def control(
     expect: Schema,
 ) -> Generator[Ask, Answers, Payload | None]:
     """c, from those of the cohort that reply. A client that does not may still train: c is not its own."""
-    c = yield from mean_gradient(shared, cohort, expect)
+    c = yield from mean_gradient(shared, cohort, expect, ctx)
     return None if c is None else {STATISTICS: state[STATISTICS], CONTROL: c}
 
 

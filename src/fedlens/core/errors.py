@@ -75,6 +75,10 @@ class HookError(RunFailed):
     """
 
 
+class RoundRefused(RunFailed):
+    """The aggregate returned a `Refusal` in place of an update; the server state stays that before the round."""
+
+
 def _rebuild(kind: type[FedlensError], what: str, where: str | None, hint: str | None) -> FedlensError:
     return kind(what, where=where, hint=hint)
 

@@ -31,6 +31,7 @@ class Update:
         more: further aggregated fields, trees or numbers, by name.
         replies: the number of replies.
         weight: the sum of their weights.
+        state: the aggregate's state for the next round; None leaves it unchanged.
         given: `update` itself if its tensors belong to the receiver alone; see "Ownership" in `fedlens.core.tree`.
             After `dataclasses.replace`, the update is not given.
     """
@@ -42,6 +43,18 @@ class Update:
     replies: int = 0
     weight: float = 0.0
     given: Mapping[str, Tensor] | None = None
+    state: Payload | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What an aggregate returns in place of an `Update` when the replies do not allow one, with the reason.
+
+    Attributes:
+        reason: a sentence without a full stop, such as "2 replies were accepted, and Krum needs 5".
+    """
+
+    reason: str
 
 
 def fold(

@@ -22,8 +22,9 @@ METHODS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "selection": {"cohort": ("ctx",), "size": ("federation",)},
     "aggregate": {
-        "fold": ("answers", "fields"),
-        "exchange": ("ask", "fields"),
+        "init": ("weights", "federation"),
+        "fold": ("answers", "fields", "ctx"),
+        "exchange": ("ask", "fields", "ctx"),
         "reduce": ("cohort", "fields"),
     },
     "server step": {

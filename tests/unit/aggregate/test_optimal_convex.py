@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.aggregate.mean import AGGREGATES, Mean
+from fedlens.aggregate.mean import AGGREGATES, AggregateContext, Mean
 from fedlens.aggregate.optimal_convex import OptimalConvex
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import Uniform
@@ -35,6 +35,9 @@ def digits(**changes: Any) -> Experiment:
     return experiment(**{"data": data, "aggregate": AGGREGATE, "rounds": 2} | changes)
 
 
+CTX = AggregateContext(1, 1, None, None)  # type: ignore[arg-type]
+
+
 def reply(slot: int, value: float, weight: float) -> Reply:
     trees = {
         "update": {"w": torch.tensor([value], dtype=torch.float64)},
@@ -46,7 +49,9 @@ def reply(slot: int, value: float, weight: float) -> Reply:
 
 def exchanged(answers: list[Any], weights: list[float]) -> tuple[Any, list[Asked]]:
     """The update of a round with these replies, where the server's data choose these weights; and what was asked."""
-    steps = OptimalConvex().exchange(Asked("train", [Request(0)], {"model": {"w": torch.tensor([1.0])}}), {})
+    steps = OptimalConvex().exchange(
+        Asked("train", [Request(0)], {"model": {"w": torch.tensor([1.0])}}), {}, CTX
+    )
     asked = [next(steps)]
     try:
         asked.append(steps.send(iter(answers)))
@@ -87,7 +92,7 @@ def test_a_single_reply_is_the_update_and_no_reply_is_none() -> None:
 
 
 def test_a_failed_search_ends_the_run_with_its_reason() -> None:
-    steps = OptimalConvex().exchange(Asked("train", [Request(0)], {"model": {}}), {})
+    steps = OptimalConvex().exchange(Asked("train", [Request(0)], {"model": {}}), {}, CTX)
     next(steps)
     steps.send(iter([reply(0, 1.0, 1.0), reply(1, 2.0, 1.0)]))
     with pytest.raises(RunFailed, match="on the validation data failed: out of memory"):

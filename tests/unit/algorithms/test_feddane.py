@@ -11,11 +11,13 @@ from fedlens.algorithms.full_gradients import OP, expected, mean_gradient
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import control_variate
 from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import RoundContext
 from fedlens.core.registry import read_settings
 from fedlens.local.rules import ClientRule, LocalContext, Traits
 from tests.identity.identity_kit import course, model, parts, world
 
 LOCAL = {"lr": 0.1, "momentum": 0.5}
+CTX = RoundContext(1, 1, None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_good_gradient_has_the_trainable_weights_alone_and_a_weight() -> None:
 def test_a_large_cohort_is_asked_to_fold_and_a_small_one_is_not() -> None:
     schema = expected(parts(world(), LOCAL), "uniform")
     for size, block in ((63, None), (64, 2), (1000, 31)):
-        ask = next(mean_gradient({"model": {}, "lr": 0.1}, range(size), schema))
+        ask = next(mean_gradient({"model": {}, "lr": 0.1}, range(size), schema, CTX))
         assert (ask.op, len(ask.requests)) == (OP, size)
         assert (ask.reduce.block if ask.reduce else None) == block
 

@@ -94,7 +94,7 @@ def test_replies_that_an_aggregate_puts_in_place_of_the_mean_never_change() -> N
     class First(Mean):
         """The first reply, chosen as a robust aggregate does."""
 
-        def fold(self, answers: Any, fields: Any = None) -> Update | None:
+        def fold(self, answers: Any, fields: Any = None, ctx: Any = None) -> Update | None:
             replies = list(answers)
             update = super().fold(replies, fields)
             assert update is not None

@@ -1,0 +1,103 @@
+"""Calls the aggregate and the server step of a user, and checks their inputs and what they return."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+from fedlens.aggregate.mean import Aggregate, AggregateContext, checked
+from fedlens.core.errors import HookError, RoundRefused
+from fedlens.core.input_checks import FIRST_VISITS, INSTEAD, Inputs, PassedInputs
+from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, RoundContext
+from fedlens.core.reduction import How, Refusal, Update
+from fedlens.core.signatures import place_of
+from fedlens.core.tree import Tree
+from fedlens.local.rules import ClientRule
+
+
+def first_state(init: Any, weights: Tree, *more: Any) -> Payload:
+    """The first state of a component, from its `init`.
+
+    Raises `HookError` if it changes the weights, or returns no mapping.
+    """
+    inputs = Inputs({"weights": weights}, contents=True)
+    state: Any = init(weights, *more)
+    inputs.refuse(f"`init` of {type(init.__self__).__name__}", place_of(init))
+    if not isinstance(state, Mapping):
+        raise wrong(init, state, "the state before the first step, a mapping: {} if there is none")
+    return state
+
+
+def exchanged(
+    aggregate: Aggregate, ask: Ask, rule: ClientRule, ctx: RoundContext, state: Payload
+) -> Generator[Ask, Answers, Update | None]:
+    """The asks of `aggregate.exchange`, and the update that it returns; None without an accepted reply.
+
+    Raises `RoundRefused` with the reason if it returns one in place of an update, and `HookError` if it changes its
+    inputs, or leaves out a field that the client rule needs. Later readers of the replies, such as recordings and
+    server rules, would see other numbers.
+    """
+    fields: dict[str, How] = {**rule.fields, **({"tau": "mean"} if aggregate.normalized else {})}
+    inputs = Inputs({"ctx.state": state}, contents=ctx.round <= FIRST_VISITS)
+    steps: Any = aggregate.exchange(ask, fields, AggregateContext.of(ctx, state))
+    if ctx.round <= FIRST_VISITS and isinstance(steps, Generator):
+        steps = _compared(steps, aggregate)
+    update = checked(aggregate.exchange, (yield from steps))
+    who, where = f"the aggregate {type(aggregate).__name__}", place_of(_method(aggregate))
+    inputs.refuse(who, where)
+    if isinstance(update, Refusal):
+        raise RoundRefused(f"{who} gave no update in round {ctx.round}: {update.reason}")
+    if update is None:
+        return None
+    missing = next((name for name in rule.fields if name not in update.more), None)
+    if missing is not None:
+        raise HookError(
+            f"{who} returned an Update whose `more` lacks '{missing}', which {rule.called} needs",
+            where=where,
+            hint="aggregate all `fields`, and return them in `more`",
+        )
+    kept: Any = update.state
+    if kept is not None and not isinstance(kept, Mapping):
+        kind = type(kept).__name__
+        raise HookError(f"{who} returned an Update whose `state` is a {kind}", where=where, hint="use a dict")
+    return update
+
+
+def _compared(steps: Any, aggregate: Aggregate) -> Generator[Ask, Answers, Any]:
+    """The asks of an exchange and its result. Raises `HookError` if a reply has changed when it returns."""
+    passed = PassedInputs()
+    try:
+        asked = next(steps)
+        while True:
+            asked = steps.send(_noted((yield asked), passed))
+    except StopIteration as end:
+        changed = passed.changed()
+        if changed is not None:
+            method = _method(aggregate)
+            who = f"`{method.__name__}` of {type(aggregate).__name__}"
+            what = f"{who} changes its input {changed} in place"
+            raise HookError(what, where=place_of(method), hint=INSTEAD) from None
+        return end.value
+    finally:
+        steps.close()
+
+
+def _method(aggregate: Aggregate) -> Any:
+    """The method that aggregates, as errors name it."""
+    return aggregate.fold if type(aggregate).exchange is Aggregate.exchange else aggregate.exchange
+
+
+def _noted(answers: Answers, passed: PassedInputs) -> Iterator[Answer]:
+    """The answers. Partial sums of workers are left out: they are added up in their own memory."""
+    for answer in answers:
+        if isinstance(answer, Reply) and answer.folded is None:
+            passed.add(f"answers[{answer.client!r}].payload", answer.payload)
+        yield answer
+        del answer  # frees its tree before the next answer comes
+
+
+def wrong(method: Any, returned: Any, expected: str) -> HookError:
+    """The error for a method of a component that returned something else than it must."""
+    who = f"`{method.__name__}` of {type(method.__self__).__name__}"
+    what = "None" if returned is None else f"a {type(returned).__name__}"
+    return HookError(f"{who} returned {what}", where=place_of(method), hint=f"return {expected}")
