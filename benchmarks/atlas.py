@@ -6,8 +6,10 @@
     python -m benchmarks.atlas --list               # what is recorded, what is next, and what is skipped
 
 It takes the scale `minutes` before `laptop`, the papers in turn, and of each its cheapest study. `paper` runs only
-where it is asked for. The runs are those of `fedlens reproduce`: one at a time, with one thread, at nice 19. They stand
-in `atlas/PAPER/NAME/SCALE` until the study is complete; `benchmarks/atlas_record.py` says what is recorded then.
+where it is asked for. The runs are those of `fedlens reproduce`: one at a time, with one thread, at nice 19, on the
+last core. They stand in `atlas/PAPER/NAME/SCALE` until the study is complete; `benchmarks/atlas_record.py` says what is
+recorded then. After each record it writes the pages that show records. Finished runs of a long study are kept in
+`docs/atlas` at once, so that another machine trains only the others (`benchmarks/atlas_unfinished.py`).
 
 Stop it at any time with `kill PID`: the running run saves its last round, and the next call continues it. A study with
 a run that fails is written to `atlas/failed.jsonl`, and is tried again when its file changes, or with --only. A run
@@ -28,7 +30,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -38,7 +40,8 @@ from pathlib import Path
 import torch
 import typer
 
-from benchmarks.atlas_record import Cost, stale_because, write_record
+from benchmarks.atlas_record import Cost, record_folder, stale_because, write_record
+from benchmarks.atlas_unfinished import SPENT, KeepingProgress, KeptRuns
 from fedlens.cli.output import print_columns, reported, say
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.cli.sweep_display import SweepDisplay
@@ -59,7 +62,7 @@ from fedlens.studies.study_plan import StudyPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("minutes", "laptop")
-FAILED, SPENT = "failed.jsonl", "spent.json"
+FAILED = "failed.jsonl"
 _NOT_FINITE = ("NaN or Inf", "not finite", DIVERGED)  # in the reason of a run that diverged
 
 
@@ -93,11 +96,16 @@ class Next:
 
 @dataclass(frozen=True)
 class Atlas:
-    """The places of the queue: the checkout with docs/atlas, record.toml, and the folder of unfinished studies."""
+    """The places of the queue: the checkout with docs/atlas, record.toml, and the folder of unfinished studies.
+
+    Attributes:
+        write_pages: called after each change of docs/atlas.
+    """
 
     root: Path = ROOT
     toml: Path = FOLDER / RECORD
     scratch: Path = Path("atlas")
+    write_pages: Callable[[], None] = lambda: None
 
     def stale(self, name: str, record: StudyRecord) -> str:
         """What changed since the record was made; "" for nothing."""
@@ -124,6 +132,16 @@ class Atlas:
 def plan_of(name: str, scale: str) -> StudyPlan:
     """The plan of a study."""
     return StudyPlan.load(reproduction(name), scale, check=False)
+
+
+def write_pages() -> None:
+    """Writes the pages that show records, in another process, since their module imports this one."""
+    module = "tests.unit.house.atlas_page"
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--pages"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        say(f"the pages are as before; run: python -m {module}", done.stderr[-2000:])
 
 
 def _sha256(path: Path) -> str:
@@ -227,6 +245,7 @@ def work(
                 jsonl.append(atlas.scratch / FAILED, [row])
                 say(f"{each.name} at scale {each.scale} failed: {error}")
             else:
+                atlas.write_pages()
                 say(f"recorded in {record.folder}: {record.outcome}")
         return failures
 
@@ -236,9 +255,17 @@ def carry_out(atlas: Atlas, each: Next, jobs: int, progress: StudyProgress | Non
     folder = atlas.scratch / each.name / each.scale
     study = Study.load(reproduction(each.name), each.scale)
     folder.mkdir(parents=True, exist_ok=True)
-    display = progress or SweepDisplay(quiet=False, stderr=False)
+    kept = KeptRuns(record_folder(atlas.root, each.name, each.scale), folder, study.plan())
+    kept.restore()
+
+    def keep() -> None:
+        say(kept.keep())
+        atlas.write_pages()
+
+    display = KeepingProgress(progress or SweepDisplay(quiet=False, stderr=False), keep)
     with measured(folder / SPENT, atlas.root):
         study.run(folder, jobs=jobs, progress=display, report=False, accept_changes=True)
+    kept.complete()
     results = StudyResults.read(folder)
     planned = dict.fromkeys(entry.digest for entry in (*results.info.pretrained, *results.info.entries))
     lines = [results.lines[digest] for digest in planned]
@@ -265,16 +292,18 @@ def measured(path: Path, root: Path) -> Iterator[None]:
     """Adds the time of the block, and the commit that it ran at, to a file, however the block ends."""
     before = Cost(**json.loads(path.read_bytes())) if path.is_file() else Cost()
     clock, core = time.monotonic(), _own_seconds()
-    commit = revision(root)
+    commits = [*dict.fromkeys(filter(None, [*before.commits, revision(root)]))]
+
+    def write() -> None:
+        seconds = round(before.seconds + time.monotonic() - clock, 3)
+        spent = Cost(seconds, round(before.cpu_seconds + _own_seconds() - core, 3), commits)
+        write_atomically(path, json.dumps(asdict(spent)).encode())
+
+    write()  # so that the commit is kept with the first finished runs
     try:
         yield
     finally:
-        spent = Cost(
-            round(before.seconds + time.monotonic() - clock, 3),
-            round(before.cpu_seconds + _own_seconds() - core, 3),
-            [*dict.fromkeys([*before.commits, *([commit] if commit else [])])],
-        )
-        write_atomically(path, json.dumps(asdict(spent)).encode())
+        write()
 
 
 def _own_seconds() -> float:
@@ -321,6 +350,12 @@ def show(atlas: Atlas, only: str | None, scale: str | None) -> None:
         print_columns([(*key, why) for key, why in skipped.items()])
 
 
+def pin_to_one_core() -> None:
+    """Leaves all cores but the last to others, for this process and its workers; Linux alone can."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
 @contextmanager
 def at_most(hours: float | None) -> Iterator[None]:
     """Stops this process after some hours, as `kill` would."""
@@ -346,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("atlas"), help="the folder of unfinished studies")
     parser.add_argument("--list", action="store_true", help="list records and studies, and run nothing")
     options = parser.parse_args(arguments)
-    atlas = Atlas(scratch=options.out)
+    atlas = Atlas(scratch=options.out, write_pages=write_pages)
     failures = 0
     try:
         with reported(debug=False), stopped_by_signals():
@@ -354,6 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 show(atlas, options.only, options.scale)
                 return 0
             os.nice(19)
+            pin_to_one_core()
             torch.set_num_threads(1)
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(line_buffering=True)  # into a file too

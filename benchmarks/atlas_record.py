@@ -292,7 +292,7 @@ def record_of(results: StudyResults, folder: Path, name: str) -> StudyRecord:
         commit=made_in["commits"][-1] if made_in["commits"] else "",
         date=cost["date"],
         hours=round(cost["seconds"] / 3600, 4),
-        folder=f"docs/atlas/{name}/{results.info.scale}",
+        folder=record_folder(Path(), name, results.info.scale).as_posix(),
         metric=metric,
         numbers=numbers,
         verdicts=[{"claim": one.text, "where": one.where, "verdict": one.answer} for one in _known(results)],
@@ -304,12 +304,17 @@ def _known(results: StudyResults) -> list[ClaimVerdict]:
     return [one for one in claim_verdicts(results) if one.answer in VERDICTS]
 
 
+def record_folder(root: Path, name: str, scale: str) -> Path:
+    """The folder of a record in the checkout `root`."""
+    return root / "docs" / "atlas" / name / scale
+
+
 def write_record(source: Path, root: Path, toml: Path, name: str, plan: StudyPlan, cost: Cost) -> StudyRecord:
     """Writes the record of the complete study in `source` into the checkout `root`, all of it or nothing.
 
     Raises `RecordRefused` if it is too large, or names the machine.
     """
-    target = root / "docs" / "atlas" / name / plan.scale
+    target = record_folder(root, name, plan.scale)
     part = target.with_name(f".{plan.scale}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +17,10 @@ from typing import Any
 import pytest
 
 from benchmarks import atlas as queue_file
-from benchmarks import atlas_record
-from benchmarks.atlas import Atlas, at_most, diverged, queue, show, work
+from benchmarks import atlas_record, atlas_unfinished
+from benchmarks.atlas import Atlas, at_most, diverged, pin_to_one_core, plan_of, queue, show, work
 from benchmarks.atlas_record import FILES, STEPS, RecordRefused, headline, outcome, refuse_machine, thinned
+from benchmarks.atlas_unfinished import KEPT, UNFINISHED, KeepingProgress, number_kept
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.experiment.lock import locked
@@ -28,7 +32,7 @@ from fedlens.studies.planned import PlannedRun
 from fedlens.studies.records import records
 from fedlens.studies.reproduce import ScaleCost
 from fedlens.studies.study import Study
-from tests.unit.studies.study_kit import Heard, without_clock
+from tests.unit.studies.study_kit import Heard, planned, without_clock
 
 STUDY = """# {name} (nobody, figure 1).
 #
@@ -85,11 +89,11 @@ def write(atlas: Atlas, monkeypatch: pytest.MonkeyPatch) -> Write:
     costs: dict[str, dict[str, ScaleCost]] = {}
     monkeypatch.setattr(queue_file, "costs", lambda: costs)
 
-    def add(name: str, hours: float = 1.0, data: str = "digits", **settings: Any) -> None:
+    def add(name: str, hours: float = 1.0, data: str = "digits", tables: str = "", **settings: Any) -> None:
         path = atlas.toml.parent / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
         given = {"seeds": [0], "rounds": 2, "more": LINEAR, **settings}
-        path.write_text(STUDY.format(name=path.stem, **given), encoding="utf-8")
+        path.write_text(STUDY.format(name=path.stem, **given) + tables, encoding="utf-8")
         path.with_suffix(".document.toml").write_text(DOCUMENT, encoding="utf-8")
         costs[name] = {"minutes": ScaleCost(2, 1, hours, (data,)), "paper": ScaleCost(2, 1, hours, (data,))}
 
@@ -184,6 +188,127 @@ def test_a_stopped_queue_continues_within_the_run_and_loses_nothing(
     assert without_clock(atlas.root / made.folder) == without_clock(tmp_path / "o")
     cost = json.loads((atlas.root / made.folder / "cost.json").read_bytes())
     assert cost["seconds"] > spent["seconds"] > 0
+
+
+PRETRAINED = """
+[pretrained.pooled]
+base = "digits"
+set = { "model.name" = "linear", "rounds" = 2, "algorithm.name" = "centralized" }
+[pretrained.short]
+base = "digits"
+set = { "model.name" = "linear", "rounds" = 1, "algorithm.name" = "centralized" }
+[methods.fedavg.set]
+"model.weights" = "pretrained:pooled"
+[methods.other.set]
+"model.weights" = "pretrained:short"
+"""
+
+
+class StopsIn(Heard):
+    """Sends the signal of `kill` in the first round of a run."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self.run = run
+
+    def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
+        super().round_done(run, round, rounds)
+        if run.key == self.run:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("tables", "stop", "left"),
+    [
+        ("", "fedavg-seed1", ["fedavg-seed1"]),
+        (PRETRAINED, "other-seed1", ["short-pretrain-seed0", "other-seed1"]),
+    ],
+    ids=["plain", "one of two pre-trainings is needed again"],
+)
+def test_finished_runs_outlive_the_scratch_folder(
+    atlas: Atlas,
+    write: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tables: str,
+    stop: str,
+    left: list[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # of pre-trainings
+    monkeypatch.setattr(atlas_unfinished, "SECONDS", 0.0)
+    write("nobody/fig1", seeds=[0, 1], tables=tables)
+    home, pages = atlas.root / "docs/atlas/nobody/fig1/minutes", list[set[str]]()
+    atlas = replace(atlas, write_pages=lambda: pages.append({path.name for path in home.iterdir()}))
+    first = StopsIn(stop)
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        work(atlas, jobs=0, progress=first)
+    assert not records(atlas.toml)
+    assert {path.name for path in home.iterdir()} == {*KEPT}
+    assert pages == [{*KEPT}] * len(first.ended)
+    plan = plan_of("nobody/fig1", "minutes")
+    assert number_kept(home, plan) == len(first.ended)
+    kept = {line["run"]: line for line in without_clock(home, UNFINISHED)}
+
+    shutil.rmtree(atlas.scratch)
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    second = Heard()
+    assert work(atlas, jobs=0, progress=second) == 0
+    assert second.ended == left
+    assert pages[-1] >= {*FILES} - {"data.json"}
+    assert not pages[-1] & {*KEPT}
+    ordinary = tmp_path / "ordinary"
+    Study.load(atlas.toml.parent / "nobody" / "fig1.toml", "minutes").run(ordinary, jobs=0, report=False)
+    assert without_clock(home) == without_clock(ordinary)
+    assert kept.items() <= {line["run"]: line for line in without_clock(home)}.items()
+    whole, resumed = (StudyResults.read(folder).info for folder in (ordinary, home))
+    assert resumed == replace(whole, command=resumed.command)
+    cost = json.loads((home / "cost.json").read_bytes())
+    assert cost["runs"] == len(whole.entries) + len(whole.pretrained)
+
+
+def test_kept_runs_of_other_settings_do_not_count(
+    atlas: Atlas, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atlas_unfinished, "SECONDS", 0.0)
+    write("nobody/fig1", seeds=[0, 1])
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        work(atlas, jobs=0, progress=StopsIn("fedavg-seed1"))
+    home = atlas.root / "docs/atlas/nobody/fig1/minutes"
+    write("nobody/fig1", seeds=[0, 1], rounds=3)
+    assert number_kept(home, plan_of("nobody/fig1", "minutes")) == 0
+    monkeypatch.setattr(atlas_unfinished, "MOST", 100)
+    shutil.rmtree(atlas.scratch)
+    heard = Heard()
+    work(atlas, jobs=0, progress=heard)
+    assert heard.ended == ["fedavg-seed0", "fedavg-seed1"]
+
+
+def test_runs_are_kept_after_ten_minutes_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    kept, line = list[int](), next(iter(results(4).lines.values()))
+    progress = KeepingProgress(heard := Heard(), lambda: kept.append(len(heard.ended)))
+    run = planned(0)
+    for seconds, status in ((350.0, "finished"), (350.0, "failed"), (1.0, "finished"), (599.0, "finished")):
+        progress.run_ended(run, replace(line, facts={"seconds": seconds}, status=status))
+    assert kept == [3]
+    assert len(heard.ended) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other platform can")
+def test_the_queue_leaves_all_cores_but_the_last() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        pin_to_one_core()
+        assert os.sched_getaffinity(0) == {max(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_the_pages_are_written_after_each_record(atlas: Atlas, write: Write) -> None:
+    for name in ("a/one", "b/two"):
+        write(name)
+    pages = list[list[str]]()
+    record(replace(atlas, write_pages=lambda: pages.append([*records(atlas.toml)])))
+    assert pages == [["a/one"], ["a/one", "b/two"]]
 
 
 def test_a_record_is_stale_when_a_setting_changes_and_not_when_a_title_does(

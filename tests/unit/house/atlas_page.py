@@ -1,25 +1,28 @@
 """The page "Figures of five papers", and the records as the study files have them now.
 
-    python -m tests.unit.house.atlas_page
+    python -m tests.unit.house.atlas_page            # the records and all pages that show them
+    python -m tests.unit.house.atlas_page --pages    # the pages alone, as `python -m benchmarks.atlas` does
 
 After a change of a title, a label or a claim, the files of a record and its entry in record.toml are written anew, and
-its pictures are drawn again; the table of docs/reproduce.md names all records. After a change of a setting the record
-stays as it is, and is marked as stale; the next `python -m benchmarks.atlas` replaces it.
+its pictures are drawn again. After a change of a setting the record stays as it is, and is marked as stale; the next
+`python -m benchmarks.atlas` replaces it. The other pages are docs/reproduce.md, docs/documents.md and README.md.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
 from benchmarks.atlas import USUAL, plan_of
-from benchmarks.atlas_record import COPY, current, draw, record_of, stale_because, write_entry
+from benchmarks.atlas_record import COPY, current, draw, record_folder, record_of, stale_because, write_entry
+from benchmarks.atlas_unfinished import UNFINISHED, number_kept
 from fedlens.cli.reproduce import short_hours
 from fedlens.core.shell_command import shell_command
 from fedlens.report.claim_verdicts import claims_table
-from fedlens.report.format import duration
+from fedlens.report.format import duration, many
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_results import StudyResults, write_data, write_info
 from fedlens.report.study_tables import study_tables
@@ -27,7 +30,7 @@ from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.studies.records import RECORD, StudyRecord, records
 from fedlens.studies.reproduce import ListedStudy, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproduction
-from tests.unit.house import reproduce_table
+from tests.unit.house import documents_page, reproduce_table
 
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / "docs" / "atlas"
@@ -38,7 +41,7 @@ HEAD = """# Figures of five papers
 What our runs of the [documents](documents.md) show, beside the numbers that the documents state: {recorded} of {all}
 studies have a record. Each picture is drawn from the files of its record in `docs/atlas`, and each record names the
 command that makes it again ([Reproduce a figure](reproduce.md)). `python -m benchmarks.atlas` runs the studies without
-a record on one core of an idle machine. `python -m tests.unit.house.atlas_page` writes this page.
+a record on one core of an idle machine, and writes this page.
 
 A picture of a small scale neither proves nor refutes a document. Below each picture stands what ran instead of the
 document's settings.
@@ -63,6 +66,7 @@ def page() -> str:
         own = [study for study in studies if study.name.startswith(f"{paper}/")]
         parts.append(f"\n## {paper}\n")
         parts += [part for study in own for record in study.records for part in _shown(study, record)]
+        parts += [part for study in own for part in unfinished(study)]
         parts += _without([study for study in own if not study.records])
     return "".join(parts)
 
@@ -105,6 +109,18 @@ def _table(table: StudyTable) -> str:
     return table.to_markdown().partition("\n\n")[2]
 
 
+def unfinished(study: ListedStudy) -> Iterator[str]:
+    """One line for each scale of which some runs are kept, but no record."""
+    for scale, cost in study.costs.items():
+        folder = record_folder(ROOT, study.name, scale)
+        if (folder / UNFINISHED).is_file() and (number := number_kept(folder, plan_of(study.name, scale))):
+            command = f"python -m benchmarks.atlas --only {study.name} --scale {scale}"
+            yield (
+                f"\n`{study.name}` at the scale `{scale}` is not finished: {number} of {many(cost.runs, 'run')} are "
+                f"complete. `{command}` continues it.\n"
+            )
+
+
 def _without(studies: Sequence[ListedStudy]) -> Iterator[str]:
     """One line for each study without a record."""
     if studies:
@@ -115,8 +131,8 @@ def _without(studies: Sequence[ListedStudy]) -> Iterator[str]:
         yield f"| {study.description} | `{command}` | {short_hours(study.costs.get(scale))} |\n"
 
 
-def write() -> None:
-    """Writes the records that have changed, the page, and the table of docs/reproduce.md."""
+def write_records() -> None:
+    """Writes the records that have changed."""
     for name, found in records().items():
         for record in found:
             results, entry = made(name, record)
@@ -128,10 +144,18 @@ def write() -> None:
                     write_data(folder, results.data)
                 draw(folder)
             write_entry(FOLDER / RECORD, name, entry)
+
+
+def write_pages() -> None:
+    """Writes all pages that show records."""
     PAGE.write_text(page(), encoding="utf-8")
     table = reproduce_table.PAGE
     table.write_text(reproduce_table.rendered(table.read_text(encoding="utf-8")), encoding="utf-8")
 
+    documents_page.write()
+
 
 if __name__ == "__main__":
-    write()
+    if "--pages" not in sys.argv:
+        write_records()
+    write_pages()

@@ -100,6 +100,11 @@ def _pointer(pointer: str) -> str:
     return f"`{value}`"
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Writes the page, and the counts of README.md."""
     for path in (PAGE, README):
         path.write_text(rendered(path.read_text(encoding="utf-8"), records()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

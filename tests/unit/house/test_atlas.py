@@ -18,13 +18,16 @@ from benchmarks.atlas_record import (
     MOST,
     MOST_IN_ALL,
     MOST_PICTURES,
+    record_folder,
     refuse_machine,
 )
+from benchmarks.atlas_unfinished import KEPT, UNFINISHED
 from fedlens.experiment.config import read_config
-from fedlens.report.study_results import StudyInfo, StudyResults
+from fedlens.report.study_results import RunLine, StudyInfo, StudyResults, read_lines, write_lines
 from fedlens.studies.records import StudyRecord, records
-from fedlens.studies.reproduce import costs
-from tests.unit.house.atlas_page import HOME, PAGE, ROOT, made, page
+from fedlens.studies.reproduce import costs, listed_studies
+from tests.unit.house import atlas_page
+from tests.unit.house.atlas_page import HOME, NOWHERE, PAGE, ROOT, made, page, unfinished
 
 AGAIN = "run: python -m tests.unit.house.atlas_page"
 RECORDS = [(name, record) for name, found in records().items() for record in found]
@@ -54,9 +57,9 @@ def test_a_record_has_all_files_of_moderate_size_and_names_no_machine(name: str,
     assert record.folder == f"docs/atlas/{name}/{record.scale}"
     files = {path.name: path for path in (ROOT / record.folder).iterdir()}
     pictures = {name for name in files if name.endswith(".svg")}
-    assert set(FILES) - {DATA} <= set(files) <= {*FILES, *pictures}
+    assert set(FILES) - {DATA} <= set(files) <= {*FILES, *pictures, *KEPT}
     taken = {name: path.stat().st_size for name, path in files.items()}
-    assert sum(taken[name] for name in set(files) - pictures) <= MOST
+    assert sum(taken[name] for name in set(files) - pictures - {*KEPT}) <= MOST
     assert sum(taken[name] for name in pictures) <= MOST_PICTURES
     for each in set(files) - pictures:
         refuse_machine(files[each].read_text(encoding="utf-8"), each)
@@ -68,9 +71,18 @@ def test_a_record_has_all_files_of_moderate_size_and_names_no_machine(name: str,
 def test_every_folder_has_an_entry_and_all_are_small_enough() -> None:
     files = [path for path in HOME.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= MOST_IN_ALL
-    assert {path.parent.relative_to(ROOT).as_posix() for path in files} == {
-        record.folder for _, record in RECORDS
+    assert {path.parent for path in files if path.name not in KEPT} == {
+        ROOT / record.folder for _, record in RECORDS
     }
+
+
+def test_kept_runs_are_finished_runs_of_a_study_and_a_scale() -> None:
+    places = {record_folder(ROOT, name, scale) for name, scales in costs().items() for scale in scales}
+    for path in HOME.rglob(UNFINISHED):
+        assert path.parent in places
+        assert path.stat().st_size <= MOST
+        assert {line.status for line in read_lines(path)} == {"finished"}
+        refuse_machine(path.read_text(encoding="utf-8"), path.name)
 
 
 def test_the_page_shows_every_record_and_every_study_without_one() -> None:
@@ -81,6 +93,24 @@ def test_the_page_shows_every_record_and_every_study_without_one() -> None:
         assert f"`{record.command(name)}`" in text
         for picture in (ROOT / record.folder).glob("*.svg"):
             assert f"({picture.relative_to(Path(PAGE).parent).as_posix()})" in text
+
+
+def test_the_page_counts_the_kept_runs_of_an_unfinished_study(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "ghaemi2022/algorithms"
+    folder = record_folder(tmp_path, name, "paper")
+    folder.mkdir(parents=True)
+    runs = [(run.digest, run.directory) for run in plan_of(name, "paper").runs[:3]]
+    runs += [("of another plan", "of-another-plan")]
+    write_lines(
+        folder / UNFINISHED, [RunLine(*run, "finished", None, 80, "test_accuracy", {}) for run in runs]
+    )
+    monkeypatch.setattr(atlas_page, "ROOT", tmp_path)
+    [study] = [study for study in listed_studies(NOWHERE, NOWHERE) if study.name == name]
+    [line] = unfinished(study)
+    assert "at the scale `paper` is not finished: 3 of 8 runs are complete" in line
+    assert f"`python -m benchmarks.atlas --only {name} --scale paper` continues it" in line
 
 
 def test_the_paper_scale_of_ghaemi2022_is_the_papers_and_runs_in_pieces() -> None:

@@ -113,9 +113,9 @@ def carried_out(folder: Path, plan: FixedPlan, start: Any = None, progress: Any 
     return store
 
 
-def without_clock(folder: Path) -> list[dict[str, Any]]:
+def without_clock(folder: Path, name: str = LINES) -> list[dict[str, Any]]:
     """The lines of results.jsonl in the order of the file, without wall-clock values."""
-    lines = [json.loads(text) for text in (folder / LINES).read_text("utf-8").splitlines()]
+    lines = [json.loads(text) for text in (folder / name).read_text("utf-8").splitlines()]
     for line in lines:
         line["curve"].pop("elapsed", None)
         for key in WALL_FACTS:
