@@ -88,7 +88,7 @@ endef
 export NO_DATA
 
 define NO_PYTHON
-fedlens needs Python 3.11 or newer, and none was found (looked for: $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 ...)).
+fedlens needs Python 3.11.4 or newer, and none was found (looked for: $(if $(PYTHON),$(PYTHON),python3 python3.11 python3.12 ...)).
 Install one and say where it is: make demo PYTHON=/path/to/python3.12
 endef
 export NO_PYTHON
@@ -101,7 +101,7 @@ export NO_VENV
 
 $(VENV)/.created:
 	@found=; for python in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.14 python); do \
-		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' 2>/dev/null; then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then echo "$$NO_PYTHON" >&2; exit 1; fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then echo "$$NO_VENV" >&2; exit 1; fi; \

@@ -59,7 +59,7 @@ def test_an_old_python_is_named(house: Path, tmp_path: Path, target: str) -> Non
     old = interpreter(tmp_path / "python3.9", "exit 1")
     done = make(house, target, f"PYTHON={old}")
     assert done.returncode != 0
-    assert "fedlens needs Python 3.11 or newer" in done.stderr
+    assert "fedlens needs Python 3.11.4 or newer" in done.stderr
     assert str(old) in done.stderr
     assert not (house / ".venv").exists()
 
