@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedlens.algorithms.averaging import Averaging
 from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment, resume
 from fedlens.core.atomic_files import read_regular, refuse_link, write_atomically
@@ -249,8 +248,7 @@ def _holds_weights_of(files: PretrainedFiles) -> bool:
 
 def _begin(files: PretrainedFiles, settings: Mapping[str, Any], built: Built, run: RunDir) -> None:
     """Refuses what makes no weights, draws training images, and writes the settings down."""
-    personal = built.algorithm.personal if isinstance(built.algorithm, Averaging) else ()
-    if personal:
+    if built.algorithm.personal:
         with suppress(OSError):  # nothing was started
             (run.path / ".lock").unlink()
             run.path.rmdir()

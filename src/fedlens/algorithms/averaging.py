@@ -286,6 +286,11 @@ class Averaging(AlgorithmBase):
         whole = not self.rule.traits.replaces and not self.personal
         return "train" if whole and not self.parts.task.local_leaves(self.parts.spec) else None
 
+    @property
+    def no_local_models(self) -> str:
+        """Why replies hold no local models, if they hold none."""
+        return "each client keeps a part of the model" if self.personal else "clients send something else"
+
     def local_model(self, state: State, reply: Payload) -> Tree:
         """w_k = w^t - tau Delta_k, with tau = 1 unless updates are normalized, and the client's statistics."""
         tau, before = reply.get("tau", 1.0), state["model"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from types import MappingProxyType
+from typing import Any, cast
 
 from fedlens.core.errors import ConfigError, HookError
 from fedlens.core.protocol import (
@@ -29,7 +30,16 @@ class AlgorithmBase(Algorithm):
 
     An algorithm of your own may inherit from it too. A class with only the members of `Algorithm` is wrapped in
     `BareAlgorithm` where it is made, so that all users of an algorithm may call everything below.
+
+    Attributes:
+        personal: the leaves of the model that stay at the clients, so that each client has a model of its own; a client
+            that trained has their values in its state, as `personal`.
+        replaced: by the name of their table, the components that the algorithm sets up from its own settings and that
+            the user's table replaces.
     """
+
+    personal: frozenset[str] = frozenset()
+    replaced: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def discloses(self) -> tuple[str, ...]:
@@ -73,6 +83,11 @@ class AlgorithmBase(Algorithm):
     def training_op(self) -> str | None:
         """The operation whose replies hold the local models (`local_model`); None if no reply holds them."""
         return None
+
+    @property
+    def no_local_models(self) -> str:
+        """Why no reply holds a local model, if `training_op` is None."""
+        return "its class does not define `training_op`"
 
     def local_model(self, state: State, reply: Payload) -> Tree:
         """The model that a client trained in a round, without the leaves that never change.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fedlens.algorithms.averaging import Averaging, Parts
+from fedlens.algorithms.averaging import Parts
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.detector import Detector
@@ -151,11 +151,10 @@ def _build(
     loaded_weights = (weights.note,) if weights is not None and weights.note else ()
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
-    personal = bare.personal if isinstance(bare, Averaging) else frozenset()
-    at_clients = task.local_leaves(parts.spec) | personal
+    algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
+    at_clients = task.local_leaves(parts.spec) | algorithm.personal
     if weights is not None:  # clients begin with their own leaves of the initial model
         weights.travels = bool(at_clients)
-    algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
     recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
@@ -445,15 +444,13 @@ def _fitting(
 
 
 def refuse_replaced(
-    paper: Resolved, algorithm: Algorithm, parts: Parts, overridden: frozenset[str] = frozenset()
+    paper: Resolved, algorithm: AlgorithmBase, parts: Parts, overridden: frozenset[str] = frozenset()
 ) -> None:
     """Raises `ConfigError` if a setting of the algorithm feeds a component that the user's table replaces.
 
     A setting is accepted if the component is the same anyway. One at its default is accepted unless it was
     `overridden`: a run's own config.toml contains all settings.
     """
-    if not isinstance(algorithm, Averaging):
-        return
     fields = settings_model(paper.factory).model_fields
     for slot, part in algorithm.replaced.items():
         for name in feeding(paper.factory, slot) if part != parts.slots[slot] else ():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedlens.algorithms.averaging import Averaging
 from fedlens.core.driver import Driver
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.states import ClientStates
@@ -86,7 +85,7 @@ def write_client_tests(
 def _tested(run: RunDir, built: Built, reached: RunState) -> dict[str, dict[str, float]]:
     """The task's metrics of each client's model."""
     algorithm, federation, engine = built.algorithm, built.federation, built.engine
-    if not isinstance(algorithm, Averaging) or not algorithm.personal:
+    if not algorithm.personal:
         raise RunDirectoryError("the run keeps no model at its clients", where=str(run.path))
     states = ClientStates(StateFiles(run.states_path), engine.state_memory * 2**20)
     states.restore(reached.clients.saved())

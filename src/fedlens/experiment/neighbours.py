@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens.algorithms.averaging import Averaging
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.errors import ConfigError
@@ -97,7 +96,7 @@ def labelled_images(
             where=_TABLE,
             hint="remove the table: the accuracy of the classifier is measured",
         )
-    if isinstance(algorithm, Averaging) and algorithm.personal:
+    if algorithm.personal:
         raise ConfigError(
             f"'{planned.config.algorithm['name']}' makes a model for each client, so there is no encoder to measure",
             where=_TABLE,

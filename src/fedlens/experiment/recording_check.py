@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 from math import prod
 
-from fedlens.algorithms.averaging import Averaging
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.errors import ConfigError
 from fedlens.core.tree import TreeSpec
@@ -72,12 +71,8 @@ def no_local_models(config: Config, algorithm: AlgorithmBase, task: Task, spec: 
     """The sentence that replies hold no local models, with the reason."""
     if task.local_leaves(spec):
         why = f"with the task '{config.task['name']}', each client keeps a part of the model"
-    elif not isinstance(algorithm, Averaging):
-        why = "its class does not define `training_op`"
-    elif algorithm.personal:
-        why = "each client keeps a part of the model"
     else:
-        why = "clients send something else"
+        why = algorithm.no_local_models
     return f"the replies of '{config.algorithm['name']}' hold no local models: {why}"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlens.algorithms.averaging import Averaging
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
@@ -195,7 +194,6 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     }
     if isinstance(model.prepare, Preparation):
         spec["prepare"] = model.prepare.structure()
-    personal = built.algorithm.personal if isinstance(built.algorithm, Averaging) else ()
     preprocessing: dict[str, Any] = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
     if data.form is not None:
         preprocessing |= data.form.table()
@@ -209,7 +207,7 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
         "kind": data.kind,
         "task": json.dumps(built.config.task),
         "licence": data.licence,
-        "personal": json.dumps(sorted(personal)),
+        "personal": json.dumps(sorted(built.algorithm.personal)),
     }
 
 

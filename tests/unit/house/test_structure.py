@@ -101,6 +101,27 @@ def repeated(modules: dict[str, ast.Module]) -> set[str]:
     return {name for name, paths in places.items() if len(paths) > 1}
 
 
+def asked_by_class(modules: dict[str, ast.Module]) -> set[str]:
+    """The modules outside `algorithms` and `engines` that ask for the class of an algorithm or an engine."""
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for node in _classes(modules)}
+    kinds = {"Algorithm", "Engine"}
+    while more := {name for name, of in bases.items() if of & kinds} - kinds:
+        kinds |= more
+    return {
+        f"{path}: {ast.unparse(node)}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if not path.startswith(("algorithms/", "engines/"))
+        and isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("isinstance", "issubclass")
+        and {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)} & kinds
+    }
+
+
+def _classes(modules: dict[str, ast.Module]) -> list[ast.ClassDef]:
+    return [node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
 def naming_a_task(modules: dict[str, ast.Module]) -> set[str]:
     """The modules that name classification in their code, where only the dataset's kind may say what the task is."""
     rooms = ("local/", "engines/", "algorithms/", "experiment/")
@@ -134,6 +155,14 @@ def test_no_attribute_of_the_project_is_looked_for_by_a_string() -> None:
 
 def test_no_class_name_stands_for_two_things() -> None:
     assert repeated(parsed()) == set()
+
+
+def test_no_algorithm_or_engine_is_asked_for_its_class() -> None:
+    assert asked_by_class(parsed()) == set()
+    for line in ("isinstance(algorithm, Averaging)", "issubclass(kind, (int, Ray))"):
+        assert asked_by_class(parsed() | {"experiment/new.py": ast.parse(line)}) == {
+            f"experiment/new.py: {line}"
+        }
 
 
 def test_only_the_kind_of_the_data_says_what_the_task_is() -> None:
