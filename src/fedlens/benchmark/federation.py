@@ -13,6 +13,7 @@ from fedlens.benchmark.limit import Workload, cifar_cnn, linear, mnist_cnn
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
+from fedlens.engines.traits import traits_of
 from fedlens.experiment.build import build
 from fedlens.experiment.config import read_config
 from fedlens.experiment.config_source import Source
@@ -38,7 +39,7 @@ class Federation:
     def __init__(
         self, workload: Workload, engine: Mapping[str, Any], algorithm: str | Mapping[str, Any] = "fedavg"
     ) -> None:
-        on_cluster = engine.get("name") == "ray"  # which places its workers
+        on_cluster = traits_of(engine).place == "cluster"  # which places its workers
         settings = {
             "rounds": _MANY,
             "data": {

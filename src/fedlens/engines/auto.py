@@ -38,6 +38,7 @@ from fedlens.engines.devices import (
     usable_cores,
 )
 from fedlens.engines.inline import StateMemory
+from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
 _SHORT = 10.0  # seconds of training; for less, workers are not worth their start
@@ -46,6 +47,7 @@ _SLOW = 5.0  # seconds of one step from which nothing is tried
 _CLIENTS, _STEPS = 64, 8  # of a trial, at most
 
 
+@declares(EngineTraits(chooses=True))
 def auto(
     *,
     device: Device = "auto",

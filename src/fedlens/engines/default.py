@@ -27,6 +27,7 @@ from fedlens.engines.on_gpus import OnGpus
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
 from fedlens.engines.shared_memory import Packer
+from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
 _MEASURED = 0.5  # seconds of training that are timed before anything is decided
@@ -35,6 +36,7 @@ _WORKER_MEMORY = 2**28  # bytes of a worker besides its trees
 _TREES = 6  # of a model's size, that a worker has at once: weights, gradients, the optimizer's state, a reply
 
 
+@declares(EngineTraits(exact=True))
 def default(
     *,
     workers: Workers = 0,

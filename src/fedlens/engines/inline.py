@@ -24,6 +24,7 @@ from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, Pre
 from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
+from fedlens.engines.traits import EngineTraits, declares
 
 _STATES = 3  # of the size of the server's state: with a reply, their sum and the next state, during a round
 Threads = Annotated[
@@ -39,6 +40,7 @@ StateMemory = Annotated[
 ]
 
 
+@declares(EngineTraits(exact=True, place="process"))
 def inline(
     *,
     threads: Threads = 1,

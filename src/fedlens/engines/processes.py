@@ -39,6 +39,7 @@ from fedlens.engines.inline import StateMemory, Threads
 from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 from fedlens.engines.shared_memory import Packer, Pool, Region
+from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 from fedlens.engines.worker_pool import Worker, WorkerPool
 
@@ -56,6 +57,7 @@ Window = Annotated[int, Field(ge=1, description="maximum MiB of finished replies
 _SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
 
 
+@declares(EngineTraits(exact=True, place="workers"))
 def processes(
     *,
     workers: Workers = 0,

@@ -25,6 +25,7 @@ from fedlens.engines.ray_cluster import HOST_AND_PORT, NO_RAY_CLIENT, Cluster, c
 from fedlens.engines.ray_pool import RayPool, RaySettings, no_room
 from fedlens.engines.ray_worker import Emptied, pack
 from fedlens.engines.schedule import block_size
+from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
 
@@ -91,6 +92,7 @@ ObjectStore = Annotated[
 ]
 
 
+@declares(EngineTraits(exact=True, place="cluster"))
 def ray(
     *,
     address: Address = None,

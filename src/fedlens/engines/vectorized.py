@@ -15,6 +15,7 @@ from fedlens.engines.client_groups import Groups, check_stackable, whole_blocks
 from fedlens.engines.devices import ON_CPU, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import taken
 from fedlens.engines.inline import Inline, StateMemory, Threads, item_of
+from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
 Group = Annotated[
@@ -26,6 +27,7 @@ Group = Annotated[
 ]
 
 
+@declares(EngineTraits(place="process", groups=True))
 def vectorized(
     *,
     threads: Threads = 1,

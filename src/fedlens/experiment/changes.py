@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.shell_command import quoted_command, shell_command
+from fedlens.engines.traits import traits_of
 from fedlens.experiment.config import Config, plain
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.jsonl import is_after
@@ -27,9 +28,6 @@ FREE = frozenset(
     }
 )  # fmt: skip
 """Settings that change no number: `resume` accepts any value."""
-
-SAME_BITS = frozenset({"default", "inline", "processes", "ray"})
-"""Engines with equal results, bit for bit, for equal values of `ENGINE`: `resume` accepts any of them."""
 
 ENGINE: Mapping[str, Any] = {
     "threads": 1,
@@ -295,7 +293,7 @@ def _same(key: str, before: Any, after: Any) -> bool:
     if not (isinstance(before, str) and isinstance(after, str)):
         return False
     if key == "engine.name":
-        return {before, after} <= SAME_BITS
+        return all(traits_of({"name": name}).exact for name in (before, after))
     if key == "engine.device":  # the number of a GPU changes no number
         return before.partition(":")[0] == after.partition(":")[0]
     # A user's own file may have been moved together with the run.

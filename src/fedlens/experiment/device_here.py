@@ -8,6 +8,7 @@ from typing import Any
 from fedlens.core.errors import ConfigError
 from fedlens.engines.devices import Computing, resolved, valid_device
 from fedlens.engines.hardware import announcements, hardware
+from fedlens.engines.traits import traits_of
 
 _NEEDS_GPU = ("tf32", "fp16")
 _KEPT = ("threads", "precision", "channels_last")  # of the workers of a cluster
@@ -23,7 +24,7 @@ def chosen_for(engines: Iterable[Mapping[str, Any]], runs: str) -> list[str]:
     >>> chosen_for([{"device": "cpu"}], "2 runs")
     []
     """
-    if all(table.get("device", "auto") != "auto" or table.get("name") == "ray" for table in engines):
+    if all(table.get("device", "auto") != "auto" or _on_cluster(table) for table in engines):
         return []
     device = resolved("auto", spread=True)
     return announcements(hardware(), {"device": device}, None if device == "cpu" else runs)
@@ -70,7 +71,7 @@ def engine_here(engine: Mapping[str, Any], wanted: str | None = None) -> tuple[d
     Raises `ConfigError` as `device_here` does.
     """
     table = dict(engine)
-    if table.get("name") == "ray":
+    if _on_cluster(table):
         table = {key: table[key] for key in _KEPT if key in table}
         table |= {"name": "inline", "device": "cuda" if engine.get("gpus") else "cpu"}
     trained = str(table.get("device", "auto")).partition(":")[0]
@@ -88,3 +89,7 @@ def engine_here(engine: Mapping[str, Any], wanted: str | None = None) -> tuple[d
         said.append(f"the precision is fp32 in place of {table['precision']}, which needs a GPU")
         table["precision"] = "fp32"
     return {**table, "device": device}, said
+
+
+def _on_cluster(engine: Mapping[str, Any]) -> bool:
+    return traits_of(engine).place == "cluster"

@@ -14,12 +14,12 @@ from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.engines.devices import GPU_CONTEXT, Computing, default_workers, free_memory_of
+from fedlens.engines.traits import traits_of
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import training_memory
 from fedlens.tasks.task import Task
 
 _WORKER = 2**28  # bytes of a worker process that has loaded PyTorch
-_MANY = ("processes", "ray")  # engines whose workers all train at the same time
 _TINY = 2**26
 _STEP = 2000  # bytes of a step for each byte of weights and images are too many: measured 20 to 350
 
@@ -48,7 +48,8 @@ def check_memory(
     """
     batch = local.batch(local.examples or largest)
     device = str(engine.get("device", "cpu"))
-    free, workers = _free(device, engine.get("name") in _MANY), _workers(engine, device)
+    many = traits_of(engine).has_workers
+    free, workers = _free(device, many), _workers(engine) if many and device == "cpu" else 1
     beside = _WORKER if workers > 1 else 0
     tensors = [*module.parameters(), *module.buffers()]
     size = sum(tensor.nbytes for tensor in tensors) + batch * prod(model.input_shape) * 4
@@ -95,10 +96,8 @@ def memory_of_training(
     return own + (bound if memory is None else memory.needed(device))
 
 
-def _workers(engine: Mapping[str, Any], device: str) -> int:
+def _workers(engine: Mapping[str, Any]) -> int:
     """The number of workers that take this machine's memory at the same time."""
-    if engine.get("name") not in _MANY or device != "cpu":
-        return 1
     return engine.get("workers") or default_workers(Computing(), engine.get("threads", 1))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from fedlens.core.errors import RunDirectoryError
+from fedlens.engines.traits import traits_of
 from fedlens.experiment.build import Built
 from fedlens.experiment.rundir import RunDir
 
@@ -39,6 +40,6 @@ def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
         )
     if "size" in chosen:
         facts.append("The size of the images, chosen from the sizes of all images (data.dataset.size).")
-    if config.engine["name"] == "ray":
+    if traits_of(config.engine).place == "cluster":
         facts.append("The training examples themselves: Ray sends them, or their paths, to every node.")
     return facts

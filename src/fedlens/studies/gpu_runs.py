@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedlens.engines.devices import free_memory_of, resolved
 from fedlens.engines.hardware import hardware
+from fedlens.engines.traits import traits_of
 from fedlens.studies.planned import PlannedRun
 
 _PER_GPU = 2  # runs of one GPU: one computes while the other prepares its batches
@@ -36,7 +37,7 @@ class GpuMemory:
 
 def device_of(run: PlannedRun) -> str:
     """The device of a run on this machine: 'cpu', 'cuda' for any GPU, or a certain one such as 'cuda:1'."""
-    if run.engine.get("name") == "ray":
+    if traits_of(run.engine).place == "cluster":
         return "cpu"  # of this process: the cluster places the workers of the run
     return resolved(str(run.engine.get("device", "auto")), spread=True)
 
@@ -48,11 +49,11 @@ def runs_on_gpus(runs: Iterable[tuple[PlannedRun, GpuMemory | None]]) -> int | N
 
     Raises `RunFailed` if the free memory cannot be read.
     """
-    kinds = {(device_of(run), str(run.engine.get("name")), memory) for run, memory in runs if memory}
+    kinds = {(device_of(run), traits_of(run.engine), memory) for run, memory in runs if memory}
     free = {device: free_memory_of(device) for device, _, _ in kinds}
     rooms = []
-    for device, engine, memory in kinds:
-        most = {"inline": _PER_GPU, "vectorized": 1}.get(engine, 0)
+    for device, traits, memory in kinds:
+        most = 0 if traits.place != "process" else 1 if traits.groups else _PER_GPU
         held = [min(most, int(_SHARE * bytes / memory.needed(bytes))) for bytes in free[device]]
         rooms.append(max(1, sum(held)))
     return min(rooms, default=None)

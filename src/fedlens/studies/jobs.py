@@ -17,6 +17,7 @@ from fedlens.core.free_memory import free_memory
 from fedlens.core.interrupts import postponed
 from fedlens.core.threads import usable_cores
 from fedlens.engines.devices import next_gpu
+from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool
 from fedlens.report.study_results import RunLine
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
@@ -75,7 +76,7 @@ def cores_of(run: PlannedRun) -> int:
     >>> cores_of(run)
     3
     """
-    if run.engine.get("name") not in ("processes", "ray"):
+    if not traits_of(run.engine).has_workers:
         return threads_of(run)
     workers = run.engine.get("workers")
     return threads_of(run) * (workers if isinstance(workers, int) else usable_cores())

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError
-from fedlens.core.registry import import_name, load_target
+from fedlens.core.registry import import_name, load_target, settings_model
+from fedlens.engines.registry import ENGINES
+from fedlens.engines.traits import traits_of
 from fedlens.experiment.algorithm_check import algorithm_settings, check_algorithm
 from fedlens.experiment.config import Config, plain, read_config
 from fedlens.experiment.config_source import Source, find_beside, put_setting, read_source
@@ -24,11 +26,6 @@ from fedlens.studies.places import Places
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.pretrained import PREFIX, planned_weights, pretrained_weights
 from fedlens.studies.study_file import Base
-
-_LIKE_INLINE = frozenset(
-    {"default", "auto", "processes", "inline"}
-)  # the same bits as inline, or chosen by time
-_ENGINE = ("threads", "device", "precision", "channels_last", "state_memory")  # settings that inline has too
 
 
 @dataclass(frozen=True)
@@ -231,14 +228,11 @@ class SettingsReader:
         Settings in `by_study` are kept, so that one that this engine lacks is an error.
         """
         table = {"name": given} if isinstance(given, str) else given if isinstance(given, Mapping) else {}
-        if (
-            not isinstance(table.get("name", "default"), str)
-            or table.get("name", "default") not in _LIKE_INLINE
-        ):
+        traits = traits_of(table)
+        if traits.place == "cluster" or not (traits.exact or traits.chooses) or table.get("group", 1) != 1:
             return given
-        if table.get("group", 1) != 1:
-            return given
-        kept = {key: value for key, value in table.items() if key in _ENGINE or key in by_study}
+        inline = settings_model(ENGINES.find("inline")).model_fields
+        kept = {key: value for key, value in table.items() if key in inline or key in by_study}
         return {
             "threads": 1,
             **kept,

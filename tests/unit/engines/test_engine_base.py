@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.auto import auto
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
+from fedlens.engines.traits import EngineTraits, traits_of
+from fedlens.experiment.changes import changed, defining
+from fedlens.experiment.config import read_config
+from fedlens.experiment.config_source import Source
 from tests.unit.engines.engine_kit import OPS, NoData, answers_to, ask, expected, fresh, opened, same, vectors
 
 
@@ -70,3 +75,34 @@ def test_which_engines_take_asks_ahead() -> None:
         assert BareEngine.wrap(driver.engine).ahead
     assert not inline().ahead
     assert not auto().ahead
+
+
+EXACT = """
+from fedlens.engines.inline import Inline
+from fedlens.engines.traits import EngineTraits, declares
+
+@declares(EngineTraits(exact=True, place="workers"))
+def exact():
+    return Inline()
+
+def other():
+    return Inline()
+"""
+
+
+def test_an_engine_of_ones_own_declares_that_it_is_exact(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(EXACT)
+    assert traits_of({"name": f"{file}:exact"}) == EngineTraits(exact=True, place="workers")
+    assert traits_of({"name": f"{file}:other"}) == traits_of({"name": "gone.py:exact"}) == EngineTraits()
+
+    def configured(engine: str) -> Any:
+        data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}
+        return read_config(
+            {"rounds": 1, "model": "linear", "local": {"lr": 0.1}, "data": data, "engine": engine}
+        )
+
+    before = defining(configured("inline"))
+    assert changed(before, configured(f"{file}:exact"), Source({})) == []
+    (told,) = changed(before, configured(f"{file}:other"), Source({}))
+    assert (told["key"], told["before"], told["after"]) == ("engine.name", "inline", f"{file}:other")
