@@ -25,6 +25,7 @@ from fedlens.core.protocol import (
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Staging
 from fedlens.core.traffic import Traffic
+from fedlens.core.types import is_client
 from fedlens.core.work import Work
 
 
@@ -68,14 +69,14 @@ class Tally:
 
     def asked(self, ask: Ask, round: int) -> None:
         """Counts the bytes of an ask, and records what it carries."""
-        at_clients = any(not isinstance(request.client, str) for request in ask.requests)
+        at_clients = any(is_client(request.client) for request in ask.requests)
         if ask.order == "request" and at_clients:
             self.replied = set()
         shared = nbytes(ask.shared)
         sent = [
             shared + (nbytes(request.payload) if request.payload else 0)
             for request in ask.requests
-            if not isinstance(request.client, str)
+            if is_client(request.client)
         ]
         self.bytes_down += sum(sent)
         self.traffic.asked(ask, round, sum(sent))
@@ -85,7 +86,7 @@ class Tally:
 
         Without `batches` a holder has not trained: its loss is left out, and its other numbers are recorded.
         """
-        at_client = not isinstance(reply.client, str)
+        at_client = is_client(reply.client)
         trained = at_client or "batches" in reply.metrics
         for name, value in reply.metrics.items():
             if trained or name not in ("loss", "examples"):

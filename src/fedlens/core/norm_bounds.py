@@ -24,6 +24,7 @@ from typing import Any
 
 from fedlens.core.protocol import Answer, Ask, Failure, Reply
 from fedlens.core.schema import beyond_bound
+from fedlens.core.types import is_client
 
 FIRST = 20  # accepted replies before there is a bound
 KEPT = 256  # norms kept, at most
@@ -84,7 +85,7 @@ class NormBounds:
 
     def answered(self, op: str, answer: Answer) -> None:
         """Counts a client's answer: an accepted reply by the norms of its trees, a failure if the bound refused it."""
-        if isinstance(answer.client, str):
+        if not is_client(answer.client):
             return
         if isinstance(answer, Failure):
             if beyond_bound(answer.reason):
@@ -117,7 +118,7 @@ class NormBounds:
 
     def bounded(self, ask: Ask) -> Ask:
         """The ask with the typical norms in what it expects of replies."""
-        if not ask.requests or isinstance(ask.requests[0].client, str):
+        if not ask.requests or not is_client(ask.requests[0].client):
             return ask  # the server's own work is not a client's fault
         samples = self._samples.get(ask.op, {})
         typical = {name: t for name, sample in samples.items() if (t := sample.typical()) is not None}

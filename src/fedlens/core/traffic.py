@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedlens.core.protocol import Ask, Reply
 from fedlens.core.schema import Field, NumberField, TensorField
+from fedlens.core.types import is_client
 
 Row = dict[str, Any]
 _COUNTS = ("asks", "replies", "bytes_down", "bytes_up")
@@ -51,8 +52,8 @@ class Traffic:
 
     def asked(self, ask: Ask, round: int, nbytes: int) -> None:
         """Counts an ask, of which the clients receive `nbytes` together."""
-        requests = [request for request in ask.requests if not isinstance(request.client, str)]
-        if holders := {request.client for request in ask.requests if isinstance(request.client, str)}:
+        requests = [request for request in ask.requests if is_client(request.client)]
+        if holders := {request.client for request in ask.requests if not is_client(request.client)}:
             self.server[ask.op] = sorted(holders.union(self.server.get(ask.op, ())))
         if not requests:
             return
@@ -66,7 +67,7 @@ class Traffic:
 
     def replied(self, ask: Ask, round: int, reply: Reply) -> None:
         """Counts a reply that arrived, also one that the algorithm refuses later."""
-        if isinstance(reply.client, str):
+        if not is_client(reply.client):
             return
         row = self._row(ask.op, round)
         row["replies"] += 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 # An int is a client of the federation, its row in the partition. A string that begins with "@" is data that the
 # server holds itself: "@test", "@validation", "@train".
@@ -12,3 +15,17 @@ ClientId = int | str
 # All that crosses the wire: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
 Payload = Mapping[str, Any]
 Metrics = dict[str, float]
+
+
+def is_client(client: ClientId) -> TypeIs[int]:
+    """Whether it is a client of the federation; if not, it is data at the server.
+
+    >>> is_client(3), is_client("@test")
+    (True, False)
+    """
+    return not isinstance(client, str)  # a number of NumPy is a client too
+
+
+def client_name(client: ClientId, ids: Sequence[str]) -> str:
+    """The client's name among the `ids` of the partition, or the name of the data at the server."""
+    return ids[client] if is_client(client) else client

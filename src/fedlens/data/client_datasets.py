@@ -19,6 +19,7 @@ from fedlens.core.random import Rng
 from fedlens.core.read_ahead import ReadAhead
 from fedlens.core.targets import take
 from fedlens.core.transfers import uploaded
+from fedlens.core.types import is_client
 from fedlens.data.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.normalize import normalize
@@ -375,7 +376,7 @@ class ClientDatasets(ClientDataSource):
     def holder(self, client: ClientId, /) -> ClientDataset:
         """The data of this client. Raises `KeyError` for an unknown name."""
         train = self.dataset.train
-        if not isinstance(client, str):
+        if is_client(client):
             features = {name: values[client : client + 1] for name, values in self.features.items()}
             held_out = self.client_held_out(client)
             validation = None if held_out is None else self._of(train, held_out, None, features)
@@ -390,7 +391,7 @@ class ClientDatasets(ClientDataSource):
 
     def group(self, clients: Sequence[ClientId], /) -> ClientGroup | None:
         """The examples of these clients, to be read together; None where they are augmented or shifted."""
-        dataset, numbers = self.dataset, [client for client in clients if isinstance(client, int)]
+        dataset, numbers = self.dataset, [client for client in clients if is_client(client)]
         together = self.augment is None and not self.features and self.views == 1
         together = together and not dataset.train.changing
         if not together or len(numbers) < len(clients):

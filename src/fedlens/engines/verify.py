@@ -26,6 +26,7 @@ from fedlens.core.protocol import (
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.states import Version
 from fedlens.core.transfers import downloaded
+from fedlens.core.types import is_client
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.forwarding import Forwarding
 from fedlens.engines.schedule import primed
@@ -77,7 +78,7 @@ class Verified(Forwarding):
 
     def _drawn(self, ask: Ask, round: int, exchange: int) -> list[int]:
         """The slots of the clients that are compared, drawn from the seed; holders of server data are left out."""
-        slots = [slot for slot, request in enumerate(ask.requests) if not isinstance(request.client, str)]
+        slots = [slot for slot, request in enumerate(ask.requests) if is_client(request.client)]
         draw = Rng((self._seed, "verify", round, exchange)).numpy("clients")
         return (
             sorted(int(at) for at in draw.choice(slots, min(self.count, len(slots)), replace=False))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedlens.core.driver import Tally
 from fedlens.core.schema import not_finite
 from fedlens.core.summary_text import listed
-from fedlens.core.types import ClientId
+from fedlens.core.types import ClientId, is_client
 
 _NAMED = 5  # clients in a sentence
 
@@ -34,7 +34,7 @@ class NotFiniteReplies:
         asked = {
             client
             for client in (*failed, *tally.replied, *(row["client"] for row in tally.per_client))
-            if not isinstance(client, str)
+            if is_client(client)
         }
         sent = [client for client in sorted(asked) if any(map(not_finite, failed.get(client, ())))]
         return cls(tuple(map(name, sent)), len(asked))

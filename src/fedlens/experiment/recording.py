@@ -17,6 +17,7 @@ from fedlens.core.atomic_files import refused, replacing
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import Tree
+from fedlens.core.types import client_name
 from fedlens.experiment.build import Built
 from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
 from fedlens.experiment.rundir import RunDir
@@ -66,7 +67,7 @@ class Recorder:
 
     def name(self, client: int | str) -> str:
         """The name of a client."""
-        return client if isinstance(client, str) else self._ids[client]
+        return client_name(client, self._ids)
 
     def started(self) -> Any:
         """When the run was started, by which its recordings are told from those of other runs."""

@@ -21,6 +21,7 @@ from fedlens.core.signatures import place_of
 from fedlens.core.states import ClientStates, Mark
 from fedlens.core.traffic import Traffic
 from fedlens.core.tree import HEAVY, Tree, all_finite
+from fedlens.core.types import client_name, is_client
 from fedlens.core.work import Phase, Work
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
@@ -335,7 +336,7 @@ class Runner:
         evaluations = config.rounds // config.evaluation.every
 
         def weigh(clients: Sequence[ClientId]) -> list[float]:
-            return [1.0 if isinstance(client, str) else float(sizes[client]) for client in clients]
+            return [float(sizes[client]) if is_client(client) else 1.0 for client in clients]
 
         # Epochs take as many steps as a client has batches.
         equal = phase == "training" and (config.local.steps or config.local.examples)
@@ -393,7 +394,7 @@ class Runner:
         return rows
 
     def _name(self, client: ClientId) -> str:
-        return client if isinstance(client, str) else self.built.partition.ids[client]
+        return client_name(client, self.built.partition.ids)
 
     def _with(self, tally: Tally) -> dict[str, Counter[str]]:
         """The failures by client and reason, this round's included."""

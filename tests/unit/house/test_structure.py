@@ -118,6 +118,46 @@ def asked_by_class(modules: dict[str, ast.Module]) -> set[str]:
     }
 
 
+def naming_an_engine(modules: dict[str, ast.Module]) -> set[str]:
+    """The modules outside `engines` that compare with an engine's name, or list engines by name."""
+    names = {
+        "inline",
+        "vectorized",
+        "processes",
+        "ray",
+    }  # `default` and `auto` are values of other settings too
+    rooms = ("core/", "local/", "algorithms/", "experiment/", "studies/", "analyses/", "api.py", "result.py")
+    found = set()
+    for path, tree in modules.items():
+        for node in ast.walk(tree) if path.startswith(rooms) else ():
+            match node:
+                case ast.Compare():
+                    parts = [node.left, *node.comparators]
+                case (
+                    ast.List(elts=parts) | ast.Set(elts=parts) | ast.Tuple(elts=parts) | ast.Dict(keys=parts)
+                ):
+                    pass
+                case _:
+                    continue
+            if any(isinstance(part, ast.Constant) and part.value in names for part in parts):
+                found.add(f"{path}: {ast.unparse(node)}")
+    return found
+
+
+def telling_clients(modules: dict[str, ast.Module]) -> set[str]:
+    """The places, besides `core.types.is_client`, that tell a client from data at the server."""
+    return {
+        f"{path}: {ast.unparse(node)}"
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if path != "core/types.py"
+        and isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "isinstance"
+        and ast.unparse(node.args[0]).rpartition(".")[2] in ("client", "holder")
+        and ast.unparse(node.args[1]) in ("int", "str")
+    }
+
+
 def _classes(modules: dict[str, ast.Module]) -> list[ast.ClassDef]:
     return [node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
@@ -163,6 +203,19 @@ def test_no_algorithm_or_engine_is_asked_for_its_class() -> None:
         assert asked_by_class(parsed() | {"experiment/new.py": ast.parse(line)}) == {
             f"experiment/new.py: {line}"
         }
+
+
+def test_no_engine_is_told_by_its_name() -> None:
+    assert naming_an_engine(parsed()) == set()
+    for line in ("engine['name'] == 'ray'", "frozenset({'default', 'inline'})"):
+        assert naming_an_engine({"experiment/new.py": ast.parse(line)}), line
+
+
+def test_one_predicate_tells_a_client_from_data_at_the_server() -> None:
+    assert telling_clients(parsed()) == {
+        "data/partition/partition.py: isinstance(client, str)"
+    }  # checks names
+    assert telling_clients({"core/new.py": ast.parse("isinstance(reply.client, str)")})
 
 
 def test_only_the_kind_of_the_data_says_what_the_task_is() -> None:
