@@ -411,6 +411,23 @@ MUTATIONS = [
         "torch.minimum(t, value[leaf])",
         "unit/core seam identity/test_fedavg.py",
     ),
+    # -- bytes of strangers --
+    Mutation("core/tensorfile.py", "if span.start != end:", "if False:", "unit/core/test_tensorfile.py"),
+    Mutation(
+        "core/tensorfile.py", "if entries > bounds.entries:", "if False:", "property/test_payload_bytes.py"
+    ),
+    Mutation(
+        "core/tensorfile.py",
+        "size is None or size != offsets[1] - offsets[0]",
+        "size is None",
+        "unit/core/test_tensorfile.py",
+    ),
+    Mutation(
+        "core/payload.py",
+        "len(raw) != tensorfile.nbytes_of(shape, dtype)",
+        "False",
+        "unit/core/test_tensorfile.py",
+    ),
     Mutation("core/driver.py", "if answer.id not in self._out:", "if False:", "seam unit/core"),
     Mutation(
         "tasks/classification.py",

@@ -58,6 +58,10 @@ class DataError(FedlensError):
     """Data that are missing, truncated or corrupt."""
 
 
+class DecodingError(DataError):
+    """Bytes that are no payload: damaged, forged, or more than the reader accepts."""
+
+
 class RunDirectoryError(FedlensError):
     """A run directory that exists already, is not one, or cannot be read."""
 

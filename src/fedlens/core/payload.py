@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +12,50 @@ import torch
 from torch import Tensor
 
 from fedlens.core import tensorfile
-from fedlens.core.errors import RunFailed
-
-Payload = Mapping[str, Any]
-"""Nested string-keyed mappings of tensors, str, int, float, bool, None, bytes, and lists or tuples."""
+from fedlens.core.errors import DecodingError, RunFailed, one_line
+from fedlens.core.model_digest import contiguous
+from fedlens.core.parse_text import DEEPEST, parse_json
+from fedlens.core.types import Payload
 
 _Seen = dict[Any, tuple[str, Tensor]]
+_DEEPEST = 90  # levels of a payload: each is up to two of its JSON, of which a reader accepts 200
+_LONGEST = 14_000  # bits of an integer: readers accept 4300 digits
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+# The dtypes that safetensors files do not have, by name; their tensors are written as bytes.
+_AS_BYTES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.complex128, torch.complex32, torch.float8_e8m0fnu, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+        torch.float4_e2m1fn_x2,
+    )
+}  # fmt: skip
+_STRUCTURE = "state"  # the name of the structure in a file's metadata
+
+
+def pack(payload: Payload) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file that holds the whole payload; see `tensorfile.write`.
+
+    Raises `RunFailed` as `encode` does.
+    """
+    structure, tensors = encode(payload)
+    return tensors, {_STRUCTURE: json.dumps(structure)}
+
+
+def unpack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The payload that `pack` was given, from what `tensorfile.parse` or `tensorfile.read` returns.
+
+    Raises `DecodingError` if they are not those of a payload.
+
+    >>> unpack(*pack({"w": torch.ones(2), "round": 3}))
+    {'w': tensor([1., 1.]), 'round': 3}
+    """
+    try:
+        structure = parse_json(metadata[_STRUCTURE])
+    except KeyError:
+        raise _not_ours("there is no structure in its metadata", "") from None
+    except ValueError as error:
+        raise _not_ours(f"its structure is not JSON ({one_line(str(error))})", "") from None
+    return decode(structure, tensors)
 
 
 def encode(payload: Payload) -> tuple[Any, dict[str, Tensor]]:
@@ -37,7 +76,11 @@ def encode(payload: Payload) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _encode(value: Any, place: str, tensors: dict[str, Tensor], seen: _Seen) -> Any:
-    if value is None or isinstance(value, (bool, str, int)):
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > _LONGEST:
+            raise _unfit(place, "an integer of more than 4200 digits")
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(float(value))}
@@ -45,6 +88,8 @@ def _encode(value: Any, place: str, tensors: dict[str, Tensor], seen: _Seen) -> 
         return _encode_tensor(value, place, tensors, seen)
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
+    if place.count("/") > _DEEPEST:
+        raise _unfit(place, f"lists and mappings of more than {_DEEPEST} levels")
     if isinstance(value, (list, tuple)):
         items = [_encode(item, f"{place}/{index}", tensors, seen) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
@@ -74,7 +119,9 @@ def _unfit(place: str, kind: str) -> RunFailed:
 
 
 def _encode_tensor(value: Tensor, place: str, tensors: dict[str, Tensor], seen: _Seen) -> Any:
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+    kind = str(value.dtype).removeprefix("torch.")
+    known = value.dtype in tensorfile.DTYPES or kind in _AS_BYTES
+    if value.layout != torch.strided or value.is_meta or not known:
         raise _unfit(
             place, f"a {value.dtype} tensor ({value.layout}, on {value.device})".replace("torch.", "")
         )
@@ -87,23 +134,70 @@ def _encode_tensor(value: Tensor, place: str, tensors: dict[str, Tensor], seen: 
         tensors.setdefault(name, value)
         return {"tensor": name}
     if name not in tensors:
-        tensors[name] = value.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return {"tensor": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        tensors[name] = contiguous(value).reshape(-1).view(torch.uint8)
+    return {"tensor": name, "dtype": kind, "shape": list(value.shape)}
 
 
-def decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The payload that `encode` was given, with plain dictionaries for its mappings."""
-    if isinstance(node, list):
-        return [decode(item, tensors) for item in node]
-    if not isinstance(node, dict):
+def decode(node: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The payload that `encode` was given, with plain dictionaries for its mappings.
+
+    Raises `DecodingError` with the place if `node` is not what `encode` returns, or if a tensor is missing.
+
+    >>> decode({"map": {"w": {"tensor": "/w"}}}, {})
+    Traceback (most recent call last):
+    fedlens.core.errors.DecodingError: not a payload: there is no tensor '/w' (/w); copy or send it again.
+    """
+    payload = _decode(node, tensors, "")
+    if not isinstance(payload, dict):
+        raise _not_ours(f"it is a {type(payload).__name__}, not a mapping", "")
+    return payload
+
+
+def _decode(node: Any, tensors: Mapping[str, Tensor], place: str) -> Any:
+    if not isinstance(node, (list, dict)):
         return node
-    if "map" in node:
-        return {key: decode(item, tensors) for key, item in node["map"].items()}
-    if "tensor" in node:
-        tensor = tensors[node["tensor"]]
-        if "dtype" in node:
-            return tensor.view(getattr(torch, node["dtype"])).reshape(node["shape"])
-        return tensor
-    if "tuple" in node:
-        return tuple(decode(item, tensors) for item in node["tuple"])
-    return base64.b64decode(node["bytes"]) if "bytes" in node else float(node["float"])
+    if place.count("/") > DEEPEST:
+        raise _not_ours(f"it is nested more than {DEEPEST} levels deep", place)
+    if isinstance(node, list):
+        return [_decode(item, tensors, f"{place}/{index}") for index, item in enumerate(node)]
+    match node:
+        case {"map": dict(items)} if len(node) == 1:
+            return {key: _decode(item, tensors, _below(place, key)) for key, item in items.items()}
+        case {"tuple": list(items)} if len(node) == 1:
+            return tuple(_decode(items, tensors, place))
+        case {"float": str(text)} if len(node) == 1 and text in _FLOATS:
+            return _FLOATS[text]
+        case {"bytes": str(text)} if len(node) == 1:
+            return _decode_bytes(text, place)
+        case {"tensor": str(name)} if len(node) == 1:
+            return _named(name, tensors, place)
+        case {"tensor": str(name), "dtype": str(kind), "shape": list(shape)} if len(node) == 3:
+            return _decode_tensor(_named(name, tensors, place), kind, shape, place)
+    raise _not_ours(f"an object has the keys {one_line(', '.join(map(repr, node)))}", place)
+
+
+def _decode_bytes(text: str, place: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise _not_ours("its bytes are not base64", place) from None
+
+
+def _named(name: str, tensors: Mapping[str, Tensor], place: str) -> Tensor:
+    if name not in tensors:
+        raise _not_ours(f"there is no tensor '{one_line(name)}'", place)
+    return tensors[name]
+
+
+def _decode_tensor(raw: Tensor, kind: str, shape: list[Any], place: str) -> Tensor:
+    dtype = _AS_BYTES.get(kind)
+    if dtype is None:
+        raise _not_ours(f"a tensor has the unknown dtype '{one_line(kind)}'", place)
+    if raw.dtype != torch.uint8 or raw.ndim != 1 or len(raw) != tensorfile.nbytes_of(shape, dtype):
+        shown = one_line(json.dumps(shape))
+        raise _not_ours(f"a tensor of {raw.nbytes} bytes has not those of {kind} {shown}", place)
+    return raw.view(dtype).reshape(shape)
+
+
+def _not_ours(what: str, place: str) -> DecodingError:
+    return DecodingError(f"not a payload: {what}", where=one_line(place) or "/", hint="copy or send it again")

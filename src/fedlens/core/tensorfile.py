@@ -2,39 +2,63 @@
 
 `safetensors.torch.save_file` refuses tensors that share memory, which the states of a federation do all the time (a
 thousand clients start from the same zeros), and `load_file` maps the file, so that a file truncated under a running
-process ends the process with a bus error. The functions here use the library's own writer and its reader from bytes.
+process ends the process with a bus error. `write` uses the library's own writer. `parse` reads bytes that anybody may
+have written: it checks the whole header before it allocates a tensor.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, TensorSpec, serialize_file
-from safetensors.torch import load
 from torch import Tensor
 
-from fedlens.core.atomic_files import create, open_readable, read_regular
+from fedlens.core.atomic_files import create, open_readable
+from fedlens.core.errors import DecodingError, one_line
 from fedlens.core.model_digest import contiguous
 from fedlens.core.parse_text import parse_json
 from fedlens.core.transfers import downloaded
 
-DTYPES = frozenset(
-    {
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
-        torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32,
-        torch.uint16, torch.uint8, torch.bool,
-    }
-)  # fmt: skip
-_LONGEST_HEADER = 100_000_000  # bytes, as the library has it
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+DTYPES = frozenset(_DTYPES.values()) - {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+"""The dtypes that are written. Files of others may have two more; `fedlens.core.payload` writes those as bytes."""
+_DIMENSIONS = 64  # PyTorch has no use for more
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What `parse` accepts at most. It refuses more before it allocates memory for it.
+
+    Attributes:
+        size: bytes of the file or message. The tensors take as many again.
+        header: bytes of the header, which is JSON and includes the metadata; by default the library's own limit.
+        entries: values in the header, in lists, objects and metadata.
+    """
+
+    size: int = 2**40
+    header: int = 100_000_000
+    entries: int = 20_000_000
+
+
+FILE = Bounds()
+"""The bounds of files in the directories of runs, and of weights that a user names."""
 
 
 @dataclass(frozen=True)
@@ -121,27 +145,61 @@ def _sort_metadata(path: Path) -> None:
             file.write(text.ljust(length))
 
 
-def read(path: Path) -> Contents:
+def read(path: Path, bounds: Bounds = FILE) -> Contents:
     """Reads a safetensors file: every tensor on the CPU, in memory of its own, in the order of the names.
 
-    Raises `OSError` if it cannot be read and `ValueError` if it is not a whole safetensors file. A flipped bit is
-    not detected here: compare `written.sha256`.
+    Raises `OSError` if it cannot be read, and `DecodingError` as `parse` does. A flipped bit of a tensor is not
+    detected here: compare `written.sha256`.
     """
-    data = read_regular(path)
-    try:
-        tensors = load(data)
-        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, RuntimeError, KeyError, OverflowError) as error:
-        raise ValueError(f"not a whole safetensors file ({error})") from error
-    metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
-    written = Written(len(data), hashlib.sha256(data).hexdigest())
-    return Contents({name: tensors[name] for name in sorted(tensors)}, metadata, written)
+    with open_readable(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, bounds, str(path))
+        data = file.read(size)
+    tensors, metadata = parse(data, bounds, str(path))
+    return Contents(tensors, metadata, Written(len(data), hashlib.sha256(data).hexdigest()))
 
 
-def read_metadata(path: Path) -> dict[str, str]:
+def parse(
+    data: bytes, bounds: Bounds = FILE, where: str = "message"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata in the bytes of a safetensors file; `where` is what errors call the bytes.
+
+    Raises `DecodingError` if the bytes are not exactly one safetensors file, or if it is beyond a bound.
+
+    >>> header = b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+    >>> parse(len(header).to_bytes(8, "little") + header + bytes([5, 7]))
+    ({'w': tensor([5, 7], dtype=torch.uint8)}, {})
+    >>> parse(len(header).to_bytes(8, "little") + header + bytes([5]))
+    Traceback (most recent call last):
+    fedlens.core.errors.DecodingError: not a whole safetensors file: its tensors have 2 bytes, and 1 follow the header
+      (message); copy or send it again.
+    """
+    _check_size(len(data), bounds, where)
+    start = 8 + _header_length(data[:8], bounds, where)
+    if start > len(data):
+        raise _damaged(f"its header is cut after {len(data) - 8} of {start - 8} bytes", where)
+    header = _header(data[8:start], bounds, where)
+    metadata = _metadata(header, where)
+    spans = sorted((_span(name, entry, where) for name, entry in header.items()), key=lambda span: span[1:3])
+    end = 0
+    for span in spans:
+        if span.start != end:
+            raise _damaged(
+                f"tensor {_quoted(span.key)} starts at byte {span.start}, and the one before ends at {end}",
+                where,
+            )
+        end = span.end
+    if end != len(data) - start:
+        raise _damaged(f"its tensors have {end} bytes, and {len(data) - start} follow the header", where)
+    view = memoryview(data)[start:]
+    tensors = {span.key: _tensor(span, view) for span in sorted(spans)}
+    return tensors, metadata
+
+
+def read_metadata(path: Path, bounds: Bounds = FILE) -> dict[str, str]:
     """The metadata of a safetensors file, without its tensors; nothing is checked against a digest.
 
-    Raises `OSError` if it cannot be read and `ValueError` if it does not begin as a safetensors file.
+    Raises `OSError` if it cannot be read and `DecodingError` if it does not begin as a safetensors file.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "a.safetensors"
@@ -150,9 +208,106 @@ def read_metadata(path: Path) -> dict[str, str]:
     {'round': '7'}
     """
     with open_readable(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _LONGEST_HEADER:
-            raise ValueError("not a safetensors file")
-        header = parse_json(file.read(length))
-    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else {}
-    return {str(key): str(value) for key, value in metadata.items()}
+        text = file.read(_header_length(file.read(8), bounds, str(path)))
+    return _metadata(_header(text, bounds, str(path)), str(path))
+
+
+def nbytes_of(shape: Any, dtype: torch.dtype) -> int | None:
+    """The bytes of a tensor of this shape, which may be anything that was in a JSON text; None if it is no shape.
+
+    >>> nbytes_of([2, 3], torch.float32), nbytes_of([2, -3], torch.float32), nbytes_of([0, 2**70], torch.float32)
+    (24, None, None)
+    """
+    if not isinstance(shape, list) or len(shape) > _DIMENSIONS:
+        return None
+    if not all(type(extent) is int and extent >= 0 for extent in shape):
+        return None
+    # Without its zeros a shape has strides, which PyTorch computes for an empty tensor too.
+    fits = math.prod(max(extent, 1) for extent in shape) * dtype.itemsize < 2**63
+    return math.prod(shape) * dtype.itemsize if fits else None
+
+
+class _Span(NamedTuple):
+    """A tensor of a file: its name, its bytes (counted from the end of the header), and what they are."""
+
+    key: str
+    start: int
+    end: int
+    dtype: torch.dtype
+    shape: list[int]
+
+
+def _span(key: str, entry: Any, where: str) -> _Span:
+    name = _quoted(key)
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise _damaged(f"tensor {name} needs exactly dtype, shape and data_offsets", where)
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = _DTYPES.get(kind) if isinstance(kind, str) else None
+    if dtype is None:
+        raise _damaged(f"tensor {name} has the unknown dtype {one_line(json.dumps(kind))}", where)
+    at_bytes = isinstance(offsets, list) and all(type(at) is int and 0 <= at < 2**63 for at in offsets)
+    if not at_bytes or len(offsets) != 2:
+        raise _damaged(f"tensor {name} needs two positions as data_offsets", where)
+    size = nbytes_of(shape, dtype)
+    if size is None or size != offsets[1] - offsets[0]:
+        shown = one_line(json.dumps(shape))
+        raise _damaged(
+            f"tensor {name} has {offsets[1] - offsets[0]} bytes, not those of {kind} {shown}", where
+        )
+    return _Span(key, offsets[0], offsets[1], dtype, shape)
+
+
+def _tensor(span: _Span, view: memoryview) -> Tensor:
+    if span.start == span.end:  # `frombuffer` takes no empty buffer
+        return torch.empty(span.shape, dtype=span.dtype)
+    return torch.frombuffer(bytearray(view[span.start : span.end]), dtype=span.dtype).reshape(span.shape)
+
+
+def _header_length(first: bytes, bounds: Bounds, where: str) -> int:
+    length = int.from_bytes(first, "little")
+    if len(first) < 8:
+        raise _damaged(f"it has {len(first)} bytes, and the length of its header alone takes 8", where)
+    if length > bounds.header:
+        raise _beyond(f"a header of {length:,} bytes", bounds.header, where)
+    return length
+
+
+def _header(text: bytes, bounds: Bounds, where: str) -> dict[str, Any]:
+    # Counted before they are made: in memory a value takes many times its text.
+    entries = sum(map(text.count, (b",", b"[", b"{")))
+    if entries > bounds.entries:
+        raise _beyond(f"up to {entries:,} values in the header", bounds.entries, where)
+    try:
+        header = parse_json(text) if text.startswith(b"{") else None
+    except ValueError as error:
+        raise _damaged(f"its header is not JSON ({one_line(str(error))})", where) from None
+    if not isinstance(header, dict):
+        raise _damaged("its header is not a JSON object", where)
+    return header
+
+
+def _metadata(header: dict[str, Any], where: str) -> dict[str, str]:
+    """Takes the metadata out of a header."""
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged("its metadata are not texts by name", where)
+    return metadata
+
+
+def _quoted(name: str) -> str:
+    return repr(one_line(name))
+
+
+def _check_size(size: int, bounds: Bounds, where: str) -> None:
+    if size > bounds.size:
+        raise _beyond(f"{size:,} bytes", bounds.size, where)
+
+
+def _damaged(what: str, where: str) -> DecodingError:
+    return DecodingError(f"not a whole safetensors file: {what}", where=where, hint="copy or send it again")
+
+
+def _beyond(what: str, bound: int, where: str) -> DecodingError:
+    return DecodingError(
+        f"it has {what}, and at most {bound:,} are accepted", where=where, hint="split what it holds"
+    )

@@ -35,12 +35,13 @@ from fedlens.core.atomic_files import (
     sweep,
     write_durably,
 )
-from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
+from fedlens.core.errors import DataError, DecodingError, RunDirectoryError, RunFailed
 from fedlens.core.model_digest import DIGEST, model_digest
 from fedlens.core.parse_text import parse_json
-from fedlens.core.payload import Payload, decode, encode
+from fedlens.core.payload import decode, encode
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.transfers import downloaded
+from fedlens.core.types import Payload
 from fedlens.experiment import state_files
 
 FORMAT = 1
@@ -283,8 +284,8 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         contents = tensorfile.read(path)
     except OSError as error:
         raise DataError(f"the model cannot be read: {error.strerror or error}", where=str(path)) from error
-    except ValueError as error:
-        what = f"the model is not a readable safetensors file: {error}"
+    except DecodingError as error:
+        what = f"the model is not a readable safetensors file: {error.what}"
         raise DataError(what, where=str(path)) from error
     metadata = dict(contents.metadata)
     digest = metadata.pop(DIGEST, None)
@@ -396,8 +397,8 @@ def _read(path: Path, number: int, with_states: bool = False) -> tuple[dict[str,
     except OSError as error:
         name = Path(error.filename).name if error.filename else "a file"
         raise _Damaged(f"{name}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise _Damaged(f"{_TENSORS}: {error}") from error
+    except DecodingError as error:
+        raise _Damaged(f"{_TENSORS}: {error.what}") from error
     said = tensorfile.Written(content["tensors"].get("bytes"), content["tensors"]["sha256"])
     if contents.written != said:
         raise _Damaged(f"{_TENSORS} has a wrong checksum")
@@ -405,13 +406,10 @@ def _read(path: Path, number: int, with_states: bool = False) -> tuple[dict[str,
         fault = state_files.fault_of(states_beside(path.parent), key)
         if fault is not None:
             raise _Damaged(f"the state of a client, {key[:16]}...: {fault}")
-    try:
-        payload = decode(content["payload"], contents.tensors)
-    except Exception as error:  # a forged manifest can name tensors, types and shapes that do not exist
-        raise _Damaged(f"{_MANIFEST} does not match {_TENSORS}") from error
-    if not isinstance(payload, dict):
-        raise _Damaged(f"{_MANIFEST} has a payload of the wrong type")
-    return payload, content["about"]
+    try:  # a forged manifest can name tensors, types and shapes that do not exist
+        return decode(content["payload"], contents.tensors), content["about"]
+    except DecodingError as error:
+        raise _Damaged(f"{_MANIFEST} does not match {_TENSORS}: {error.what} ({error.where})") from error
 
 
 def _check_format(content: Mapping[str, Any], path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core import tensorfile
-from fedlens.core.errors import RunDirectoryError
+from fedlens.core.errors import DecodingError, RunDirectoryError
 from fedlens.core.shell_command import quoted_command
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.text_files import read_json
@@ -131,8 +131,8 @@ class RecordedRound:
             )
         try:
             contents = tensorfile.read(path)
-        except (OSError, ValueError) as error:
-            raise _corrupt(path, str(error)) from error
+        except (OSError, DecodingError) as error:
+            raise _corrupt(path, error.what if isinstance(error, DecodingError) else str(error)) from error
         if contents.written.sha256 != self.sha256.get(name):
             raise _corrupt(path, "SHA-256 mismatch")
         return contents.tensors

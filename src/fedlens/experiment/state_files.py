@@ -8,20 +8,18 @@ does, `sync` waits until the disk has them.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedlens.core import tensorfile
 from fedlens.core.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
-from fedlens.core.errors import RunDirectoryError, RunFailed
-from fedlens.core.parse_text import parse_json
-from fedlens.core.payload import Payload, decode, encode
+from fedlens.core.errors import DecodingError, RunDirectoryError, RunFailed
+from fedlens.core.payload import pack, unpack
 from fedlens.core.shell_command import quoted_command
+from fedlens.core.types import Payload
 
 _KEY = re.compile(r"[0-9a-f]{1,64}")
 _NAME = re.compile(r"([0-9a-f]{64})\.safetensors")
@@ -55,11 +53,10 @@ class StateFiles:
 
         Raises `RunFailed` where the disk is full or refuses, or where the state has in it what no file can hold.
         """
-        structure, tensors = encode(payload)
+        tensors, metadata = pack(payload)
         temporary = temporary_beside(self.directory / _WRITING)
         try:
             self.directory.mkdir(exist_ok=True)
-            metadata = {"state": json.dumps(structure)}
             key = tensorfile.write(temporary, tensors, metadata, sync=False).sha256
             if key in self._known:
                 temporary.unlink()
@@ -79,18 +76,15 @@ class StateFiles:
         try:
             contents = tensorfile.read(path)
             fault = "its checksum is another" if contents.written.sha256 != key else None
-            structure = parse_json(contents.metadata["state"]) if fault is None else None
-        except RunDirectoryError as error:
+            state = unpack(contents.tensors, contents.metadata) if fault is None else {}
+        except (RunDirectoryError, DecodingError) as error:
             fault = error.what
         except OSError as error:
             fault = error.strerror or str(error)
-        except ValueError as error:
-            fault = str(error)
         if fault is not None:
             self._lost[key] = fault
             raise self._unreadable(key)
         self._known.add(key)
-        state: dict[str, Any] = decode(structure, contents.tensors)
         return state
 
     def drop(self, key: str) -> None:

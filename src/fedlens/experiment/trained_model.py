@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.arithmetic import PLAIN
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.core.errors import ConfigError, DecodingError, RunDirectoryError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import INSTANCE
 from fedlens.core.shell_command import quoted_command
@@ -288,7 +288,7 @@ def _round_of(run: RunDir, path: Path) -> int | None:
         stated = read_metadata(path).get("round")
         if stated is not None:
             return int(stated)
-    except (OSError, ValueError):
+    except (OSError, ValueError, DecodingError):
         return None  # reading the model says what is wrong
     summary = run.read_summary() or {}
     found = summary.get("rounds_done") if path == run.model_path else (summary.get("best") or {}).get("round")

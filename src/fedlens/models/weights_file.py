@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError, DataError, FedlensError, one_line, text_of
+from fedlens.core.errors import ConfigError, DataError, DecodingError, FedlensError, one_line, text_of
 from fedlens.core.free_memory import free_memory
 from fedlens.core.model_digest import DIGEST, model_digest
-from fedlens.core.parse_text import parse_json
 from fedlens.core.regular_file import NotRegularError, open_regular
 from fedlens.core.shell_command import quoted_command
+from fedlens.core.tensorfile import parse
 from fedlens.models.yolov5_weights import foreign, leaves_of, renamed, stand_ins
 
 WHERE = "model.weights"
@@ -143,10 +141,8 @@ def _bytes(path: Path) -> bytes:
 def _safetensors(data: bytes, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata; the digest of a file that fedlens wrote is checked."""
     try:
-        tensors = load(data)
-        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        metadata = {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
-    except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError, OverflowError) as error:
+        tensors, metadata = parse(data, where=str(path))
+    except DecodingError as error:
         raise _unreadable(data, path) from error
     digest = metadata.pop(DIGEST, None)
     if digest is not None and digest != model_digest(tensors, metadata):

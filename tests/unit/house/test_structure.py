@@ -38,7 +38,6 @@ FOREIGN = {
     "data/formats/probe.py: getattr(image, 'tile', '')",
     "engines/shared_memory.py: hasattr(os, 'memfd_create')",
     "experiment/config_errors.py: getattr(checked, name, None)",
-    "core/payload.py: getattr(torch, node['dtype'])",
     "experiment/resolve.py: getattr(checked, name)",
     "experiment/rundir.py: hasattr(value, 'item')",
     "local/vectorized/context.py: getattr(value, f.name)",
