@@ -135,7 +135,8 @@ def _build(
     prepare = chosen["model"].shared
     if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
         prepare.initial_weights.look_in(data_dir / "weights")
-        prepare.initial_weights.read_before_data()
+        with downloads(download):
+            prepare.initial_weights.read_before_data()
     holders, partition, task, task_table, shared = _distributed(planned, data_dir, download, say, session)
     data = holders.dataset
     config = config.model_copy(update={"task": task_table})

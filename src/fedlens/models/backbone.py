@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import nn
@@ -32,6 +33,11 @@ class WithBackbone(nn.Module):
     backbone: ClassVar[str]
     heads: ClassVar[tuple[str, ...]] = ()
     body: str | None = None
+
+    @property
+    def configuration(self) -> Mapping[str, object]:
+        """The keys and values that a `config.json` beside the network's weights must have, beyond what shapes show."""
+        return {}
 
     def backbone_leaf(self, name: str) -> str | None:
         """The name, inside the backbone, of what a file of a classifier calls `name`; None if it has no such leaf.

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fedlens.core.errors import ConfigError, DataError, one_line, text_of
+from fedlens.core.errors import ConfigError
+from fedlens.core.hub_file import hub_file
 from fedlens.core.user_objects import methods
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.user_models import downloads_allowed
@@ -31,28 +32,7 @@ def imagenet_file(module: nn.Module) -> Path:
             where=_WHERE,
             hint="choose a model of timm ('fedlens list models' names its source), or set model.weights to a file",
         )
-    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-
-    for name in FILES:
-        cached = try_to_load_from_cache(repository, name)
-        if isinstance(cached, str):
-            return Path(cached)
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
-    if not downloads_allowed():
-        raise ConfigError(
-            f"the ImageNet weights {repository} ({FILES[0]}) are not in the cache {folder}",
-            where=_WHERE,
-            hint="download them with --download, or run(download=True); or set model.weights to a file",
-        )
-    try:
-        return Path(hf_hub_download(repository, FILES[0]))
-    except Exception as error:  # of any kind: the network's, the disk's, the server's
-        reason = f"{type(error).__name__}: {one_line(next(iter(text_of(error).splitlines()), ''))}"
-        raise DataError(
-            f"the ImageNet weights {repository} ({FILES[0]}) cannot be downloaded: {reason}",
-            where=_WHERE,
-            hint=f"check the network, or put the file into {folder}, or set model.weights to a file",
-        ) from error
+    return hub_file(repository, FILES, "the ImageNet weights", _WHERE, downloads_allowed())
 
 
 def repository_of(module: nn.Module) -> str | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
+from fedlens.core.hub_file import HUB
 from fedlens.core.regular_file import too_long
 from fedlens.models.weights_setting import IMAGENET, NONE, RUN, names_a_file
 
@@ -43,8 +44,9 @@ class Preparation(BaseModel):
     weights: str | None = Field(
         None,
         min_length=1,
-        description="initial weights: a file (safetensors, or a state dictionary of PyTorch), 'run:DIR' for the final "
-        "model of a finished run, or 'imagenet' for those that timm publishes; 'none' draws them",
+        description="initial weights: a file (safetensors, or a state dictionary of PyTorch), a folder with "
+        "config.json and model.safetensors, 'hub:OWNER/NAME' for these files of the Hugging Face Hub, 'run:DIR' for "
+        "the final model of a finished run, or 'imagenet' for those that timm publishes; 'none' draws them",
     )
     weights_partial: bool = Field(
         False,
@@ -86,7 +88,7 @@ class Preparation(BaseModel):
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
         """The path of a file or run from the root, so that it is found again from any directory."""
-        if value is None or value == IMAGENET:
+        if value is None or value == IMAGENET or value.startswith(HUB):
             return value
         kind = RUN if value.startswith(RUN) else ""
         path = Path(value.removeprefix(RUN)).expanduser().absolute()

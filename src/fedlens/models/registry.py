@@ -216,6 +216,16 @@ MODELS = ModelRegistry(
             task="language",
             vocabulary=10_002,
         ),
+        "distilbert": ModelEntry(
+            "fedlens.models.distilbert:distilbert",
+            "DistilBERT with a classifier, 67.0 million parameters; of transformers",
+            "Sanh et al. 2019 (arXiv 1910.01108); transformers",
+            (64,),
+            2,
+            task="language",
+            extra="text",
+            vocabulary=30_522,
+        ),
         "unet": _segmentation(
             "unet", "U-Net on MobileNetV2 or a ResNet", "Ronneberger et al. 2015 (arXiv 1505.04597)"
         ),

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.hub_file import HUB, hub_file
+from fedlens.core.parse_text import parse_json
 from fedlens.core.summary_text import listed
 from fedlens.core.tree import Leaf, spec_of
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.head import head_of
-from fedlens.models.imagenet import imagenet_file
+from fedlens.models.imagenet import FILES, imagenet_file
+from fedlens.models.user_models import downloads_allowed
 from fedlens.models.weights_file import WHERE, WeightsFile, file_of_run, read_weights
 from fedlens.models.weights_setting import IMAGENET, RUN
 
+_CONFIG = "config.json"
 _POSITIONS = ("pos_embed", "pos_embedding", "position_embedding", "position_embeddings")
 
 
@@ -89,11 +93,12 @@ def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bo
     - Position embeddings of another image size are resized bicubically; prefix tokens are kept.
     - The classifier, the last linear layer of `classes` outputs, keeps its drawn values if the file has another number
       of classes, or none. So do the `heads` of a network with a backbone.
+    - Embeddings of another number of tokens are refused unless `partial`: the ids stand for other tokens.
     - Weights of a classifier are loaded into the backbone of a network that declares one (`WithBackbone`); the rest of
       the network keeps its drawn values.
 
-    Raises `ConfigError` if fewer than half of the leaves match and not `partial`, or if none does; and `DataError` for
-    NaN, infinite values, or a type that cannot be converted.
+    Raises `ConfigError` if fewer than half of the leaves match and not `partial`, if none does, or if the vocabulary is
+    another; and `DataError` for NaN, infinite values, or a type that cannot be converted.
 
     >>> module = nn.Linear(3, 2)
     >>> tensors = {"weight": torch.ones(2, 3).half(), "bias": torch.zeros(2)}
@@ -120,6 +125,8 @@ def load_weights(module: nn.Module, file: WeightsFile, classes: int, partial: bo
         else:
             fitting = _resized(name, _converted(value, leaf, name, file.path), leaf.shape, module)
             if fitting is None:
+                if not partial and isinstance(module.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+                    raise _other_tokens(name, tuple(value.shape), leaf.shape, file)
                 misshapen.append(f"{name} {list(value.shape)} in the file, {list(leaf.shape)} in the model")
                 drawn.append(name)
             else:
@@ -173,6 +180,14 @@ def _head(module: nn.Module, classes: int) -> Callable[[str], bool]:
         return lambda leaf: leaf.startswith(heads)
     classifier = head_of(module, classes)
     return lambda leaf: classifier is not None and classifier.holds(leaf)
+
+
+def _other_tokens(name: str, there: tuple[int, ...], here: tuple[int, ...], file: WeightsFile) -> ConfigError:
+    return ConfigError(
+        f"'{name}' is {list(there)} in {file.path}, but {list(here)} in the model: other tokens, or another width",
+        where=WHERE,
+        hint="take the tokenizer that belongs to the weights (data.dataset.tokenizer of sent140), and their width",
+    )
 
 
 def _another_network(
@@ -236,6 +251,22 @@ def _first_convolution(module: nn.Module) -> str | None:
     )
 
 
+def _check_configuration(path: Path, expected: Mapping[str, object]) -> None:
+    """Raises `ConfigError` if the file of a published configuration has other values than the network."""
+    try:
+        stated = dict(parse_json(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        what = f"the configuration cannot be read: {error}"
+        raise DataError(what, where=str(path), hint="copy it from its source again") from error
+    for key, value in expected.items():
+        if stated.get(key, value) != value:
+            raise ConfigError(
+                f"{path} states {key} = {stated[key]!r}, but the model has {value!r}",
+                where=WHERE,
+                hint="set [model] to the network of the weights, or take other weights",
+            )
+
+
 def adapted_channels(weight: Tensor, channels: int) -> Tensor:
     """A convolution's weight of 3 input channels, [o, 3, h, w], for another number: [o, channels, h, w].
 
@@ -295,6 +326,8 @@ class InitialWeights:
     def load(self, module: nn.Module, classes: int) -> None:
         """Loads the weights into the module. Raises `ConfigError` or `DataError` with the reason if they do not fit."""
         file = self._read(module)
+        if isinstance(module, WithBackbone) and self._published:
+            _check_configuration(file.path.with_name(_CONFIG), module.configuration)
         match = load_weights(module, file, classes, self.partial)
         if self.note is None:
             self.match = match
@@ -342,7 +375,16 @@ class InitialWeights:
             return imagenet_file(module)
         if self.setting.startswith(RUN):
             return file_of_run(Path(self.setting.removeprefix(RUN)))
-        return Path(self.setting)
+        if self.setting.startswith(HUB):
+            repository, download = self.setting.removeprefix(HUB), downloads_allowed()
+            hub_file(repository, [_CONFIG], "the weights", WHERE, download)
+            return hub_file(repository, FILES, "the weights", WHERE, download)
+        return Path(self.setting) / FILES[0] if self._published else Path(self.setting)
+
+    @property
+    def _published(self) -> bool:
+        """Whether the weights lie beside a configuration, and are not a copy in a run."""
+        return self._copy is None and (self.setting.startswith(HUB) or Path(self.setting, _CONFIG).is_file())
 
     def __getstate__(self) -> dict[str, Any]:
         file = self._file

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from fedlens.core.hub_file import HUB
+
 IMAGENET, NONE, RUN = "imagenet", "none", "run:"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
 def names_a_file(value: object) -> bool:
-    """Whether a setting names a file or a run, and not a word such as 'DEFAULT' of torchvision.
+    """Whether a setting names a file, a run or a repository, and not a word such as 'DEFAULT' of torchvision.
 
-    >>> [names_a_file(value) for value in ("resnet.pth", "./resnet", "run:runs/a", "DEFAULT", None)]
-    [True, True, True, False, False]
+    >>> [names_a_file(value) for value in ("resnet.pth", "./resnet", "run:runs/a", "hub:a", "DEFAULT", None)]
+    [True, True, True, True, False, False]
     """
     if not isinstance(value, str):
         return False
-    return value.startswith(RUN) or "/" in value or "\\" in value or value.lower().endswith(_SUFFIXES)
+    return value.startswith((RUN, HUB)) or "/" in value or "\\" in value or value.lower().endswith(_SUFFIXES)

@@ -197,9 +197,9 @@ def test_the_exported_model_takes_tokens_and_predict_says_that_it_takes_images(p
         list(load_result(plays / "run").predict([str(plays)]))
 
 
-def test_tweets_of_hand_written_files_train_the_mean_of_embeddings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tweets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory with tweets of three users in LEAF's layout, and a vocabulary of word pieces."""
     people = {
         user: ([tweet(text, user) for text in (*MOODS["good"], *MOODS["bad"])], [4] * 5 + [0] * 5)
         for user in ("amy", "zoe", "kim")
@@ -207,17 +207,74 @@ def test_tweets_of_hand_written_files_train_the_mean_of_embeddings(
     held_out = [tweet("so happy , love this song", "kim"), tweet("awful awful , hate it", "kim")]
     write_leaf(tmp_path / "sent140" / "train", leaf(people))
     write_leaf(tmp_path / "sent140" / "test", leaf({"kim": (held_out, [4, 0])}))
+    words = sorted({word for texts in MOODS.values() for text in texts for word in text.split()})
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]), encoding="utf-8"
+    )
     monkeypatch.setenv("FEDLENS_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_tweets_of_hand_written_files_train_the_mean_of_embeddings(tweets: Path) -> None:
     result = experiment(
         rounds=8,
         data={"dataset": {"name": "sent140", "vocabulary": 12}, "partition": "natural"},
         model={"name": "mean-embedding", "embedding": 4},
         local={"lr": 2.0, "batch_size": 5},
         engine="vectorized",
-    ).run(tmp_path / "run", report=False)
+    ).run(tweets / "run", report=False)
     assert result.config["model"]["vocabulary"] == 14  # 12 words, padding, and any other word
     assert result.metrics[-1]["test_accuracy"] == 1.0
     assert result.metrics[-1]["test_perplexity"] < 1.5
+
+
+def distilbert(tweets: Path, *overrides: str, **model: Any) -> Experiment:
+    """Two rounds of a small DistilBERT on word pieces."""
+    return experiment(
+        *overrides,
+        data={"dataset": {"name": "sent140", "tokenizer": str(tweets), "length": 9}, "partition": "natural"},
+        model={"name": "distilbert", "layers": 2, "width": 32, "heads": 4, **model},
+        local={"lr": 0.003, "optimizer": "adam", "batch_size": 5, "epochs": 8},
+    )
+
+
+def test_tweets_in_word_pieces_train_distilbert(tweets: Path) -> None:
+    result = distilbert(tweets).run(tweets / "one", report=False)
+    assert result.config["model"]["vocabulary"] == len(
+        (tweets / "vocab.txt").read_text(encoding="utf-8").split()
+    )
+    assert result.metrics[-1]["test_accuracy"] == 1.0
+    assert result.metrics[-1]["test_loss"] < result.metrics[0]["test_loss"] - 0.1
+    frozen = distilbert(tweets, weights=f"run:{tweets / 'one'}", freeze="backbone").run(
+        tweets / "frozen", report=False
+    )
+    body = [name for name in weights(result) if name.startswith("distilbert.")]
+    assert body
+    assert all(torch.equal(weights(frozen)[name], weights(result)[name]) for name in body)
+    assert not torch.equal(weights(frozen)["classifier.weight"], weights(result)["classifier.weight"])
+
+
+@pytest.mark.nightly  # the export of a transformer takes long, and that of the LSTM is tried above
+def test_an_exported_distilbert_has_its_scores(tweets: Path) -> None:
+    result = distilbert(tweets, "rounds=1").run(tweets / "one", report=False)
+    session = onnxruntime.InferenceSession(result.export(tweets / "model.onnx", round="last"))
+    tokens = torch.tensor([[2, 5, 9, 3, 0, 0, 0, 0, 0], [2, 8, 3, 0, 0, 0, 0, 0, 0]])
+    _, scores = session.run(["class", "scores"], {"tokens": tokens.numpy()})
+    np.testing.assert_allclose(scores, result.model.eval()(tokens).softmax(1).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # PyTorch's attention has no form for many models
+def test_clients_train_distilbert_together_without_dropout_in_its_attention(tweets: Path) -> None:
+    alone = distilbert(tweets, "rounds=1", dropout=0).run(tweets / "alone", report=False)
+    together = distilbert(tweets, "rounds=1", 'engine="vectorized"', dropout=0).run(
+        tweets / "both", report=False
+    )
+    for name, value in weights(alone).items():
+        torch.testing.assert_close(weights(together)[name], value, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ConfigError, match="cannot train several clients at once"):
+        distilbert(tweets, 'engine="vectorized"').run(tweets / "dropped")
 
 
 @pytest.mark.parametrize(

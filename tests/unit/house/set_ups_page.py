@@ -177,7 +177,7 @@ def _publications() -> list[str]:
 
 
 def _chen() -> list[Config]:
-    names = ("cifar10", "tiny-imagenet", "inaturalist", "cityscapes", "shakespeare")
+    names = ("cifar10", "tiny-imagenet", "inaturalist", "cityscapes", "shakespeare", "sent140")
     return _federated(*(f"chen2022/{name}" for name in names))
 
 

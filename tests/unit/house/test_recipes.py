@@ -56,6 +56,7 @@ CHEN2022 = [
         "fps-simsiam",
         "inaturalist",
         "penn-treebank",
+        "sent140",
         "shakespeare",
         "supervised",
         "tiny-imagenet",
@@ -261,6 +262,7 @@ CELLS = {
     "fedcv/fig9b": [["data.partition.clients=8"], ["algorithm.name=centralized", "local.lr_schedule=linear"]],
     "chen2022/cityscapes": [["model.weights=none"], ["algorithm.name=centralized"]],
     "chen2022/fps-simsiam": [["data.dataset.pairs=false"]],
+    "chen2022/sent140": [["model.weights=none"], ["algorithm.name=centralized"]],
 }
 
 

@@ -107,8 +107,9 @@ def test_the_lstm_fits_real_text(settings: dict[str, Any]) -> None:
     assert loss.item() < 0.4
 
 
-def test_both_models_are_listed_for_language() -> None:
+def test_the_models_are_listed_for_language() -> None:
     assert [name for name, entry in MODELS.entries.items() if entry.task == "language"] == [
         "lstm",
         "mean-embedding",
+        "distilbert",
     ]

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from fedlens.core.errors import ConfigError
+from fedlens.core.hub_file import HUB
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import published
 from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
 from fedlens.data.datasets.text import words
+from fedlens.data.datasets.word_pieces import word_pieces
+from fedlens.data.partition.settings import whole_path
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
 _FILL = -1
+_VOCABULARY = 10_000
 TEXT = 4  # the position of a tweet's text: id, date, query, user, text
+
+
+def whole_source(source: str | None) -> str | None:
+    """The absolute path of a tokenizer; a repository of the Hub as it is."""
+    return source if source is None or source.startswith(HUB) else whole_path(source)
 
 
 def sent140(
@@ -26,12 +36,30 @@ def sent140(
     seed: int,
     *,
     vocabulary: Annotated[
-        int,
-        Field(ge=1, le=1_000_000, description="number of the most frequent training words in the vocabulary"),
-    ] = 10_000,
+        int | None,
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="number of the most frequent training words in the vocabulary, by default 10,000",
+        ),
+    ] = None,
     length: Annotated[
-        int, Field(ge=1, le=1000, description="words per tweet: longer ones are cut, shorter ones padded")
+        int,
+        Field(
+            ge=1,
+            le=1000,
+            description="words or word pieces per tweet: longer ones are cut, shorter ones padded",
+        ),
     ] = 25,
+    tokenizer: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="tokenizer that cuts tweets into word pieces, for `distilbert`: a folder with tokenizer.json "
+            "or vocab.txt, such a file, or 'hub:OWNER/NAME'; by default words are counted",
+        ),
+        AfterValidator(whole_source),
+    ] = None,
 ) -> Dataset:
     """Sent140 from `root/sent140/{train,test}/*.json`: the sentiment of tweets, by user; `seed` plays no part.
 
@@ -43,26 +71,47 @@ def sent140(
 
     Inputs int32 [n, length], targets int64 [n]: 0 negative, 1 positive (a polarity of 4, which the original
     files have, is positive too). Columns: `client` and `user`, both the tweeting user. LEAF's whole set has
-    660,120 users and 1,600,498 tweets. chen2022 (appendix C.1) fine-tunes a DistilBERT, which has a
-    vocabulary of its own, which is not this one.
+    660,120 users and 1,600,498 tweets.
+
+    With `tokenizer`, a tweet is its word pieces instead, between the tokens that begin and end it; 0 fills it up, and
+    the vocabulary is the tokenizer's. chen2022 (appendix C.1) fine-tunes DistilBERT, which needs its own.
 
     Source: Go, Bhayani, Huang 2009, Twitter sentiment classification using distant supervision; Caldas et al.
     2018, LEAF, arXiv 1812.01097.
 
     Raises `DataError` if the files are missing (they are made by LEAF's script, not fetched) or broken, an
-    input is not a list with the text in fifth place, or a target is none of 0, 1 and 4.
+    input is not a list with the text in fifth place, or a target is none of 0, 1 and 4; and `ConfigError` for a
+    tokenizer beside a vocabulary.
 
     >>> words("Lyx is cool!")
     ['lyx', 'is', 'cool', '!']
     """
+    if tokenizer is not None and vocabulary is not None:
+        raise ConfigError(
+            "a tokenizer has a vocabulary of its own, so no words are counted",
+            where="data.dataset.vocabulary",
+            hint="remove data.dataset.vocabulary, or data.dataset.tokenizer",
+        )
     train_folder, test_folder = split_folders(root, "sent140")
+    if tokenizer is not None:
+        pieces, size = word_pieces(tokenizer, length, download)
+        splits = [
+            by_user(folder, _converter(length, pieces), "user") for folder in (train_folder, test_folder)
+        ]
+        for split in splits:
+            split.inputs[split.inputs == _FILL] = PADDING
+        return published("sent140", splits, vocabulary=size)
+    vocabulary = vocabulary or _VOCABULARY
     count = _Count()
     # A word's number is the order of its first occurrence until all training words are counted.
-    train = by_user(train_folder, _converter(length, count.number), "user")
+    train = by_user(
+        train_folder, _converter(length, lambda text: list(map(count.number, words(text)))), "user"
+    )
     ids = count.ids(vocabulary)
     # The last number is for -1, which fills tweets up.
     numbers = np.array([*(ids.get(word, UNKNOWN) for word in count.numbers), PADDING], np.int32)
-    test = by_user(test_folder, _converter(length, lambda word: ids.get(word, UNKNOWN)), "user")
+    known = _converter(length, lambda text: [ids.get(word, UNKNOWN) for word in words(text)])
+    test = by_user(test_folder, known, "user")
     test.inputs[test.inputs == _FILL] = PADDING
     train = Examples(numbers[train.inputs], train.targets, train.columns)
     return published("sent140", (train, test), notes=count.note(ids), vocabulary=vocabulary + FIRST)
@@ -99,7 +148,7 @@ class _Count:
         )
 
 
-def _converter(length: int, number: Callable[[str], int]) -> Callable[[User], Converted]:
+def _converter(length: int, numbers: Callable[[str], Sequence[int]]) -> Callable[[User], Converted]:
     """What makes (int32 [n, length], int64 [n]) of one user, filled up with -1."""
 
     def convert(user: User) -> Converted:
@@ -108,8 +157,8 @@ def _converter(length: int, number: Callable[[str], int]) -> Callable[[User], Co
             text = tweet[TEXT] if isinstance(tweet, list) and len(tweet) > TEXT else None
             if not isinstance(text, str):
                 raise user.fault(at, "is not a list of id, date, query, user and text")
-            numbers = [number(word) for word in words(text)][:length]
-            tokens[at, : len(numbers)] = numbers
+            row = numbers(text)[:length]
+            tokens[at, : len(row)] = row
         for at, polarity in enumerate(user.y):
             if type(polarity) is not int or polarity not in (0, 1, 4):
                 raise user.fault(at, f"has the polarity {polarity!r}, and 0, 1 or 4 is expected")
