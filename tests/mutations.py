@@ -51,6 +51,9 @@ MUTATIONS = [
     ),
     Mutation("tasks/moco.py", "1 - self.momentum)", "self.momentum)", "identity/test_self_supervised.py"),
     Mutation(
+        "tasks/moco.py", "second[group::groups]", "first[group::groups]", "identity/test_self_supervised.py"
+    ),
+    Mutation(
         "tasks/moco.py", "return frozenset(QUEUE)", "return frozenset()", "identity/test_self_supervised.py"
     ),
     # -- analyses --

@@ -3,6 +3,7 @@
 import copy
 import math
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,10 +134,16 @@ def test_simsiam_trains_as_a_plain_loop() -> None:
         torch.testing.assert_close(tree[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_moco_trains_as_a_plain_loop_over_50_steps() -> None:
-    """Queue and momentum encoder, kept as a list of keys and a second network with parameters of its own."""
+@pytest.mark.parametrize("groups", [1, 2])
+def test_moco_trains_as_a_plain_loop_over_50_steps(groups: int) -> None:
+    """Queue and momentum encoder, kept as a list of keys and a second network with parameters of its own.
+
+    With groups, as the authors' code on as many GPUs: keys are shuffled, split, computed, and put back in order.
+    """
     holders = federation(clients=1)
-    tree, states = trained(centralized, MOCO, holders, rounds=5, steps=10)
+    task = replace(MOCO, bn_groups=groups)
+    tree, states = trained(centralized, task, holders, rounds=5, steps=10)
+    shuffled = torch.cat([torch.arange(group, 8, groups) for group in range(groups)])
     net = MOCO.wrap(encoder()).build().train()
     query = nn.Sequential(net.encoder, net.head)
     key = copy.deepcopy(query)
@@ -144,11 +151,12 @@ def test_moco_trains_as_a_plain_loop_over_50_steps() -> None:
     step = torch.optim.SGD(query.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
     for round in range(1, 6):
         for views in views_of(holders, round, 10):
-            q = F.normalize(query(views[:, 0]), dim=1)
+            q = F.normalize(torch.cat([query(part) for part in views[:, 0].chunk(groups)]), dim=1)
             with torch.no_grad():
                 for mine, other in zip(query.parameters(), key.parameters(), strict=True):
                     other.mul_(0.9).add_(mine, alpha=0.1)
-                k = F.normalize(key(views[:, 1]), dim=1)
+                k = torch.cat([key(part) for part in views[shuffled, 1].chunk(groups)])
+                k = F.normalize(k[shuffled.argsort()], dim=1)
             logits = torch.stack(
                 [torch.stack([q[i] @ k[i], *[q[i] @ old for old in keys]]) / 0.5 for i in range(8)]
             )
@@ -228,6 +236,29 @@ def test_a_batch_larger_than_the_queue_is_refused_with_the_setting() -> None:
     net = MoCo(width=4, queue=5).wrap(encoder()).build()
     with pytest.raises(ConfigError, match=r"queue of 5 .*task\.queue"):
         net.train()(torch.zeros(6, 2, 1, SIDE, SIDE))
+
+
+def test_a_key_shares_batch_statistics_with_few_images_of_its_query() -> None:
+    """Another image 1 changes the queries 0 to 3, and the keys 1, 3, 5 and 7."""
+    views = torch.randn(8, 2, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    other = views.clone()
+    other[1] += 1
+
+    def embedded(task: MoCo, views: torch.Tensor) -> torch.Tensor:
+        return task.wrap(encoder()).build().train()(views)["z"].detach()
+
+    def changed(task: MoCo) -> list[list[int]]:
+        differs = (embedded(task, views) - embedded(task, other)).abs().amax(2) > 0
+        return [view.nonzero().flatten().tolist() for view in differs.t()]
+
+    assert changed(replace(MOCO, bn_groups=2)) == [[0, 1, 2, 3], [1, 3, 5, 7]]
+    assert changed(MOCO) == [[*range(8)], [*range(8)]]
+
+
+def test_a_batch_with_fewer_images_than_groups_is_refused_with_the_setting() -> None:
+    net = replace(MOCO, bn_groups=4).wrap(encoder()).build()
+    with pytest.raises(ConfigError, match=r"batch of 3 images .* 4 groups .*task\.bn_groups"):
+        net.train()(torch.zeros(3, 2, 1, SIDE, SIDE))
 
 
 # ---- the measurements

@@ -164,7 +164,8 @@ def _build(
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
-    notes = _about_boxes(module, data.train.targets)  # before the module may move to the meta device
+    seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
+    notes = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
     trained = replace(model, input_shape=holders.training_shape)
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -30,6 +30,11 @@ class MoCo(SelfSupervised):
     in a queue. The key encoder ' follows by w' <- m w' + (1 - m) w, before the keys of a step are computed. There is
     no gradient through keys.
 
+    Batch normalization can tell the key of the same batch from those of the queue by its statistics alone (He et al.
+    2020, section 3.3). With G = `bn_groups` > 1, each G-th of a batch has statistics of its own: query i is in group
+    i // (n / G), key i in group i mod G. Batches have a random order, so this is the shuffle of the paper. The groups
+    of a query and of its key share 1 / G of their images.
+
     In federated training the key encoder consists of buffers, which are averaged as running statistics are. The queue
     stays with its client: it is part of the client's state.
 
@@ -38,6 +43,7 @@ class MoCo(SelfSupervised):
         queue: the number of keys; 65,536 in the papers.
         momentum: m.
         temperature: T.
+        bn_groups: G; 8 in the papers, the number of GPUs. With 1, query and key have statistics of the same images.
 
     Metrics: `embedding_deviation`, `embedding_rank` and `alignment`, see `SelfSupervised`. The loss depends on
         the queue, which the server does not have, so it is recorded for training alone.
@@ -50,15 +56,16 @@ class MoCo(SelfSupervised):
     """
 
     metric_names: ClassVar[tuple[str, ...]] = ("embedding_deviation", "embedding_rank", "alignment")
-    # All embeddings alike lower the loss too, if they move: keys of earlier steps are then less similar.
+    # Embeddings that are alike lower the loss too, if they move: keys of earlier steps are then less similar.
     collapse_advice: ClassVar[str | None] = (
-        "stronger augmentations (data.augment), or a smaller task.queue: its oldest keys are of a key encoder that has "
-        "moved since, by which they can be told from those of the same step"
+        "a smaller task.queue if the loss is below ln(1 + task.queue), because old keys are then told by their age; "
+        "if it is not, views of an image that have more in common (data.augment, data.dataset.pairs = false)"
     )
     width: int = 128
     queue: int = 65536
     momentum: float = 0.999
     temperature: float = 0.2
+    bn_groups: int = 1
 
     def network(self, encoder: nn.Module, features: int) -> nn.Module:
         """The two encoders with their heads, and the queue.
@@ -70,6 +77,15 @@ class MoCo(SelfSupervised):
     def local_leaves(self, spec: TreeSpec) -> frozenset[str]:
         """The queue, and the place of its next key."""
         return frozenset(QUEUE)
+
+    def notes(self, examples: int) -> Sequence[str]:
+        """That the queue is never full of keys, if so."""
+        if examples >= self.queue:
+            return ()
+        return [
+            f"the queue of {self.queue:,} keys is never full: a client trains on {examples:,} images at most, and the "
+            "other keys stay random vectors. Set task.queue lower"
+        ]
 
     def loss(
         self,
@@ -97,7 +113,7 @@ class MoCoNet(nn.Module):
         super().__init__()
         self.encoder, self.head = encoder, mlp([features, features, task.width], norm=False)
         self.key_encoder, self.key_head = _as_buffers(encoder), _as_buffers(self.head)
-        self.momentum, self.temperature = task.momentum, task.temperature
+        self.momentum, self.temperature, self.bn_groups = task.momentum, task.temperature, task.bn_groups
         self.register_buffer("queue", F.normalize(torch.randn(task.queue, task.width), dim=1))
         self.register_buffer("next_place", torch.zeros((), dtype=torch.int64))
 
@@ -108,17 +124,17 @@ class MoCoNet(nn.Module):
         alone: no metric needs the logits.
         """
         first, second = views.unbind(1)
-        if self.training and len(first) > len(self.queue):
-            raise ConfigError(
-                f"a batch of {len(first)} images has more keys than the queue of {len(self.queue)}",
-                where="task.queue",
-                hint=f"set it to at least {len(first)}, or lower local.batch_size",
-            )
-        q = F.normalize(self.head(self.encoder(first)), dim=1)
+        if self.training:
+            self._check_size(len(first))
+        groups = self.bn_groups if self.training else 1
+        parts = [self.head(self.encoder(part)) for part in first.tensor_split(groups)]
+        q = F.normalize(torch.cat(parts), dim=1)
         with torch.no_grad():
             if self.training:
                 self._follow()
-            k = F.normalize(self.key_head(self.key_encoder(second)), dim=1)
+            k = torch.empty_like(q)
+            for group in range(groups):
+                k[group::groups] = F.normalize(self.key_head(self.key_encoder(second[group::groups])), dim=1)
         z = torch.stack([q, k], 1)
         if not self.training:
             return {"z": z}
@@ -128,6 +144,21 @@ class MoCoNet(nn.Module):
         logits = torch.cat([positive, q @ earlier.t()], 1) / self.temperature
         self._keep(k)
         return {"logits": logits, "z": z}
+
+    def _check_size(self, images: int) -> None:
+        """Raises `ConfigError` if a batch of so many images has too many keys for the queue, or too few for groups."""
+        if images > len(self.queue):
+            raise ConfigError(
+                f"a batch of {images} images has more keys than the queue of {len(self.queue)}",
+                where="task.queue",
+                hint=f"set it to at least {images}, or lower local.batch_size",
+            )
+        if images < self.bn_groups:
+            raise ConfigError(
+                f"a batch of {images} images cannot have {self.bn_groups} groups of batch statistics",
+                where="task.bn_groups",
+                hint="lower it, or set local.last_batch = 'drop'",
+            )
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -168,6 +199,14 @@ def moco_v2(
     ] = 65536,
     momentum: Annotated[float, Field(ge=0, le=1, description="momentum of the key encoder")] = 0.999,
     temperature: Annotated[float, Field(gt=0, le=10, description="temperature of the loss")] = 0.2,
+    bn_groups: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=1024,
+            description="groups of a batch with batch statistics of their own, shuffled for keys",
+        ),
+    ] = 1,
 ) -> MoCo:
     """MoCo v2 (He et al. 2020, Chen et al. 2020)."""
-    return MoCo(width=width, queue=queue, momentum=momentum, temperature=temperature)
+    return MoCo(width=width, queue=queue, momentum=momentum, temperature=temperature, bn_groups=bn_groups)

@@ -116,6 +116,10 @@ class Task(ABC):
         """The leaves of the model in training that each client keeps to itself and never sends."""
         return frozenset()
 
+    def notes(self, examples: int) -> Sequence[str]:
+        """What is unfit for a run in which a client trains on at most so many examples, in sentences; epochs count."""
+        return ()
+
     def export(self, tree: Tree) -> Tree:
         """The part of a trained tree that belongs to the model itself, named as in the model."""
         return tree

@@ -80,6 +80,20 @@ def test_moco_computes_no_logits_in_an_evaluation() -> None:
     assert task.output_values(DatasetInfo("d", "unlabelled", (), (3, 2, 2))) == evaluated["z"][0].numel()
 
 
+@pytest.mark.parametrize(
+    ("change", "images"),
+    [("rounds=1", 2 * 16), ("local.batch_size=all", 4 * 2 * 32), ("algorithm.name=centralized", 4 * 2 * 16)],
+)
+def test_a_queue_longer_than_the_run_is_noted(change: str, images: int) -> None:
+    def notes(queue: int) -> list[str]:
+        planned = plan(experiment({**MOCO, "queue": queue}, change).config, Source({}))
+        return [note for note in build(planned, Path(), False).notes if "queue" in note]
+
+    assert not notes(images)
+    (note,) = notes(images + 1)
+    assert f"is never full: a client trains on {images:,} images at most" in note
+
+
 @pytest.mark.parametrize(("task", "travels"), [(SIAM, False), (MOCO, True)], ids=["simsiam", "moco-v2"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
 def test_initial_weights_go_to_workers_where_a_task_keeps_leaves_at_clients(

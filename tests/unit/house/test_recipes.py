@@ -10,6 +10,7 @@ from fedlens.experiment.plan import plan
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
+MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
         f"fedcv/table2-cifar100-{m}-{p}"
@@ -68,12 +69,23 @@ PLACED = [*HSU2020, *STAND_INS, *VOC, *COCO, *CHEN2022, *CAMVID, *BCCD]
 
 def test_they_are_these() -> None:
     assert sorted(recipes()) == sorted(
-        ["digits", "digits-centralized", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+        [
+            "digits",
+            "digits-centralized",
+            *FASHION,
+            *CIFAR,
+            MOCO,
+            *TABLE_2,
+            *TABLES,
+            *LAPTOP,
+            *SHAKESPEARE,
+            *PLACED,
+        ]
     )
 
 
 @pytest.mark.parametrize(
-    "name", ["digits", *FASHION, *CIFAR, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+    "name", ["digits", *FASHION, *CIFAR, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
 )
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
