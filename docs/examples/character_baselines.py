@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.data.datasets.shakespeare import shakespeare
+from fedlens.data.datasets.registry import DATASETS
 
 
 def baselines(root: Path) -> dict[str, float]:
     """The test accuracy of each table."""
-    data = shakespeare(root, download=False, seed=0)
+    data = DATASETS.find("shakespeare")(root, False, 0)
     counts = np.zeros((len(data.classes), len(data.classes)), np.int64)
     np.add.at(counts, (data.train.inputs[:, -1], data.train.targets), 1)
     last, following = data.test.inputs[:, -1], data.test.targets

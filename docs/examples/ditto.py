@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.client_evaluation import OP, EvaluateOwn
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN, EvaluateOwn
 from fedlens.local.rules import ClientRule
 
 STATE = "ditto"  # the client's own model, in its state
@@ -25,7 +25,9 @@ def ditto(
         name="ditto",
         finish=partial(train_own, lam=lam),
         ops={
-            OP: lambda train: EvaluateOwnModel(EvaluateOwn(train.model, train.task, parts.evaluation_batch))
+            EVALUATE_OWN: lambda train: EvaluateOwnModel(
+                EvaluateOwn(train.model, train.task, parts.evaluation_batch)
+            )
         },
     )
     return averaging(parts, client=rule)

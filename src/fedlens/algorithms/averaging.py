@@ -20,8 +20,8 @@ from torch import Tensor
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
 from fedlens.algorithms.aggregate_fit import refuse_server_data, refuse_server_evaluation
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
+    EVALUATE_OWN,
     EvaluateOwn,
     Who,
     disclosure,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedlens.algorithms.averaging import Parts
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
 from fedlens.algorithms.client_evaluation import (
+    EVALUATE_OWN,
     EvaluateOwn,
     Who,
     disclosure,

@@ -37,7 +37,8 @@ from fedlens.tasks.central_evaluation import measured
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
 
-OP = "evaluate-own"
+EVALUATE_OWN = "evaluate-own"
+"""The name of the operation `EvaluateOwn`."""
 Who = int | Literal["all", "none"]
 
 
@@ -106,7 +107,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     """
     asked, held_out = _chosen(ctx, who), ctx.federation.held_out
     assert held_out is not None  # `refuse_unmeasured` has refused the run otherwise
-    ask = Ask(OP, [Request(client) for client in asked], shared, expect=MEASUREMENTS)
+    ask = Ask(EVALUATE_OWN, [Request(client) for client in asked], shared, expect=MEASUREMENTS)
     summed = Total()
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedlens.algorithms.client_evaluation import OP as EVALUATE_OWN
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.core.engine_base import BareEngine
 from fedlens.core.outcomes import StackedOutcomes

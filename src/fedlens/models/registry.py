@@ -236,3 +236,4 @@ MODELS = ModelRegistry(
         ),
     },
 )
+"""The models by name; `MODELS.find(name)(input_shape, classes)` makes one."""

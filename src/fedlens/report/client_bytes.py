@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fedlens.algorithms.client_evaluation import OP
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.report.format import finite
 from fedlens.report.read import Run, subtable
 
@@ -28,7 +28,7 @@ def _of_run(run: Run) -> dict[str, float] | None:
     clients, replies = run.clients(), sum(value for value in run.finite("clients"))
     if not clients or not replies or not traffic:
         return None
-    measuring = traffic.pop(OP, {})
+    measuring = traffic.pop(EVALUATE_OWN, {})
     counted: dict[str, float] = {}
     for way, messages in (("down", "asks"), ("up", "replies")):
         total = sum(finite(row.get(f"bytes_{way}")) or 0.0 for row in traffic.values())

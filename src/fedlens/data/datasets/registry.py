@@ -78,3 +78,4 @@ DATASETS = Registry(
         "yolo-txt": Entry(f"{_OWN}.yolo_txt:yolo_txt", "your own images, with boxes in YOLO files"),
     },
 )
+"""The datasets by name; `DATASETS.find(name)(root, download, seed)` reads one."""

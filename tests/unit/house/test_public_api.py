@@ -1,0 +1,25 @@
+"""The public API is what docs/api/public.txt says, and the examples use nothing else."""
+
+from __future__ import annotations
+
+from tests.unit.house.public_api import FILE, documented, rendered, used
+
+
+def test_the_public_api_is_as_declared() -> None:
+    command = "python -m tests.unit.house.public_api"
+    assert FILE.read_text("utf-8") == rendered(), f"name the change in CHANGELOG.md, and run `{command}`"
+
+
+def test_examples_and_pages_use_public_names_only() -> None:
+    known = set(documented())
+    assert {name: files for name, files in used().items() if name not in known} == {}
+
+
+def test_the_text_has_fields_signatures_and_what_a_class_must_define() -> None:
+    lines = rendered().splitlines()
+    engine = lines.index("class fedlens.core.protocol.Engine(Protocol)")
+    assert (
+        lines[engine + 1] == "    abstractmethod open(self, program: Program, states: ClientStates) -> None"
+    )
+    assert "    deadline: float | None = None" in lines
+    assert any(line.startswith("fedlens.local.training.") is False and ", *, " in line for line in lines)
