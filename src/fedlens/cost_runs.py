@@ -264,9 +264,9 @@ def measured_at_clients(source: Source, config: Config) -> tuple[Source, list[st
         )
     if config.evaluation.clients != "all":
         changes["evaluation"]["clients"] = "all"
-    if config.evaluation.beside:
-        changes["evaluation"]["beside"] = False
-        notes.append("evaluation.beside is off: the clients are measured too.")
+    if config.evaluation.overlap:
+        changes["evaluation"]["overlap"] = False
+        notes.append("evaluation.overlap is off: the clients are measured too.")
     values = dict(source.values)
     for table, settings in changes.items():
         values[table] = {**values.get(table, {}), **settings}

@@ -189,7 +189,7 @@ def test_clients_together_compute_in_16_bits_too(model: str, tmp_path) -> None:
 def test_evaluating_beside_the_next_round_changes_no_number(algorithm: str, tmp_path) -> None:
     """Client states move on in the next round; those that are measured are the ones before it."""
     plain = experiment(algorithm, "shards", evaluation={"every": 2}).run(tmp_path / "plain")
-    changes = {"engine": workers(2), "evaluation": {"every": 2, "beside": True}}
+    changes = {"engine": workers(2), "evaluation": {"every": 2, "overlap": True}}
     beside = experiment(algorithm, "shards", **changes).run(tmp_path / "beside")
     assert outcome(beside) == outcome(plain)
     with pytest.raises(KeyboardInterrupt):

@@ -83,7 +83,7 @@ FREE = [
     ('name = "faults"', 'name = "another"'),
     ("cache = 2.0", "cache = 0.5"),
     ("seconds = 0.0", "seconds = 9.0"),
-    ("beside = false", "beside = true"),
+    ("overlap = false", "overlap = true"),
 ]
 
 

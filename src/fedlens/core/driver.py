@@ -193,7 +193,7 @@ class Driver:
                     raise RunFailed(
                         f"the operation '{ask.op}' of an evaluation changes a client's state, but the "
                         "next round has already started with the old state",
-                        hint="set evaluation.beside=false",
+                        hint="set evaluation.overlap=false",
                     )
                 yield answer
         finally:
@@ -285,7 +285,7 @@ class Driven:
         if self._ahead and not ahead:
             raise RunFailed(
                 f"the evaluation of round {self._round} asks several times, but the next round has already started",
-                hint="set evaluation.beside=false",
+                hint="set evaluation.overlap=false",
             )
         number = self._driver.number(self._round)
         return self._driver.exchange(ask, self._round, number, ahead, self._bounded)

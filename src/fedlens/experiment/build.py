@@ -435,12 +435,12 @@ def _fitting(
         say(sentence)
     config = config.model_copy(update={"engine": table})
     asks = algorithm.evaluation_asks
-    if config.evaluation.beside and engine.ahead and asks > 1:
+    if config.evaluation.overlap and engine.ahead and asks > 1:
         raise ConfigError(
-            f"an evaluation asks {asks} times here, of the server and of clients, and one that goes on beside the next "
-            "round can ask once",
-            where="evaluation.beside",
-            hint="set evaluation.clients = 'none', or evaluation.beside = false",
+            f"an evaluation asks {asks} times here, of the server and of clients, and one that overlaps with the "
+            "next round can ask once",
+            where="evaluation.overlap",
+            hint="set evaluation.clients = 'none', or evaluation.overlap = false",
         )
     return config
 

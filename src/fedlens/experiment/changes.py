@@ -22,7 +22,7 @@ from fedlens.experiment.rundir import RunDir
 
 FREE = frozenset(
     {
-        "name", "data.cache", "data.prefetch", "evaluation.beside", "checkpoint.seconds", "record.images",
+        "name", "data.cache", "data.prefetch", "evaluation.overlap", "checkpoint.seconds", "record.images",
         "divergence.patience",
         "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
     }

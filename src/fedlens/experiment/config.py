@@ -168,7 +168,7 @@ class Evaluation(_Table):
         "drawn anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation "
         "= 0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to clients.jsonl",
     )
-    beside: bool = Field(
+    overlap: bool = Field(
         False,
         description="evaluate while the next round trains, on idle workers. The metrics are the same, "
         "one round later. Only for engines with workers; others evaluate at once",

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from fedlens.core.errors import ConfigError, list_example, nearest, needs_list, option_example
 from fedlens.core.shell_command import shell_command
-from fedlens.experiment.config_source import NOT_SET, RECIPE
+from fedlens.experiment.config_source import NOT_SET, RECIPE, RENAMED
 
 Locate = Callable[[str], str]
 
@@ -62,6 +62,9 @@ def explained(
     path = _path(first["loc"], values)
     full = ".".join(filter(None, [key, *path]))
     last = path[-1] if path else key.rpartition(".")[2]
+    if first["type"] == "extra_forbidden" and full in RENAMED:
+        what = f"the setting '{full}' is now '{RENAMED[full]}'"
+        return ConfigError(what, where=locate(full), hint="write the new name")
     if first["type"] == "extra_forbidden":
         return no_such_setting(last, locate(full), known(".".join(path[:-1])), others=elsewhere(last))
     if first["type"] == "missing" and len(path) == len(first["loc"]):

@@ -30,6 +30,7 @@ RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
 _COMPONENTS = {
     "data.dataset", "data.partition", "model", "algorithm", "select", "aggregate", "server", "engine"
 }  # fmt: skip
+RENAMED = {"evaluation.beside": "evaluation.overlap"}  # settings of earlier versions, and what they are now
 _DEEPEST = 32  # tables and lists in each other; the settings need six
 
 
@@ -128,6 +129,19 @@ def read_source(recipe_or_file: str, overrides: Sequence[str] = ()) -> Source:
     text, values = read_toml(path, "pass the path of a TOML file, or a recipe ('fedlens list recipes')")
     find_beside(values, path.parent)
     return override(Source(values, path, key_lines(text)), overrides)
+
+
+def with_new_names(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings in a run directory of an earlier version, by the names of this one.
+
+    >>> with_new_names({"evaluation": {"every": 2, "beside": True}})
+    {'evaluation': {'every': 2, 'overlap': True}}
+    """
+    for old, new in RENAMED.items():
+        table, _, key = old.partition(".")
+        if isinstance(settings := values.get(table), dict) and key in settings:
+            settings[new.partition(".")[2]] = settings.pop(key)
+    return values
 
 
 def read_toml(path: Path, hint: str) -> tuple[str, dict[str, Any]]:

@@ -26,6 +26,7 @@ from fedlens.core.atomic_files import (
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.shell_command import quoted_command
 from fedlens.experiment import jsonl as lines
+from fedlens.experiment.config_source import with_new_names
 from fedlens.experiment.full_disk import disk_full
 from fedlens.experiment.lock import locked
 from fedlens.experiment.text_files import read_json, read_toml_table
@@ -218,7 +219,7 @@ class RunDir:
 
     def read_config(self) -> dict[str, Any]:
         """The settings in `config.toml`. Raises `RunDirectoryError` if it is missing or cannot be read."""
-        return read_toml_table(self.config_path)
+        return with_new_names(read_toml_table(self.config_path))
 
     def read_environment(self) -> dict[str, Any] | None:
         """The contents of `environment.json`, or None if the file is missing."""

@@ -225,7 +225,7 @@ class Runner:
                 steps = trained.collector.collect(steps)
             # An engine that starts workers in the middle of a run takes asks ahead from then on.
             beside = (
-                config.evaluation.beside
+                config.evaluation.overlap
                 and self.built.engine.ahead
                 and self.built.algorithm.evaluation_asks == 1
             )

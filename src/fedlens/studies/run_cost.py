@@ -348,7 +348,7 @@ def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> 
     changes: dict[str, Any] = {
         "rounds": 2,
         "local": {**local, "steps": steps},
-        "evaluation": {**settings.get("evaluation", {}), "every": 1, "clients": "none", "beside": False},
+        "evaluation": {**settings.get("evaluation", {}), "every": 1, "clients": "none", "overlap": False},
         "checkpoint": {"seconds": 3600.0},
     }
     select = settings.get("select")

@@ -334,9 +334,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_run_that_changes_over_is_that_of_inline(beside: bool, tmp_path) -> None:
-    more = {"evaluation": {"beside": beside}}
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_that_changes_over_is_that_of_inline(overlap: bool, tmp_path) -> None:
+    more = {"evaluation": {"overlap": overlap}}
     ref = whole(engine="inline", **more).run(tmp_path / "inline")
     run = whole(engine={"name": "default", "workers": 2}, **more).run(tmp_path / "default")
     assert engine_of(run) == {"name": "processes", "workers": 2}

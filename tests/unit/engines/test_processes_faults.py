@@ -469,7 +469,7 @@ def test_what_cannot_go_on_beside_the_next_round_is_told() -> None:
     for steps, what in ((twice, "asks several times"), (changing, "changes a client's state")):
         with fresh() as gate, pytest.raises(RunFailed, match=what) as caught:
             gate.begin(steps(), 1).finish()
-        assert caught.value.hint == "set evaluation.beside=false"
+        assert caught.value.hint == "set evaluation.overlap=false"
 
 
 def test_a_worker_lays_its_large_replies_into_one_region_again_and_again() -> None:

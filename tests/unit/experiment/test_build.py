@@ -187,7 +187,9 @@ def test_an_algorithm_that_inherits_from_the_base_class_is_asked_for_more() -> N
     assert algorithm.discloses == Declared.discloses
     assert made(algorithm=lambda parts: Declared(averaging(parts))).clients_per_round == 4
     with pytest.raises(ConfigError, match="an evaluation asks 2 times here"):
-        made("evaluation.beside=true", "engine=processes", algorithm=lambda parts: Declared(averaging(parts)))
+        made(
+            "evaluation.overlap=true", "engine=processes", algorithm=lambda parts: Declared(averaging(parts))
+        )
 
 
 class SilentEngine:
@@ -456,10 +458,10 @@ def test_a_table_server_goes_with_settings_that_are_for_something_else() -> None
 
 def test_an_evaluation_of_two_asks_cannot_go_on_beside_the_next_round() -> None:
     changes = ("data.validation=0.2", "data.validation_from=client", "evaluation.clients=all")
-    beside = ("evaluation.beside=true", "engine.name=processes")
+    beside = ("evaluation.overlap=true", "engine.name=processes")
     with pytest.raises(ConfigError, match="asks 2 times") as caught:
         made(*changes, *beside)
     assert caught.value.where is not None
-    assert "evaluation.beside" in caught.value.where
+    assert "evaluation.overlap" in caught.value.where
     made(*changes, *beside, "engine.name=inline")  # which evaluates at once
     made(*changes[:2], *beside)

@@ -70,6 +70,10 @@ def test_a_function_is_written_down_by_where_it_is() -> None:
     [
         ({"rounds": None}, "'rounds' is None, but must be a whole number (at rounds)."),
         ({"rouns": 3}, "unknown setting 'rouns' (at rouns); did you mean 'rounds'."),
+        (
+            {"evaluation": {"beside": True}},
+            "the setting 'evaluation.beside' is now 'evaluation.overlap' (at evaluation.beside); write the new name.",
+        ),
         ({"local": {"lrr": 0.1}}, "unknown setting 'lrr' (at local.lrr); did you mean 'lr'."),
         (
             {"client_column": "shop"},

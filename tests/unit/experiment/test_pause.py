@@ -61,7 +61,7 @@ def test_a_run_paused_twice_gives_what_an_unbroken_run_gives(case: str, tmp_path
 @pytest.mark.usefixtures("quick_workers")
 def test_an_evaluation_beside_the_next_round_is_finished_before_a_pause(tmp_path: Path) -> None:
     settings = {**SETTINGS, "rounds": 3, "engine": {"name": "processes", "workers": 1}}
-    experiment = Experiment(**settings, evaluation={"beside": True})
+    experiment = Experiment(**settings, evaluation={"overlap": True})
     experiment.run(tmp_path / "whole", report=False)
     paused = experiment.run(tmp_path / "paused", report=False, until=1)
     assert "test_accuracy" in paused.metrics[1]

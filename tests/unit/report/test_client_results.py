@@ -105,12 +105,12 @@ def test_only_the_files_of_clients_get_the_rows(runs: Mapping[str, Result]) -> N
     assert not any("examples" in key and key != "examples" for key in lines)
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
 def test_workers_and_evaluation_beside_a_round_write_the_same_rows(
-    tmp_path: Path, runs: Mapping[str, Result], beside: bool
+    tmp_path: Path, runs: Mapping[str, Result], overlap: bool
 ) -> None:
     engine = {"name": "processes", "workers": 2, "threads": 1}
-    made = experiment(algorithm="local-only", engine=engine, evaluation={"beside": beside})
+    made = experiment(algorithm="local-only", engine=engine, evaluation={"overlap": overlap})
     result = made.run(tmp_path / "run", report=False)
     assert rows_of(result) == rows_of(runs["local-only"])
 
