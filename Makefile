@@ -22,8 +22,8 @@ export NO_MKDOCS_2_WARNING := 1
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##/  make \1 \t/p' Makefile
 
-demo: install  ## show what a partition costs: a federated run, its IID twin and its baselines, in one page
-	@$(BIN)/fedlens cost digits --seeds 1 --set rounds=30 --out runs/demo $(ARGS)
+demo: install  ## show who gains by joining: a federated run, its IID twin and its baselines, in one page
+	@$(BIN)/fedlens cost demo --seeds 1 --out runs/demo $(ARGS)
 	@echo; echo "Open the result page: $$PWD/runs/demo/cost.html"
 
 test: install-dev  ## run all tests of the ci tier

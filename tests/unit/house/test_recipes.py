@@ -70,6 +70,7 @@ PLACED = [*HSU2020, *STAND_INS, *VOC, *COCO, *CHEN2022, *CAMVID, *BCCD]
 def test_they_are_these() -> None:
     assert sorted(recipes()) == sorted(
         [
+            "demo",
             "digits",
             "digits-centralized",
             *FASHION,
@@ -85,7 +86,7 @@ def test_they_are_these() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["digits", *FASHION, *CIFAR, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+    "name", ["demo", "digits", *FASHION, *CIFAR, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
 )
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
