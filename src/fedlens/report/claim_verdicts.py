@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,8 @@ from fedlens.report.table_view import TableView
 
 Answer = Literal["shows", "does not show", "cannot tell", "not run at this scale", "not computed"]
 Cell = tuple[str, Mapping[str, Any]]  # a method and a case
+SATISFIES, CONTRADICTS = "one seed, which satisfies it", "one seed, which contradicts it"
+_BRACKET = re.compile(r"\s*\((?:(?:case|metric)=)?")
 _NAMED = 3  # numbers of a verdict that are named
 _CAPTION = (
     "Shows: the whole interval of every number satisfies the claim. Does not show: the whole interval of a number "
@@ -68,6 +71,11 @@ class ClaimVerdict:
     compared: Sequence[ComparedCells] = ()
 
     @property
+    def text_and_place(self) -> str:
+        """The claim, and where the document makes it."""
+        return f"{self.text} ({self.where})" if self.where else self.text
+
+    @property
     def words(self) -> str:
         """The answer with its reason."""
         return ": ".join(filter(None, [self.answer, self.reason]))
@@ -88,11 +96,11 @@ def claim_verdicts(results: StudyResults) -> list[ClaimVerdict]:
 
 def claims_table(results: StudyResults) -> StudyTable:
     """The claims of the study's document, with the verdict on each."""
-    head = ["Claim", "Where", "Verdict", "Numbers", "Scale"]
-    texts = [
-        (each.text, each.where, each.words, each.numbers, each.scale) for each in claim_verdicts(results)
+    head = ["Claim", "Verdict", "Numbers", "Scale"]
+    rows = [
+        [*map(TableCell, (each.text_and_place, each.words, each.numbers, each.scale))]
+        for each in claim_verdicts(results)
     ]
-    rows = [[*map(TableCell, row)] for row in texts]
     return StudyTable(
         "claims", "Claims of the document", _CAPTION, head, rows, (), len(head), results.info.caveats
     )
@@ -128,6 +136,7 @@ def _verdict(results: StudyResults, claim: Any) -> ClaimVerdict:
         else:
             compared += [_compared(results, comparison, cells, claim.get("at", {})) for cells in selected]
     undecided = [each.reason for each in compared if each.holds is None]
+    undecided.sort(key=CONTRADICTS.__ne__)
     if any(each.holds is False for each in compared):
         return verdict("does not show", "", compared)
     if absent:
@@ -211,16 +220,19 @@ def _compared(
         TableView(results, "").value(each, metric) for each in (found.low, found.mean, found.high)
     )
     if found.n == 1:
-        return ComparedCells(f"{words}: {mean}", found.mean, reason="one seed")
+        reason = SATISFIES if comparison.holds(found.mean) else CONTRADICTS
+        return ComparedCells(f"{words}: {mean}", found.mean, reason=reason)
     reason = "" if holds is not None else "the interval contains the bound"
     return ComparedCells(f"{words}: {mean} [{low}, {high}]", found.mean, found.low, found.high, holds, reason)
 
 
 def _measured(results: StudyResults, pair: Cell, at: Mapping[str, float]) -> StudyCell:
-    """The values of a cell at the end of training, at a budget, or the rounds to a target."""
+    """The values of a cell at the end of training, at a budget, the rounds to a target, or the changes at the end."""
     cell, runs = cell_of(results, *pair), results.runs(*pair)
     for kind, limit in at.items() if cell.complete else ():
-        if kind in COLUMNS:
+        if kind == "changes":
+            values = [line.mean_change(results.metric, int(limit)) for line in runs.values()]
+        elif kind in COLUMNS:
             values = [value_at(line, results.metric, COLUMNS[kind], limit) for line in runs.values()]
         else:
             to = "centralized" if kind == "relative_target" else None
@@ -239,7 +251,9 @@ def _words(info: StudyInfo, comparison: ClaimComparison, cells: Sequence[Cell]) 
         labels |= {term.method: info.methods[method]} | {
             each.value: _stand_in(info, "cases", each.value) for each in term.fixed
         }
+        labels |= {term.metric: str(term.metric).replace("_", " ")}
         fixed = [_dimension(info, each) for each in term.fixed]
         varied |= {key: value for key, value in case.items() if key not in fixed}
-    text = NAME.sub(lambda found: labels.get(found[0].strip('"')) or found[0], comparison.text)
+    text = _BRACKET.sub(" (", comparison.text)
+    text = NAME.sub(lambda found: labels.get(found[0].strip('"')) or found[0], text)
     return " at ".join(filter(None, [text, case_name(info, varied)]))

@@ -272,8 +272,7 @@ def _setting_line(
     groups = sorted(line.groups, key=lambda group: place.at(group.keys[key]))
     values = [final(group) for group in groups]
     means = [statistics.fmean(each) if each else None for each in values]
-    share = is_share(bare(final.metric)) and not final.relative
-    ends = [spread(each, band, share) for each in values]
+    ends = [spread(each, band, "" if final.relative else final.metric) for each in values]
     x = [place.beside(group.keys[key], number, lines) for group in groups]
     form = ".2%" if is_share(bare(final.metric)) or final.relative else ".4~g"
     words = [f"{shown.label(key)} {shown.words(key, group.keys[key])}" for group in groups]
@@ -314,8 +313,7 @@ def _curve(
     at = [statistics.fmean(run[k][0] for run in runs) for k in shared]
     values = [[run[k][1] for run in runs] for k in shared]
     means = [statistics.fmean(each) for each in values]
-    share = is_share(bare(metric))
-    return banded(at, means, [spread(each, band, share) for each in values], line, hover)
+    return banded(at, means, [spread(each, band, metric) for each in values], line, hover)
 
 
 def _by_round(

@@ -288,8 +288,11 @@ def _thinned(at: Sequence[float], names: Sequence[str], log: bool) -> list[str]:
     return kept
 
 
-def spread(values: Sequence[float], kind: Spread, share: bool) -> tuple[float, float] | None:
-    """The ends of the band around the mean of values over seeds; None for a single one. Shares stay in [0, 1]."""
+def spread(values: Sequence[float], kind: Spread, metric: str) -> tuple[float, float] | None:
+    """The ends of the band around the mean of values over seeds; None for a single one.
+
+    A band of a share stays in [0, 1], and one of losses above 0 does not go below it. `metric` is "" for ratios.
+    """
     if len(values) < 2 or kind == "none":
         return None
     if kind == "range":
@@ -302,7 +305,9 @@ def spread(values: Sequence[float], kind: Spread, share: bool) -> tuple[float, f
             mean = math.fsum(values) / len(values)
             half = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
             low, high = mean - half, mean + half
-    return (max(low, 0.0), min(high, 1.0)) if share else (low, high)
+    if is_share(bare(metric)):
+        return max(low, 0.0), min(high, 1.0)
+    return (max(low, 0.0) if metric.endswith("loss") and min(values) >= 0 else low), high
 
 
 SPREADS = {

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,6 +74,11 @@ class RunLine:
         """The mean of the last `last` evaluations of `metric`; None if the run failed or lacks it."""
         values = [value for _, value in self.series(metric)][-last:]
         return statistics.fmean(values) if values and self.status != "failed" else None
+
+    def mean_change(self, metric: str, last: int) -> float | None:
+        """The mean size of the last `last` changes from one evaluation to the next; None without a change."""
+        values = [value for _, value in self.series(metric)][-last - 1 :]
+        return statistics.fmean(abs(b - a) for a, b in pairwise(values)) if len(values) > 1 else None
 
     def problem(self, metric: str) -> str | None:
         """Why the run has no final value of `metric` that counts as a result; None if it has one."""

@@ -110,7 +110,7 @@ def caption_of(
     if any(line.color == GREY for panel in layout.panels for line in panel.lines):
         sentences.append("Dashed: centralized training.")
     if chance is not None:
-        sentences.append(f"Dotted: guessing ({chance:.3g}).")
+        sentences.append(f"Dotted: guessing ({100 * chance:.3g} %).")
     if document:
         source = study.info.document.get("source")
         marks = "Open markers and dash-dotted lines"

@@ -45,7 +45,7 @@ class _Claim(BaseModel):
     holds: str = ""  # see `fedlens.report.claim_expression`
     why: str = ""  # the claim has no expression
     metric: str | None = None
-    at: dict[Literal["rounds", "batches", "bytes", "target", "relative_target"], float] = Field(
+    at: dict[Literal["rounds", "batches", "bytes", "target", "relative_target", "changes"], float] = Field(
         {}, max_length=1
     )
 

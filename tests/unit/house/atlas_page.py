@@ -79,11 +79,12 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
     if record.stale:
         yield f'\n!!! warning "The study has changed since"\n\n    {record.stale}\n'
     pictures = [figure for figure in study_figures(results) if figure.figure is not None]
-    if results.info.caveats and not pictures:  # else the captions have them
-        yield f"\n{' '.join(results.info.caveats)}\n"
+    if caveats := " ".join(results.info.caveats):
+        yield f"\n{caveats}\n"
     for figure in pictures:
         if (folder / f"{figure.name}.svg").is_file() and figure.figure is not None:
-            yield f"\n![{figure.figure.title}]({link}/{figure.name}.svg)\n\n{figure.figure.caption}\n"
+            caption = figure.figure.caption.removeprefix(caveats).strip()
+            yield f"\n![{figure.figure.title}]({link}/{figure.name}.svg)\n\n{caption}\n"
     if record.numbers:
         stated = any(number["paper"] for number in record.numbers)
         keys = ("of", "here", "paper") if stated else ("of", "here")
@@ -92,9 +93,11 @@ def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
         yield f"\n{_table(StudyTable('numbers', 'Numbers', '', head, rows))}"
         yield "" if stated else "\nThe text of the document states none of these numbers.\n"
     if not results.info.entries:
-        yield from (f"\n{_table(table)}" for table in study_tables(results))
+        yield from (f"\n{_table(table)}" for table in study_tables(results) if table.name != "claims")
     if results.info.document.get("claims"):
-        yield f"\n{_table(claims_table(results))}"
+        claims = claims_table(results)
+        rows = [row[:-1] for row in claims.rows]  # the scale is that of the record
+        yield f"\n{_table(replace(claims, head=claims.head[:-1], rows=rows, labels=3))}"
     if results.info.smaller:
         rows = [[*map(TableCell, row)] for row in results.info.smaller]
         table = _table(StudyTable("smaller", "Settings", "", ["setting", "paper", "here"], rows, labels=3))

@@ -115,6 +115,9 @@ def made_line(
     curve: dict[str, list[float | None]] = {metric: [value] for metric, value in values.items()}
     curve |= {column: [at.get(kind, 1.0)] for kind, column in BUDGETS.items()}
     target = at.get("target", at.get("relative_target"))
+    if "changes" in at:
+        up_and_down = range(int(at["changes"]) + 1)
+        curve = {metric: [value * (k % 2) for k in up_and_down] for metric, value in values.items()}
     if target is not None:
         curve = {"round": [values.get(main, 1.0)], main: [1.0 if central else target]}
     return RunLine(digest, digest, "finished", None, 1, main, curve)

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.report.claim_expression import parse_claim
-from fedlens.report.claim_verdicts import ClaimVerdict, check_claim, claim_verdicts
+from fedlens.report.claim_verdicts import CONTRADICTS, SATISFIES, ClaimVerdict, check_claim, claim_verdicts
 from fedlens.report.study_tables import study_tables
 from tests.unit.report.study_fake import results_of
 
@@ -67,7 +67,8 @@ def test_every_selected_cell_must_satisfy_a_claim() -> None:
 
 def test_one_seed_and_missing_and_failed_runs_leave_a_claim_open() -> None:
     one = verdict({"a": [0.9], "b": [0.1]}, "a > b")
-    assert (one.answer, one.reason, one.numbers) == ("cannot tell", "one seed", "a > b: 80.0")
+    assert (one.answer, one.reason, one.numbers) == ("cannot tell", SATISFIES, "a > b: 80.0")
+    assert verdict({"a": [0.9], "b": [0.1]}, "a > b and a < b").reason == CONTRADICTS
     missing = verdict({"a": HIGH, "b": [0.1, None, 0.1]}, "a > b")
     assert (missing.answer, missing.reason) == ("cannot tell", "not run: b (not finished)")
     failed = verdict({"a": HIGH, "b": [0.1, "out of memory", 0.1]}, "a > b")
@@ -102,7 +103,7 @@ def test_what_stands_for_a_method_or_a_case_is_found_under_the_name_of_the_paper
     shown, absent = claim_verdicts(replace(results, info=info))
     assert (shown.answer, shown.numbers) == (
         "shows",
-        "small(case=digits) > b at digits: 40.0 [40.0, 40.0]",
+        "small (digits) > b at digits: 40.0 [40.0, 40.0]",
     )
     assert absent.answer == "not run at this scale"
 
@@ -120,8 +121,9 @@ def test_a_claim_and_a_cell_can_have_a_metric_of_their_own() -> None:
     claims = [{"text": "t", "holds": train}, {"text": "t", "holds": train, "metric": "train_accuracy"},
               {"text": "t", "holds": gap}]  # fmt: skip
     info = replace(results.info, document={"claims": claims})
-    answers = [each.answer for each in claim_verdicts(replace(results, info=info))]
-    assert answers == ["does not show", "shows", "shows"]
+    verdicts = claim_verdicts(replace(results, info=info))
+    assert [each.answer for each in verdicts] == ["does not show", "shows", "shows"]
+    assert verdicts[2].numbers.startswith("a (train accuracy) - a > 5 points: 9.0 ")
 
 
 def test_a_claim_can_be_about_a_budget_or_the_rounds_to_a_target() -> None:
@@ -137,6 +139,14 @@ def test_a_claim_can_be_about_a_budget_or_the_rounds_to_a_target() -> None:
     assert (never.answer, never.reason) == ("cannot tell", "not run: a (target 0.95 not reached)")
 
 
+def test_a_claim_can_be_about_the_noise_of_a_curve() -> None:
+    scores = {"a": [[0.0, 0.5, 0.9, 0.5, 0.9]] * 3, "b": [[0.0, 0.9, 0.9, 0.9, 0.9]] * 3, "c": [[0.5]] * 3}
+    noisy = verdict(scores, "a - b > 30 points", {"at": {"changes": 3}})
+    assert (noisy.answer, noisy.numbers) == ("shows", "a - b > 30 points: 40.0 [40.0, 40.0]")
+    assert verdict(scores, "a - b > 30 points").answer == "does not show"
+    assert "c (changes 3 not reached)" in verdict(scores, "a > c", {"at": {"changes": 3}}).reason
+
+
 def test_a_claim_without_an_expression_says_why() -> None:
     results = results_of({"a": HIGH}, document={"claims": [{"text": "Noisy.", "why": "no number"}, "Old."]})
     assert [each.words for each in claim_verdicts(results)] == ["not computed: no number", "not computed"]
@@ -147,14 +157,14 @@ def test_the_table_of_claims_has_verdicts_numbers_and_the_scale() -> None:
     labels = {"a": "FedAvgM", "b": "FedAvg"}
     results = results_of({"a": HIGH, "b": LOW}, document={"claims": claims}, methods=labels, scale="laptop")
     table = next(table for table in study_tables(results) if table.name == "claims")
-    assert table.head == ["Claim", "Where", "Verdict", "Numbers", "Scale"]
+    assert table.head == ["Claim", "Verdict", "Numbers", "Scale"]
     numbers = "FedAvgM > FedAvg: 40.0 [40.0, 40.0]"
-    assert [cell.text for cell in table.rows[0]] == ["A is better.", "section 1", "shows", numbers, "laptop"]
-    assert "| A is better. | section 1 | shows |" in table.to_markdown()
-    assert r"\begin{tabular}{lllll}" in table.to_latex()
+    assert [cell.text for cell in table.rows[0]] == ["A is better. (section 1)", "shows", numbers, "laptop"]
+    assert "| A is better. (section 1) | shows |" in table.to_markdown()
+    assert r"\begin{tabular}{llll}" in table.to_latex()
     long = replace(results.info, document={"claims": [{**claims[0], "text": "A is better. " * 9}]})
     [table] = [each for each in study_tables(replace(results, info=long)) if each.name == "claims"]
-    assert r"\begin{tabular}{p{0.22\linewidth}llll}" in table.to_latex()
+    assert r"\begin{tabular}{p{0.22\linewidth}lll}" in table.to_latex()
     assert not any(table.name == "claims" for table in study_tables(results_of({"a": HIGH})))
 
 
