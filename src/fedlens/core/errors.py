@@ -16,6 +16,14 @@ _LISTED = 3_000  # characters of a list of names
 _READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
 _LIST_TYPES = {"list_type", "tuple_type"}  # pydantic's names of the fault
 _FEDLENS = str(Path(__file__).parent.parent)
+RENAMED = {
+    "client_evaluation.OP": "EVALUATE_OWN",
+}  # names of earlier versions by their module, class or function, and what they are now
+_MISSING = (
+    r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",
+    r"(?P<of>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<name>\w+)'",
+    r"'(?P<of>\w+)' object has no attribute '(?P<name>\w+)'",
+)
 
 
 class FedlensError(Exception):
@@ -129,7 +137,22 @@ def told(error: BaseException) -> str:
     own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(_FEDLENS)]
     where = f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
     text = next(iter(text_of(error).splitlines()), "")
-    return f"{one_line(type(error).__name__)}{': ' if text else ''}{one_line(text)}{one_line(where)}"
+    said = f"{': ' if text else ''}{one_line(text)}{renamed(error)}{one_line(where)}"
+    return f"{one_line(type(error).__name__)}{said}"
+
+
+def renamed(error: BaseException) -> str:
+    """What to write, if an error is about a name of an earlier version; empty for any other error.
+
+    >>> renamed(ImportError("cannot import name 'OP' from 'fedlens.algorithms.client_evaluation'"))
+    "; 'OP' is now 'EVALUATE_OWN'"
+    """
+    if isinstance(error, ImportError | AttributeError | TypeError):
+        for form in _MISSING:
+            found = re.search(form, text_of(error))
+            if found and (new := RENAMED.get(f"{found['of']}.{found['name']}")):
+                return f"; '{found['name']}' is now '{new}'"
+    return ""
 
 
 def text_of(error: BaseException) -> str:

@@ -37,6 +37,7 @@ from fedlens.core.errors import (
     nearest,
     needs_list,
     option_example,
+    renamed,
 )
 
 Factory = Callable[..., Any]
@@ -181,7 +182,7 @@ def load_target(target: str, where: str | None = None) -> Any:
         raise
     except Exception as error:
         raise ConfigError(
-            f"importing {source} failed: {type(error).__name__}: {error}",
+            f"importing {source} failed: {type(error).__name__}: {error}{renamed(error)}",
             where=where,
             hint=_how_to_find(source, error),
         ) from error

@@ -106,11 +106,13 @@ def test_a_module_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: py
         ("{0}/mine.py:NUMBER", "is of type int, but must be a function that makes the thing"),
         ("{0}/broken.py:make", "importing {0}/broken.py failed: ZeroDivisionError"),
         ("no_such_package.module:make", "importing no_such_package.module failed"),
+        ("{0}/old.py:make", "; 'OP' is now 'EVALUATE_OWN' (x.name)."),
     ],
 )
 def test_what_can_be_wrong_with_a_users_file(target: str, what: str, tmp_path) -> None:
     (tmp_path / "mine.py").write_text("def make(): pass\nNUMBER = 3\n")
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "old.py").write_text("from fedlens.algorithms.client_evaluation import OP\n")
     with pytest.raises(ConfigError) as caught:
         THINGS.find(target.format(tmp_path), where="x.name")
     assert what.format(tmp_path) in str(caught.value)

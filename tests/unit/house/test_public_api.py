@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from fedlens.core.errors import RENAMED
 from tests.unit.house.public_api import FILE, documented, rendered, used
 
 
@@ -23,3 +26,15 @@ def test_the_text_has_fields_signatures_and_what_a_class_must_define() -> None:
     )
     assert "    deadline: float | None = None" in lines
     assert any(line.startswith("fedlens.local.training.") is False and ", *, " in line for line in lines)
+
+
+def test_an_old_name_is_gone_and_its_new_one_is_public() -> None:
+    blocks = {
+        block.split("(")[0].split()[0]: block for block in rendered().replace("class ", "").split("\n\n")
+    }
+    for old, new in RENAMED.items():
+        owner, _, name = old.rpartition(".")
+        text = "\n".join(block for key, block in blocks.items() if owner in key.split("."))
+        words = re.findall(r"\w+", text)
+        assert new in words, old
+        assert name not in words, old
