@@ -98,7 +98,7 @@ def contrastive(*, mu: Mu = 5.0, temperature: Temperature = 0.5) -> ClientRule:
     loss = partial(_loss, mu=mu, temperature=temperature)
     return ClientRule(
         name="contrastive",
-        looks=_looks,
+        references=_references,
         loss=loss,
         finish=_finish,
         fits=_fits,
@@ -135,7 +135,7 @@ def _fits(federation: FederationInfo, model: ModelSpec) -> None:
         )
 
 
-def _looks(context: LocalContext) -> Mapping[str, Tree]:
+def _references(context: LocalContext) -> Mapping[str, Tree]:
     """The global model and the client's last one; none at its first context."""
     tree = context.problem.tree
     return {THERE: tree, PREVIOUS: {**tree, **context.state[PREVIOUS]}} if PREVIOUS in context.state else {}

@@ -18,6 +18,7 @@ _LIST_TYPES = {"list_type", "tuple_type"}  # pydantic's names of the fault
 _FEDLENS = str(Path(__file__).parent.parent)
 RENAMED = {
     "client_evaluation.OP": "EVALUATE_OWN",
+    "ClientRule.looks": "references",
 }  # names of earlier versions by their module, class or function, and what they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

@@ -55,7 +55,9 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         start=_in_turn(a.start, b.start),
         risk=a.risk or b.risk,
         loss=partial(_loss, a.loss, b.loss) if a.loss and b.loss else a.loss or b.loss,
-        looks=partial(_looks, a.looks, b.looks) if a.looks and b.looks else a.looks or b.looks,
+        references=partial(_references, a.references, b.references)
+        if a.references and b.references
+        else a.references or b.references,
         grad=partial(_grad, a.grad, b.grad) if a.grad and b.grad else a.grad or b.grad,
         solve=a.solve or b.solve,
         finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
@@ -100,7 +102,7 @@ def _loss(
     return b(a(loss, outputs, targets, context), outputs, targets, context)
 
 
-def _looks(a: Any, b: Any, context: LocalContext) -> Mapping[str, Tree]:
+def _references(a: Any, b: Any, context: LocalContext) -> Mapping[str, Tree]:
     return {**a(context), **b(context)}
 
 

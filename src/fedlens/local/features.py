@@ -46,7 +46,7 @@ def listening(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 class ModelFeatures:
-    """The features of the model that is trained at a client, and of the models that its rule `looks` at.
+    """The features of the model that is trained at a client, and of the `references` of its rule.
 
     The other models are in evaluation mode, so the features of an image do not depend on the rest of the batch.
     """

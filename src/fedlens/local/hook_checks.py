@@ -18,7 +18,7 @@ from fedlens.core.signatures import place_of
 from fedlens.local.chain import chain
 from fedlens.local.rules import HOOKS, ClientRule, Solved
 
-_WATCHED = ("start", "risk", "looks", "loss", "grad", "solve", "finish")
+_WATCHED = ("start", "risk", "references", "loss", "grad", "solve", "finish")
 _EACH_STEP = ("context.at_anchor", "context.batch")  # new tensors in every step
 _IN_STEPS = ("risk", "loss", "grad")  # the hooks that are called with the batch of a step
 T = TypeVar("T")
@@ -210,7 +210,7 @@ def _pair(returned: Any, given: Sequence[Any]) -> str | None:
 _FAULTS = {
     "start": _nothing,
     "risk": _loss,
-    "looks": _mapping,
+    "references": _mapping,
     "loss": _loss,
     "grad": _gradients,
     "solve": _solved,

@@ -49,7 +49,7 @@ class LocalContext:
         problem: further computations: gradients over all examples, a second copy of the model.
         batch: (inputs, targets) of the current step.
         features: the inputs of the last linear layer on the step's batch, [n, features] by name: `own`, of the
-            trained model, and those of the models that the rule `looks` at; see `fedlens.local.features`.
+            trained model, and those of the rule's `references`; see `fedlens.local.features`.
         at_anchor: gradients of the step's batch at the anchor, if the rule is `anchored`.
         proximal: mu of all terms mu/2 ||w - w^t||^2 in the local objective; `start` may correct it.
         saved: values that `start` stores for the other hooks, until the client has finished.
@@ -136,7 +136,7 @@ HOOKS: Mapping[str, Sequence[str]] = {
     "grad": ("gradients", "parameters", "context"),
     "finish": ("parameters", "context"),
     "expect": ("spec",),
-    "looks": ("context",),
+    "references": ("context",),
     "start": ("context",),
     "risk": ("outputs", "targets", "context"),
     "solve": ("context",),
@@ -243,7 +243,7 @@ class ClientRule:
     name: str = ""
     """What errors call it, and what it is told apart by where it stands beside others."""
 
-    looks: Callable[[LocalContext], Mapping[str, Tree]] | None = None
+    references: Callable[[LocalContext], Mapping[str, Tree]] | None = None
     """Context -> models, as trees by name, whose `context.features` of every batch `loss` compares."""
 
     start: Callable[[LocalContext], None] | None = None

@@ -30,7 +30,7 @@ class Subproblem:
         dual: u; `ascend` moves it on.
         rho: the weight of the quadratic term.
         decay: the weight of the L2 penalty in f.
-        looks: the number of examples of each look at them, and the mean of the task's loss there.
+        evaluated: the number of examples of each evaluation, and the mean of the task's loss there.
     """
 
     problem: LocalProblem
@@ -38,7 +38,7 @@ class Subproblem:
     dual: Tensors
     rho: float
     decay: float = 0.0
-    looks: list[tuple[int, BatchMean]] = field(default_factory=list)
+    evaluated: list[tuple[int, BatchMean]] = field(default_factory=list)
 
     def gradient(
         self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
@@ -61,13 +61,13 @@ class Subproblem:
         self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
     ) -> Objective:
         found = self.problem.objective(at, statistics, over)
-        self.looks.append((len(self.problem.data) if over is None else len(over[1]), found.loss))
+        self.evaluated.append((len(self.problem.data) if over is None else len(over[1]), found.loss))
         return found
 
     def mean_loss(self) -> tuple[float, int]:
         """The mean of the task's loss over all examples that were looked at, each as often as it was; their number."""
-        losses, total, examples = read([loss for _, loss in self.looks]), 0.0, 0
-        for (n, _), loss in zip(self.looks, losses, strict=True):
+        losses, total, examples = read([loss for _, loss in self.evaluated]), 0.0, 0
+        for (n, _), loss in zip(self.evaluated, losses, strict=True):
             total, examples = total + loss * n, examples + n
         return total / examples, examples
 

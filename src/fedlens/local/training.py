@@ -208,7 +208,7 @@ class Train:
         losses: list[Tensor] = []
         counts: list[int] = []
         twin = problem.twin("anchor") if rule.traits.anchored else None
-        trees = rule.looks(context) if rule.looks is not None else {}
+        trees = rule.references(context) if rule.references is not None else {}
         looking = ModelFeatures(context, trees) if trees else None
         taken = steps_of(problem.client.scratch)
         taken.begin(context.steps)

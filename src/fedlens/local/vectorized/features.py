@@ -1,4 +1,4 @@
-"""The features of stacked clients' batches in the models that a rule `looks` at; see `fedlens.local.features`."""
+"""The features of stacked clients' batches in the `references` of a rule; see `fedlens.local.features`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StackedFeatures:
     """
 
     def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext]) -> None:
-        self.trees = [rule.looks(context) if rule.looks is not None else {} for context in contexts]
+        self.trees = [rule.references(context) if rule.references is not None else {} for context in contexts]
         self.weights: dict[str, Tensors] = {}
         for name in sorted({name for trees in self.trees for name in trees}):
             of_each = [

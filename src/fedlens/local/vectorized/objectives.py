@@ -37,7 +37,7 @@ class Objectives:
 
     def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext] | None = None) -> None:
         self.risk, self.loss = rule.risk, None if contexts is None else rule.loss
-        self.looks = StackedFeatures(rule, contexts) if contexts is not None and self.loss else None
+        self.references = StackedFeatures(rule, contexts) if contexts is not None and self.loss else None
         self.attempts, self.places = _ATTEMPTS, dict[tuple[int, ...], Tensor]()
 
     @property
@@ -53,7 +53,9 @@ class Objectives:
             contexts: of the clients.
             values: `losses` [A], `outputs` and `targets` [A, B, ...], and features [A, B, ...] by name.
         """
-        names = [_OF_ALL | (self.looks.names(k) if self.looks else set()) for k in range(len(contexts))]
+        names = [
+            _OF_ALL | (self.references.names(k) if self.references else set()) for k in range(len(contexts))
+        ]
         if batch.weights.is_cuda and self.attempts:
             try:
                 return self._together(batch.counts, contexts, values, names)

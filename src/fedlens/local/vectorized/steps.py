@@ -170,8 +170,8 @@ def objective(
     The objective is one sum. Without a rule that changes the loss it is the loss of each example, [A, B], which
     `batch.weights` weight: a step needs no sum.
     """
-    looks, leaves = objectives.looks, [value.detach().requires_grad_() for value in weights]
-    if looks is not None and looks.weights:
+    references, leaves = objectives.references, [value.detach().requires_grad_() for value in weights]
+    if references is not None and references.weights:
         outputs, own = model.with_features(leaves, batch.inputs)
     else:
         outputs, own = model(leaves, batch.inputs), None
@@ -181,7 +181,7 @@ def objective(
     if objectives.plain:
         return ((each.detach() * batch.weights).sum(1), each), leaves
     losses = (each * batch.weights).sum(1)
-    features = looks.take(model, own, batch) if looks is not None and looks.weights else {}
+    features = references.take(model, own, batch) if references is not None and references.weights else {}
     values = {"losses": losses, "outputs": outputs, "targets": batch.targets, **features}
     return (losses.detach(), objectives.total(batch, contexts, values)), leaves
 

@@ -100,7 +100,7 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
         train.task.outputs(learner.module.eval(), images, None)
     for handle in handles:
         handle.remove()
-    copies = 6 if train.rule.looks is None else 9  # two models to look at, and the features
+    copies = 6 if train.rule.references is None else 9  # two models to look at, and the features
     own = 0 if data is None else held_bytes(data, n)
     # Patches stay until the backward pass, which makes the gradients of a layer's patches, in two layouts.
     unfolded = sum(patches) + 2 * max(patches)

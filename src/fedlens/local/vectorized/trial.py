@@ -34,8 +34,8 @@ SETTINGS = {
 
 def of_model(train: Train) -> Obstacle | None:
     """Tries the model with the local settings, and its features where the rule looks at any."""
-    looking = ClientRule(looks=_looks, loss=_loss, traits=Traits(stackable=True))
-    fault = _fault(replace(train, rule=ClientRule() if train.rule.looks is None else looking))
+    looking = ClientRule(references=_references, loss=_loss, traits=Traits(stackable=True))
+    fault = _fault(replace(train, rule=ClientRule() if train.rule.references is None else looking))
     if fault is None:
         return None
     if fault:
@@ -151,7 +151,7 @@ def _distance(expected: Sequence[Mapping[str, Tensor]], actual: Sequence[Mapping
     return worst
 
 
-def _looks(context: LocalContext) -> Mapping[str, Tree]:
+def _references(context: LocalContext) -> Mapping[str, Tree]:
     return {START: context.problem.tree}
 
 
