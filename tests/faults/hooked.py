@@ -53,7 +53,7 @@ def without_gradient() -> ClientRule:
 
 def sharing(parts: Parts, *, key: str) -> Averaging:
     share = ServerRule(shared=lambda state: {key: 0.5} if key else None)  # type: ignore[arg-type,return-value]
-    return averaging(parts, client=ClientRule(name="sharing", servers={"sharing": share}))
+    return averaging(parts, client=ClientRule(name="sharing", server_rules={"sharing": share}))
 
 
 def algorithm(parts: Parts, *, how: str) -> Averaging:
@@ -274,5 +274,5 @@ def not_stackable() -> ClientRule:
         name="single",
         grad=reads_problem,
         traits=Traits(stackable=True),
-        servers={"single": ServerRule()},
+        server_rules={"single": ServerRule()},
     )

@@ -235,13 +235,13 @@ def test_the_first_round_is_uniform_fedavg_bit_for_bit() -> None:
 
 def test_variates_that_stay_zero_are_fedavg_bit_for_bit() -> None:
     there, rule = world(), control_variate()
-    half = rule.servers["control-variate"]
+    half = rule.server_rules["control-variate"]
     still = replace(
         rule,
         finish=None,
         expect=None,
         fields={},
-        servers={"control-variate": ServerRule(half.init, half.shared)},
+        server_rules={"control-variate": ServerRule(half.init, half.shared)},
     )
     ours = course(fedavg(parts(there, PLAIN, select=Uniform(3), client=still)), there)
     assert same(ours.final, course(fedavg(parts(there, PLAIN, select=Uniform(3))), there).final)

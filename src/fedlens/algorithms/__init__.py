@@ -1,1 +1,1 @@
-"""Algorithms: one paper, one file, the client half and the server half together."""
+"""Algorithms: one file per paper, with what it does at the client and at the server."""

@@ -385,7 +385,7 @@ def _assembled(parts: Parts, variables: DualVariables, client: ClientRule) -> Av
         weights = _weights(parts)
         by_examples = fold.weighting == "examples" and variables.mean_size is None
         total = float(weights.sum()) if by_examples else float(len(weights))
-        client = replace(client, fields={"fresh": "mean"}, servers={client.name: _everyone(total)})
+        client = replace(client, fields={"fresh": "mean"}, server_rules={client.name: _everyone(total)})
     return averaging(parts, client=client, aggregate=Mean("examples"), server=ServerSGD(1.0))
 
 

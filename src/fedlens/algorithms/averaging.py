@@ -163,7 +163,7 @@ class Averaging(AlgorithmBase):
             type(self) is Averaging
             and follows_device(self.aggregate, ["init", "fold", "exchange"])
             and follows_device(self.server, ["init", "step", "step_given"])
-            and all(half.follows_device for half in self.rule.servers.values())
+            and all(server_rule.follows_device for server_rule in self.rule.server_rules.values())
         )
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
@@ -174,7 +174,10 @@ class Averaging(AlgorithmBase):
         state: dict[str, Any] = {"model": tree, "server": first_state(self.server.init, weights)}
         if kept := first_state(self.aggregate.init, weights, federation):
             state["aggregate"] = kept
-        rules = {name: begun_by(name, half, weights, federation) for name, half in self.rule.servers.items()}
+        rules = {
+            name: begun_by(name, server_rule, weights, federation)
+            for name, server_rule in self.rule.server_rules.items()
+        }
         return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
@@ -183,15 +186,15 @@ class Averaging(AlgorithmBase):
         rules: dict[str, Any] = dict(state.get("rules", {}))
         rate = self.parts.local.shared_rate(ctx.round, ctx.rounds)
         shared: dict[str, Any] = {"model": self._sent(state), **rate}
-        for name, half in self.rule.servers.items():
-            if half.prepare is not None:
-                prepared = yield from prepared_by(name, half, rules[name], shared, cohort, ctx)
+        for name, server_rule in self.rule.server_rules.items():
+            if server_rule.prepare is not None:
+                prepared = yield from prepared_by(name, server_rule, rules[name], shared, cohort, ctx)
                 if prepared is None:
                     # Keep what an earlier rule has prepared, such as a target that every client was asked for.
                     return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
-            shared = {**shared, **shared_by(name, half, rules[name], shared, ctx)}
+            shared = {**shared, **shared_by(name, server_rule, rules[name], shared, ctx)}
         work = straggling(self.parts.local, cohort, ctx)
         requests = [
             Request(client, {"work": work[slot]} if slot in work else {})
@@ -212,11 +215,11 @@ class Averaging(AlgorithmBase):
             if update.state is not None:
                 # The state may keep the update, so the server step may not write into it.
                 new["aggregate"], update = update.state, replace(update, given=None)
-            for name, half in self.rule.servers.items():
-                if half.after is not None:
+            for name, server_rule in self.rule.server_rules.items():
+                if server_rule.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
                     rules[name], update = updated_by(
-                        name, half, rules[name], replace(update, given=None), ctx
+                        name, server_rule, rules[name], replace(update, given=None), ctx
                     )
                     update = replace(update, given=None)
             new |= self._step(state, update, ctx.round)

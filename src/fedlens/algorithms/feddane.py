@@ -116,7 +116,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         name=NAME,
         start=tilt,
         grad=partial(tilted, traits=traits),
-        servers={NAME: ServerRule(shared=_shared, prepare=ask, after=_after, follows_device=True)},
+        server_rules={NAME: ServerRule(shared=_shared, prepare=ask, after=_after, follows_device=True)},
         ops={OP: Gradient},
         traits=traits,
     )

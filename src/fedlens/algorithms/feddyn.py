@@ -107,7 +107,7 @@ def feddyn(parts: Parts, *, alpha: Alpha = 0.1, weighting: Objective = "uniform"
         tensor([4.])
     """
     mean = parts.aggregate in (None, Mean("uniform"))
-    alone = parts.client is None or (parts.client.finish is None and not parts.client.servers)
+    alone = parts.client is None or (parts.client.finish is None and not parts.client.server_rules)
     return averaging(
         parts,
         client=_rule(alpha, weighting, send=not (mean and alone)),
@@ -134,7 +134,7 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
         finish=partial(_finish, traits=traits, send=send),
         expect=_expect if send else None,
         fields={"linear": "sum"} if send else {},
-        servers={
+        server_rules={
             "dynamic": ServerRule(
                 init=_zero,
                 shared=_mean_examples if weighted else None,

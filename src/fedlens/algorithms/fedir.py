@@ -142,7 +142,9 @@ def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
         start=partial(weigh, target=target),
         risk=partial(risk, target=target, normalize=normalize),
         fits=None if isinstance(target, str) else partial(_fits, target=target, where=f"{table}.target"),
-        servers={NAME: ServerRule(shared=_shared, prepare=gather, follows_device=True)} if gathers else {},
+        server_rules={NAME: ServerRule(shared=_shared, prepare=gather, follows_device=True)}
+        if gathers
+        else {},
         ops={COUNT: _count} if gathers else {},
         traits=Traits(stackable=True, reweighs=True, discloses=(DISCLOSURE,) if gathers else ()),
     )

@@ -163,7 +163,7 @@ def mime(
         name=MIME,
         start=partial(start_mime, base=base),
         grad=mime_step,
-        servers={
+        server_rules={
             MIME: ServerRule(
                 init=partial(_first, base=base),
                 shared=dict,
@@ -266,7 +266,7 @@ def mimelite(
             expect=_expect,
             fields={FULL: "mean"},
             traits=Traits(stackable=True, whole=True, full_gradients=True, discloses=(FULL_GRADIENT,)),
-            servers={
+            server_rules={
                 LITE: ServerRule(
                     init=partial(_first, base=base),
                     shared=dict,

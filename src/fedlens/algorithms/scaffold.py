@@ -135,7 +135,7 @@ def control_variate(*, option: Option = "II") -> ClientRule:
         finish=partial(_finish, option=option),
         expect=_expect,
         fields={"variate": "sum"},
-        servers={
+        server_rules={
             "control-variate": ServerRule(init=_zero, shared=_shared, after=_after, follows_device=True)
         },
         check=partial(_refuse_bent, option=option),

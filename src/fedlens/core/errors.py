@@ -19,6 +19,7 @@ _FEDLENS = str(Path(__file__).parent.parent)
 RENAMED = {
     "client_evaluation.OP": "EVALUATE_OWN",
     "ClientRule.looks": "references",
+    "ClientRule.servers": "server_rules",
 }  # names of earlier versions by their module, class or function, and what they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

@@ -49,7 +49,7 @@ def chain(*rules: ClientRule) -> ClientRule:
 
 def _both(a: ClientRule, b: ClientRule) -> ClientRule:
     # What weighs the examples is told first: a gradient that the other asks for is one of weighted examples.
-    servers = {**b.servers, **a.servers} if b.risk else {**a.servers, **b.servers}
+    server_rules = {**b.server_rules, **a.server_rules} if b.risk else {**a.server_rules, **b.server_rules}
     return ClientRule(
         name=f"{a.name}+{b.name}",
         start=_in_turn(a.start, b.start),
@@ -63,7 +63,7 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
         expect=partial(_expect, a.expect, b.expect) if a.expect and b.expect else a.expect or b.expect,
         fields={**a.fields, **b.fields},
-        servers=servers,
+        server_rules=server_rules,
         ops={**a.ops, **b.ops},
         traits=_traits(a.traits, b.traits),
         check=_in_turn(a.check, b.check),

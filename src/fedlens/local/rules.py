@@ -4,8 +4,8 @@ A hook is a plain function of tensors. It changes no input and does not branch o
 engine may run it over several clients at once. Lists of tensors are in the order of the trainable leaves,
 `context.names`.
 
-A rule has up to two halves. The hooks are the client's; `servers` holds the server's, where there is one: what it
-keeps from round to round, what it sends along with the model, and what it does with the fields that come back.
+The hooks run at the client. `server_rules` says what the rule does at the server, if anything: what it keeps from round
+to round, what it sends along with the model, and what it does with the fields of the replies.
 """
 
 from __future__ import annotations
@@ -258,11 +258,11 @@ class ClientRule:
     fields: Mapping[str, How] = field(default_factory=dict)
     """How the fields of `finish` are folded: "mean" (weighted like updates) or "sum"; see `update.more`."""
 
-    servers: Mapping[str, ServerRule] = field(default_factory=dict)
-    """The server's half, by the rule's name; those of several rules take turns in this order."""
+    server_rules: Mapping[str, ServerRule] = field(default_factory=dict)
+    """What the rule does at the server, by its name; several rules take turns in this order."""
 
     ops: Mapping[str, Callable[[Any], Op]] = field(default_factory=dict)
-    """Operations that the server's half asks for, each made of the algorithm's `Train`: that is made of this rule,
+    """Operations that the server rules ask for, each made of the algorithm's `Train`: that is made of this rule,
     and so cannot be named here."""
 
     check: Callable[[LocalSettings], None] | None = None

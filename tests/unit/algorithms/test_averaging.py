@@ -169,9 +169,9 @@ def test_server_code_that_does_not_declare_where_it_computes_gets_ordinary_memor
     assert averaging(given, server=Declared()).follows_device
     rule = ClientRule(name="mine", finish=lambda parameters, context: ({}, None))
     assert averaging(given, client=rule).follows_device  # nothing of it is at the server
-    assert not averaging(given, client=replace(rule, servers={"mine": ServerRule()})).follows_device
+    assert not averaging(given, client=replace(rule, server_rules={"mine": ServerRule()})).follows_device
     assert averaging(
-        given, client=replace(rule, servers={"mine": ServerRule(follows_device=True)})
+        given, client=replace(rule, server_rules={"mine": ServerRule(follows_device=True)})
     ).follows_device
     made = averaging(given)
     assert not Composed(made.parts, made.select, made.train, made.aggregate, made.server).follows_device

@@ -105,8 +105,8 @@ def test_a_large_cohort_is_asked_to_fold_and_a_small_one_is_not() -> None:
 def test_what_it_fills() -> None:
     made = feddane(parts(world(), LOCAL))
     assert (made.aggregate, made.select) == (Mean("uniform"), Uniform())
-    assert made.train.rule.servers[NAME].prepare.keywords["select"] == Uniform()  # type: ignore[union-attr]
+    assert made.train.rule.server_rules[NAME].prepare.keywords["select"] == Uniform()  # type: ignore[union-attr]
     made = feddane(parts(world(), LOCAL, select=Everyone(), aggregate=Mean("examples")))
-    assert made.train.rule.servers[NAME].prepare.keywords["select"] == Everyone()  # type: ignore[union-attr]
+    assert made.train.rule.server_rules[NAME].prepare.keywords["select"] == Everyone()  # type: ignore[union-attr]
     made = feddane(parts(world(), LOCAL), gradients_from="same")
-    assert made.train.rule.servers[NAME].prepare.keywords["select"] is None  # type: ignore[union-attr]
+    assert made.train.rule.server_rules[NAME].prepare.keywords["select"] is None  # type: ignore[union-attr]

@@ -77,7 +77,7 @@ def test_an_update_that_a_rule_keeps_never_changes() -> None:
     half = ServerRule(init=lambda weights, federation: {"last": {}}, after=after)
     made = averaging(
         parts(world(), {"lr": 0.1}, select=Uniform(3)),
-        client=ClientRule(name="keeps", servers={"keeps": half}),
+        client=ClientRule(name="keeps", server_rules={"keeps": half}),
     )
     steps = course(made, world(), 3).steps
     for step in steps:

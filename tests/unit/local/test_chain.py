@@ -22,7 +22,7 @@ def rule(name: str, factor: float) -> ClientRule:
         finish=lambda parameters, context: ({name: factor}, {f"{name}-state": factor}),
         expect=lambda spec: {name: NumberField()},
         fields={name: "sum"},
-        servers={name: ServerRule()},
+        server_rules={name: ServerRule()},
         traits=Traits(discloses=(name,)),
     )
 
@@ -36,7 +36,7 @@ def test_hooks_run_in_the_order_given_and_fields_and_states_stand_side_by_side()
     assert both.loss(torch.tensor(3.0), zero, zero, VISIT).item() == (3 * 2 + 1) * 5 + 1
     assert both.grad([torch.tensor(3.0)], [zero], VISIT)[0].item() == (3 * 2 + 1) * 5 + 1
     assert both.finish([], VISIT) == ({"a": 2.0, "b": 5.0}, {"a-state": 2.0, "b-state": 5.0})
-    assert set(both.expect({})) == {"a", "b"} == set(both.fields) == set(both.servers)
+    assert set(both.expect({})) == {"a", "b"} == set(both.fields) == set(both.server_rules)
     assert both.traits.discloses == ("a", "b")
     assert both.name == "a+b"
 

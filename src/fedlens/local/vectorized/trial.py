@@ -51,7 +51,7 @@ def of_model(train: Train) -> Obstacle | None:
 def of_rule(train: Train) -> Obstacle | None:
     """Tries the rule; a rule that needs something from the server is not tried."""
     rule = train.rule
-    fault = None if rule.plain or rule.servers else _fault(train)
+    fault = None if rule.plain or rule.server_rules else _fault(train)
     if fault is None:
         return None
     who = f"the client rule '{rule.name}'"

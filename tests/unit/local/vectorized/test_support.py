@@ -116,7 +116,7 @@ def test_a_rule_that_says_wrongly_that_it_may_be_stacked_is_found_out() -> None:
 
 
 def test_a_rule_that_needs_the_server_is_not_tried_without_it() -> None:
-    assert ruled(lengths, servers={"mine": ServerRule()}) is None
+    assert ruled(lengths, server_rules={"mine": ServerRule()}) is None
 
 
 def test_a_rule_that_fails_alone_too_fails_in_the_run() -> None:
