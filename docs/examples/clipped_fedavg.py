@@ -15,7 +15,7 @@ def clipped_fedavg(
 ) -> Averaging:
     """Delta_k <- Delta_k min(1, norm / ||Delta_k||) at each client; then FedAvg."""
     rule = ClientRule(
-        name="clipped", finish=partial(clip, norm=norm), traits=Traits(replaces=True, stackable=True)
+        name="clipped", finish=partial(clip, norm=norm), traits=Traits(replaces_update=True, stackable=True)
     )
     return averaging(parts, client=rule)
 

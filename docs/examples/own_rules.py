@@ -48,7 +48,7 @@ def jitter(gradients, parameters, context, *, scale):
 
 def noisy(*, scale: Annotated[float, Field(ge=0)] = 0.01) -> ClientRule:
     """Sends the update with Gaussian noise, whose random numbers are the client's own."""
-    return ClientRule(name="noisy", finish=partial(blur, scale=scale), traits=Traits(replaces=True))
+    return ClientRule(name="noisy", finish=partial(blur, scale=scale), traits=Traits(replaces_update=True))
 
 
 def blur(parameters, context, *, scale):

@@ -15,7 +15,7 @@ def sign_flip(
 ) -> ClientRule:
     """These clients (positions in the partition) send -scale Delta_k in place of Delta_k."""
     rule = partial(flip, clients=frozenset(clients), scale=scale)
-    return ClientRule(name="sign-flip", finish=rule, traits=Traits(replaces=True))
+    return ClientRule(name="sign-flip", finish=rule, traits=Traits(replaces_update=True))
 
 
 def flip(parameters, context, *, clients, scale):

@@ -41,7 +41,7 @@ def refuse_server_data(
             where="aggregate.name",
             hint=_OTHER,
         )
-    if rule.traits.replaces or rule.fields:
+    if rule.traits.replaces_update or rule.fields:
         raise ConfigError(
             f"{who} weighs the models of the clients, but {rule.called} makes the server need a mean of what clients "
             "send besides or in place of them",

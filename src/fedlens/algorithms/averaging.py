@@ -286,7 +286,7 @@ class Averaging(AlgorithmBase):
     @property
     def training_op(self) -> str | None:
         """Local training, if replies hold the whole difference between the global and the local weights."""
-        whole = not self.rule.traits.replaces and not self.personal
+        whole = not self.rule.traits.replaces_update and not self.personal
         return "train" if whole and not self.parts.task.local_leaves(self.parts.spec) else None
 
     @property
@@ -469,7 +469,7 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
             where="evaluation.clients",
             hint="take 'all', or a number",
         )
-    if rule.traits.whole or rule.fields:
+    if rule.traits.all_weights or rule.fields:
         raise ConfigError(
             f"'{rule.name}' needs all weights at the server, but parts of this model stay at the clients",
             where="client",

@@ -111,7 +111,9 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         select=(parts.select or Uniform()) if gradients_from == "another" else None,
         expect=expected(parts, fold.weighting),
     )
-    traits = Traits(stackable=True, whole=True, full_gradients=True, discloses=(FULL_GRADIENT,), proximal=mu)
+    traits = Traits(
+        stackable=True, all_weights=True, full_gradients=True, discloses=(FULL_GRADIENT,), proximal=mu
+    )
     rule = ClientRule(
         name=NAME,
         start=tilt,

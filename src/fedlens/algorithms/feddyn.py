@@ -126,7 +126,7 @@ def dynamic(*, alpha: Alpha = 0.1, weighting: Objective = "uniform") -> ClientRu
 
 def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
     weighted = weighting == "examples"
-    traits = Traits(stackable=True, proximal=alpha, corrects=True, whole=True, invariant=True)
+    traits = Traits(stackable=True, proximal=alpha, corrects=True, all_weights=True, invariant=True)
     return ClientRule(
         name="dynamic",
         start=partial(_start, traits=traits),

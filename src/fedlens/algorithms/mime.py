@@ -175,7 +175,7 @@ def mime(
         ops={OP: Gradient},
         check=partial(refuse_local_statistics, title="Mime"),
         traits=Traits(
-            stackable=True, anchored=True, whole=True, full_gradients=True, discloses=(FULL_GRADIENT,)
+            stackable=True, anchored=True, all_weights=True, full_gradients=True, discloses=(FULL_GRADIENT,)
         ),
     )
     return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
@@ -265,7 +265,7 @@ def mimelite(
             finish=_finish,
             expect=_expect,
             fields={FULL: "mean"},
-            traits=Traits(stackable=True, whole=True, full_gradients=True, discloses=(FULL_GRADIENT,)),
+            traits=Traits(stackable=True, all_weights=True, full_gradients=True, discloses=(FULL_GRADIENT,)),
             server_rules={
                 LITE: ServerRule(
                     init=partial(_first, base=base),

@@ -56,7 +56,7 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
             where="local.lr_change",
             hint="set it to 'round'",
         )
-    if rule.traits.replaces:
+    if rule.traits.replaces_update:
         raise ConfigError(
             f"normalized averaging divides an update by the number of SGD steps it amounts to, and '{rule.name}' sends "
             "an update of its own that is no sum of steps",

@@ -123,7 +123,7 @@ def control_variate(*, option: Option = "II") -> ClientRule:
     traits = Traits(
         stackable=True,
         corrects=True,
-        whole=True,
+        all_weights=True,
         invariant=True,
         full_gradients=option == "I",
         discloses=(DISCLOSURE,),

@@ -20,6 +20,8 @@ RENAMED = {
     "client_evaluation.OP": "EVALUATE_OWN",
     "ClientRule.looks": "references",
     "ClientRule.servers": "server_rules",
+    "Traits.replaces": "replaces_update",
+    "Traits.whole": "all_weights",
 }  # names of earlier versions by their module, class or function, and what they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

@@ -175,9 +175,9 @@ def _rule(
 ) -> ClientRule:
     traits = Traits(
         stackable=True,
-        replaces=True,
+        replaces_update=True,
         corrects=True,
-        whole=True,
+        all_weights=True,
         invariant=variables.last,
         full_gradients=full_gradients,
     )

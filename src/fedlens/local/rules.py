@@ -195,10 +195,10 @@ class Traits:
         anchored: `grad` needs `context.at_anchor`, the gradients of the same batch at the anchor.
         proximal: mu of a term mu/2 ||w - w^t||^2 in the local objective. It is stored only here: hooks that need it
             receive these traits, and FedNova reads it from them.
-        replaces: `finish` sends an update of its own, which is not a sum of the gradients of the steps.
+        replaces_update: `finish` sends an update of its own, which is not a sum of the gradients of the steps.
         corrects: it corrects the steps with a stored estimate of the client's drift. Two such rules would each treat
             the other's correction as drift.
-        whole: it needs all weights at the server: it sends trees of them, or stores them there.
+        all_weights: it needs all weights at the server: it sends trees of them, or stores them there.
         invariant: it keeps a sum over all clients, which is wrong if a client appears twice in a round.
         full_gradients: it takes gradients over all examples of a client (`LocalProblem.gradient`).
         features: it compares one feature vector per example, which not every task has.
@@ -209,9 +209,9 @@ class Traits:
     stackable: bool = False
     anchored: bool = False
     proximal: float = 0.0
-    replaces: bool = False
+    replaces_update: bool = False
     corrects: bool = False
-    whole: bool = False
+    all_weights: bool = False
     invariant: bool = False
     full_gradients: bool = False
     features: bool = False
