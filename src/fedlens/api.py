@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -167,11 +168,6 @@ def resume(
     """
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory
-    from fedlens.experiment.environment import changed_bits, machine
-    from fedlens.experiment.own_files import OWN_FILES, own_files, refuse_edited_since
-    from fedlens.experiment.plan import plan
-    from fedlens.experiment.restore import restored
-    from fedlens.experiment.run_description import check_same_data
     from fedlens.experiment.rundir import RunDir
 
     _check_until(until)
@@ -183,21 +179,7 @@ def resume(
         summary = run.read_summary()
         round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
 
-        def checked_plan() -> Plan:
-            if about:  # compared before it is executed; a run without a checkpoint starts again
-                refuse_edited_since(
-                    f"round {round}",
-                    about.get(OWN_FILES),
-                    source.values,
-                    accept_changes,
-                    quoted_command("resume", run.path, accept_changes=True),
-                )
-            planned, device = plan(config, source), changes.device_of(about)
-            if planned.config.engine.get("device") != "auto" or device is None:
-                return planned
-            kept = {**config.engine, "device": device}  # whatever the machine has now
-            return plan(config.model_copy(update={"engine": kept}), source)
-
+        checked_plan = partial(_plan_to_resume, run, config, source, round, about, accept_changes)
         done = summary is not None and summary.get("status") == "finished"
         # A finished run need not find a user's own file any more: its settings are compared as they are written.
         planned = None if done else checked_plan()
@@ -217,31 +199,62 @@ def resume(
             described = run.partition_path.exists()  # it is the last that is written before the first round
             initial = run.initial_path if described else None
             built = build(planned, root, False, engine, listener.note, initial, session)
-            if described:
-                check_same_data(run, built, environment)
-            run_state, edited = restored(run, built, planned, source, accept_changes, listener)
-            own = own_files(plain(planned.config))
-            if described and environment.get(OWN_FILES) != own:
-                run.write_environment({**(run.read_environment() or {}), OWN_FILES: own})
-            _rewind(run, run_state)
-            if run_state is not None:
-                differs = changed_bits(environment, machine(), str(built.config.engine.get("device", "")))
-                if differs is not None:
-                    listener.note(differs)
-                listener.note(f"resuming after round {run_state.round} of {config.rounds}")
+            run_state, edited = _restored(run, built, planned, source, accept_changes, listener, described)
+            start = None if described else root
             return _carry_out(
-                built,
-                run,
-                listener,
-                run_state,
-                None if described else root,
-                report,
-                edited,
-                until=until,
-                session=session,
+                built, run, listener, run_state, start, report, edited, until=until, session=session
             )
         finally:
             engine.close()
+
+
+def _plan_to_resume(
+    run: RunDir, config: Config, source: Source, round: int, about: Mapping[str, Any], accept_changes: bool
+) -> Plan:
+    """The plan of a run that goes on after `round`, on the device that its checkpoint `about` names."""
+    from fedlens.experiment.changes import device_of
+    from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
+    from fedlens.experiment.plan import plan
+
+    if about:  # compared before it is executed; a run without a checkpoint starts again
+        command = quoted_command("resume", run.path, accept_changes=True)
+        refuse_edited_since(f"round {round}", about.get(OWN_FILES), source.values, accept_changes, command)
+    planned, device = plan(config, source), device_of(about)
+    if planned.config.engine.get("device") != "auto" or device is None:
+        return planned
+    kept = {**config.engine, "device": device}  # whatever the machine has now
+    return plan(config.model_copy(update={"engine": kept}), source)
+
+
+def _restored(
+    run: RunDir,
+    built: Built,
+    planned: Plan,
+    source: Source,
+    accept_changes: bool,
+    listener: ProgressBase,
+    described: bool,
+) -> tuple[RunState | None, list[dict[str, Any]]]:
+    """The state of the last checkpoint and the accepted changes; the files of the run end with its round then."""
+    from fedlens.experiment.environment import changed_bits, machine
+    from fedlens.experiment.own_files import OWN_FILES, own_files
+    from fedlens.experiment.restore import restored
+    from fedlens.experiment.run_description import check_same_data
+
+    environment = run.read_environment() or {}
+    if described:
+        check_same_data(run, built, environment)
+    run_state, edited = restored(run, built, planned, source, accept_changes, listener)
+    own = own_files(plain(planned.config))
+    if described and environment.get(OWN_FILES) != own:
+        run.write_environment({**(run.read_environment() or {}), OWN_FILES: own})
+    _rewind(run, run_state)
+    if run_state is not None:
+        differs = changed_bits(environment, machine(), str(built.config.engine.get("device", "")))
+        if differs is not None:
+            listener.note(differs)
+        listener.note(f"resuming after round {run_state.round} of {built.config.rounds}")
+    return run_state, edited
 
 
 def settings_of(run: RunDir, model: nn.Module | None) -> Source:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,15 +23,15 @@ class EvaluatedOn(StrEnum):
     VALIDATION = "validation"
 
 
+_NAMES = (
+    "The analyses (fedlens list analyses), or FILE.py:function; by default all that the recordings allow."
+)
+Names = Annotated[list[str] | None, typer.Argument(metavar="[ANALYSIS]...", help=_NAMES)]
+
+
 def analyze(
     directory: RunDirectory,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ANALYSIS]...",
-            help="The analyses (fedlens list analyses), or FILE.py:function; by default all that the recordings allow.",
-        ),
-    ] = None,
+    names: Names = None,
     rounds: Annotated[
         str | None, typer.Option(metavar="LIST", help="The recorded rounds: 1,5 or 1-10; all by default.")
     ] = None,
@@ -68,8 +70,6 @@ def analyze(
     with reported(debug, as_json):
         from fedlens.analyses.analyze import analyze as make
         from fedlens.analyses.analyze import check_request
-        from fedlens.analyses.registry import needs_of
-        from fedlens.analyses.repeat_rounds import repeat_rounds
         from fedlens.experiment.rundir import plain
 
         heard = (lambda sentence: None) if quiet or as_json else say
@@ -77,15 +77,7 @@ def analyze(
         chosen = None if rounds is None else round_list(rounds)
         check_request(names or (), settings)
         if record is not None:
-            models = any(needs_of(name) == "local models" for name in names or ())
-            repeat_rounds(
-                directory,
-                round_list(record),
-                data_dir=data_dir,
-                needs_models=models,
-                accept_changes=accept_changes,
-                say=heard,
-            )
+            _repeat(directory, round_list(record), names or (), data_dir, accept_changes, heard)
         made = make(
             directory,
             names or (),
@@ -105,6 +97,24 @@ def analyze(
         for name, reason in made.left_out.items():
             heard(f"{name}: left out, because {reason}")
         say(made.page if quiet else f"page: {made.page}")
+
+
+def _repeat(
+    directory: Path,
+    rounds: Sequence[int],
+    names: Sequence[str],
+    data_dir: Path | None,
+    accept_changes: bool,
+    heard: Callable[[str], None],
+) -> None:
+    """Repeats a run up to the last of the rounds, and records what the analyses need."""
+    from fedlens.analyses.registry import needs_of
+    from fedlens.analyses.repeat_rounds import repeat_rounds
+
+    models = any(needs_of(name) == "local models" for name in names)
+    repeat_rounds(
+        directory, rounds, data_dir=data_dir, needs_models=models, accept_changes=accept_changes, say=heard
+    )
 
 
 def round_list(text: str) -> list[int]:

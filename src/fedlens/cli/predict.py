@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from fedlens.cli.model_text import model_text
 from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, ModelRound
 from fedlens.cli.output import complain, console, print_json, reported, say
 from fedlens.report.format import many
+
+if TYPE_CHECKING:
+    from fedlens.experiment.predict import Output
+    from fedlens.experiment.trained_model import TrainedModel
 
 _SHOWN = 5  # faulty files that are named; predictions.csv has all
 
@@ -72,39 +76,53 @@ def predict(
                 count += 1
                 if row["fault"] is not None:
                     faults.append({"path": row["path"], "fault": row["fault"]})
-        annotates = trained.task.annotates
-        if as_json:
-            print_json(
-                {
-                    "run": str(run),
-                    "round": trained.round,
-                    "chosen": vars(trained.chosen),
-                    "images": count - len(faults),
-                    "faults": faults,
-                    "predictions": str(output.table),
-                    "pictures": str(output.pictures_folder) if pictures else None,
-                    "masks": str(output.masks_folder) if annotates == "masks" else None,
-                    "boxes": str(output.boxes_file) if annotates == "boxes" else None,
-                    "notes": notes,
-                }
-            )
-        else:
-            for note in notes:
-                say(f"note: {note}")
-            say(f"predicted {many(count - len(faults), 'image')} with {model_text(trained)}: {output.table}")
-            if annotates == "masks":
-                say(f"masks, in the size of the files: {output.masks_folder}")
-            if annotates == "boxes":
-                lowest = trained.task.shown_score if score is None else score
-                say(f"boxes with a score of {lowest:g} or more, in COCO's format: {output.boxes_file}")
-            if pictures:
-                say(f"labelled pictures: {output.pictures_folder}")
+        _show(run, trained, output, notes, count, faults, score, as_json)
         if faults:
             for fault in faults[:_SHOWN]:
                 complain("warning", f"{fault['path']}: {fault['fault']}.")
             more = f"; {output.table} names all" if len(faults) > _SHOWN else ""
             complain("error", f"{many(len(faults), 'file')} of {count:,} could not be predicted{more}.")
             raise typer.Exit(1)
+
+
+def _show(
+    run: Path,
+    trained: TrainedModel,
+    output: Output,
+    notes: Sequence[str],
+    count: int,
+    faults: Sequence[Mapping[str, str]],
+    score: float | None,
+    as_json: bool,
+) -> None:
+    """Prints what was predicted, and where it is."""
+    annotates = trained.task.annotates
+    if as_json:
+        print_json(
+            {
+                "run": str(run),
+                "round": trained.round,
+                "chosen": vars(trained.chosen),
+                "images": count - len(faults),
+                "faults": faults,
+                "predictions": str(output.table),
+                "pictures": str(output.pictures_folder) if output.pictures else None,
+                "masks": str(output.masks_folder) if annotates == "masks" else None,
+                "boxes": str(output.boxes_file) if annotates == "boxes" else None,
+                "notes": notes,
+            }
+        )
+    else:
+        for note in notes:
+            say(f"note: {note}")
+        say(f"predicted {many(count - len(faults), 'image')} with {model_text(trained)}: {output.table}")
+        if annotates == "masks":
+            say(f"masks, in the size of the files: {output.masks_folder}")
+        if annotates == "boxes":
+            lowest = trained.task.shown_score if score is None else score
+            say(f"boxes with a score of {lowest:g} or more, in COCO's format: {output.boxes_file}")
+        if output.pictures:
+            say(f"labelled pictures: {output.pictures_folder}")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedlens.studies.reproduce import ListedStudy, ScaleCost
+    from fedlens.studies.study_plan import StudyPlan
 
 
 class Scale(StrEnum):
@@ -30,32 +31,29 @@ class Scale(StrEnum):
     PAPER = "paper"
 
 
+_SCALE = (
+    "smoke: two rounds, nothing learned; minutes: up to 10 minutes of one core, the default where the study has it; "
+    "laptop: up to an hour; paper: as in the document."
+)
+ChosenScale = Annotated[Scale | None, typer.Option(help=_SCALE)]
+_DRY_RUN = "Print the cost and how the scale differs from paper, and run nothing."
+DryRun = Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)]
+_LISTED = "List all studies: cost by scale, missing data, and what has been run."
+Listed = Annotated[bool, typer.Option("--list", help=_LISTED)]
+
+
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(metavar="[STUDY]", help="A study, such as hsu2019/fig5; --list shows all.")
     ] = None,
-    scale: Annotated[
-        Scale | None,
-        typer.Option(
-            help="smoke: two rounds, nothing learned; minutes: up to 10 minutes of one core, the default where the "
-            "study has it; laptop: up to an hour; paper: as in the document."
-        ),
-    ] = None,
+    scale: ChosenScale = None,
     jobs: Jobs = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The folder of the results; default studies/<study>/<scale>."),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Print the cost and how the scale differs from paper, and run nothing."
-        ),
-    ] = False,
-    listed: Annotated[
-        bool,
-        typer.Option("--list", help="List all studies: cost by scale, missing data, and what has been run."),
-    ] = False,
+    dry_run: DryRun = False,
+    listed: Listed = False,
     accept_changes: AcceptChanges = False,
     report: Report = True,
     data_dir: DataDir = None,
@@ -76,16 +74,11 @@ def reproduce(
         from fedlens.studies.reproductions import folder_of, reproduction
 
         if listed:
-            studies = listed_studies(data_dir)
-            if as_json:
-                print_json([asdict(study) for study in studies])
-            else:
-                show_list(studies)
+            show_list(listed_studies(data_dir), as_json)
             return
         if name is None:
-            raise ConfigError(
-                "no study is given", hint="name one; 'fedlens reproduce --list' lists all studies"
-            )
+            hint = "name one; 'fedlens reproduce --list' lists all studies"
+            raise ConfigError("no study is given", hint=hint)
         path = reproduction(name)
         chosen = chosen_scale(name, scale)
         recorded = records().get(name, [])
@@ -101,17 +94,7 @@ def reproduce(
         from fedlens.studies.study import Study
 
         study = Study.load(path, chosen)
-        plan = study.plan()
-        if not quiet:
-            lines = [
-                *_cost_lines(cost),
-                *plan.caveats,
-                *([] if dry_run else differences_line(plan.differences)),
-            ]
-            for line in lines:
-                print(printable(line), file=sys.stderr if as_json else sys.stdout)
-        if dry_run and plan.differences and not as_json:
-            print_columns(plan.differences, ("setting", "paper", "here"))
+        _show_plan(study.plan(), cost, quiet, dry_run, as_json)
         if dry_run and absent:
             _show_absent(name, chosen, cost, absent, output)
             return
@@ -127,6 +110,16 @@ def reproduce(
             report=report,
             accept_changes=accept_changes,
         )
+
+
+def _show_plan(plan: StudyPlan, cost: ScaleCost, quiet: bool, dry_run: bool, as_json: bool) -> None:
+    """Prints the cost, the caveats, and what differs from the scale "paper": as a number, or all with --dry-run."""
+    if not quiet:
+        lines = [*_cost_lines(cost), *plan.caveats]
+        for line in lines if dry_run else [*lines, *differences_line(plan.differences)]:
+            print(printable(line), file=sys.stderr if as_json else sys.stdout)
+    if dry_run and plan.differences and not as_json:
+        print_columns(plan.differences, ("setting", "paper", "here"))
 
 
 def _show_absent(
@@ -177,8 +170,11 @@ def core_hours(hours: float) -> str:
     return "no time"
 
 
-def show_list(studies: Sequence[ListedStudy]) -> None:
+def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
     """Prints the studies of each document: costs by scale, data that are missing, and what has been run."""
+    if as_json:
+        print_json([asdict(study) for study in studies])
+        return
     from fedlens.studies.reproduce import SCALES
     from fedlens.studies.reproductions import left_out
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 _SEEDS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 FAILED_SHOWN = 10
+Engine = Annotated[
+    str | None, typer.Option(metavar="NAME", help="ray: carry out the runs on a Ray cluster, see --address.")
+]
+_ADDRESS = "The Ray cluster, host:port or auto; by default Ray starts on this machine."
+Address = Annotated[str | None, typer.Option(metavar="ADDRESS", help=_ADDRESS)]
 
 
 def sweep(
@@ -54,17 +59,8 @@ def sweep(
             "--render", help="Write tables, figures and the page from the results, and run nothing."
         ),
     ] = False,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="ray: carry out the runs on a Ray cluster, see --address."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The Ray cluster, host:port or auto; by default Ray starts on this machine.",
-        ),
-    ] = None,
+    engine: Engine = None,
+    address: Address = None,
     data_dir: DataDir = None,
     download: Download = False,
     quiet: Quiet = False,
