@@ -322,7 +322,7 @@ def largest_classes(holders: ClientDatasets, names: Sequence[str]) -> dict[str, 
     """The share of each client's held-out images in its most frequent training class; empty without classes."""
     shares = {}
     for client, name in enumerate(names):
-        counts, held_out = holders.class_counts(client), holders.holder(client).validation
+        counts, held_out = holders.class_counts(client), holders.data_of(client).validation
         if counts is None or held_out is None or not len(held_out.read_targets()) or not counts.sum():
             continue
         shares[name] = float((held_out.read_targets() == counts.argmax()).double().mean())

@@ -271,7 +271,7 @@ def _draw_sheet(files: PretrainedFiles, built: Built) -> None:
 def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | None:
     """Random training images after augmentation, uint8 [n, views, C, H, W], n at most `count`; None for text."""
     data = built.holders.dataset
-    holder = built.holders.holder("@train")
+    holder = built.holders.data_of("@train")
     if data.kind == "language" or len(holder) == 0:
         return None
     rng = Rng((built.config.seeds.training, "contact sheet"))

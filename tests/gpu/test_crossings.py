@@ -87,7 +87,7 @@ class Crossings:
 
 
 class NoData(ClientDataSource):
-    def holder(self, client: ClientId) -> None:
+    def data_of(self, client: ClientId) -> None:
         return None
 
 

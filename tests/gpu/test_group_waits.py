@@ -264,7 +264,7 @@ def test_a_group_takes_no_more_memory_than_its_estimate(
         memory.most = before = memory.now
         answers = together(self, op, shared, items, *more)
         data, trained = self.program.data, self.program.ops[op]
-        estimate = trained.footprint(self.device, data.largest, data.holder(items[0].client))
+        estimate = trained.footprint(self.device, data.largest, data.data_of(items[0].client))
         shares.append((memory.most - before) / len(items) / estimate)
         return answers
 

@@ -82,7 +82,7 @@ class World(ClientDataSource):
         held = {"@train": int(sizes.sum()), "@test": int(sizes.sum())}
         return FederationInfo(sizes, CLASSES, (FEATURES,), held)
 
-    def holder(self, client: int | str) -> Points:
+    def data_of(self, client: int | str) -> Points:
         return self.pooled() if isinstance(client, str) else self.clients[client]
 
     def pooled(self, clients: Sequence[int] | None = None) -> Points:

@@ -108,7 +108,7 @@ def test_liadmm_is_equations_4_4_to_4_6_with_sampled_clients(weighting: str, gam
         for i in step.cohort:
             # pi_i was kept under the weights of another sample: what stays is pi_i / w_i.
             scaled = pi.get(i, plus((0.0, y)))
-            g = gradient(model(), y, there.holder(i))
+            g = gradient(model(), y, there.data_of(i))
             before = plus((w[i], scaled))
             x[i] = plus((1.0, y), (-step_size, g), (-step_size / w[i], before))  # 4.5
             now = plus((1.0, before), (w[i] / step_size, x[i]), (-w[i] / step_size, y))  # 4.6
@@ -128,7 +128,7 @@ def test_liadmm_with_all_clients_is_optimistic_gradient_descent(weighting: str) 
     w, before = weightings(weighting, range(len(SIZES))), None
     for step in run.steps:
         x = dict(step.before["model"])
-        g = plus(*[(w[i], gradient(model(), x, there.holder(i))) for i in range(len(SIZES))])
+        g = plus(*[(w[i], gradient(model(), x, there.data_of(i))) for i in range(len(SIZES))])
         # the first step has no gradient before it: x - 2 gamma g
         moved = plus((2.0, g)) if before is None else plus((2.0, g), (-1.0, before))
         close(step.after["model"], plus((1.0, x), (-0.1, moved)))
@@ -141,7 +141,7 @@ def test_liadmm_keeps_minus_the_gradient_as_its_dual() -> None:
     last = {k: step for step in run for k in step.cohort}
     assert len(last) > 3
     for k, step in last.items():
-        g = gradient(model(), step.before["model"], there.holder(k))
+        g = gradient(model(), step.before["model"], there.data_of(k))
         close(states.get(k)["dual"], plus((-1.0, g)))
 
 
@@ -151,11 +151,11 @@ def test_liadmm_gamma_is_the_rounds_learning_rate() -> None:
     run = course(liadmm(parts(there, decayed, select=Fixed((2,)))), there, rounds=2)
     for step, gamma in zip(run.steps, (0.1, 0.05), strict=True):
         x = step.before["model"]
-        g = gradient(model(), x, there.holder(2))
+        g = gradient(model(), x, there.data_of(2))
         before = (
             plus((0.0, g))
             if step.round == 1
-            else gradient(model(), run.steps[0].before["model"], there.holder(2))
+            else gradient(model(), run.steps[0].before["model"], there.data_of(2))
         )
         close(step.after["model"], plus((1.0, x), (-2 * gamma, g), (gamma, before)))
 
@@ -164,7 +164,7 @@ def test_liadmm_takes_weight_decay_as_part_of_the_objective() -> None:
     there = world()
     run = course(liadmm(parts(there, FULL | {"weight_decay": 0.3}, select=Fixed((2,)))), there, rounds=1)
     x = run.steps[0].before["model"]
-    g = plus((1.0, gradient(model(), x, there.holder(2))), (0.3, x))
+    g = plus((1.0, gradient(model(), x, there.data_of(2))), (0.3, x))
     close(run.final, plus((1.0, x), (-0.2, g)))
 
 
@@ -173,7 +173,7 @@ def test_liadmm_over_one_batch_takes_the_gradient_of_one_batch() -> None:
     run = course(liadmm(parts(there, local, select=Fixed((4,))), gradient="batch"), there, rounds=1)
     (step,) = run.steps
     at = torch.randperm(12, generator=rng_of(step, 0).torch("batches"))[:4]
-    g = gradient(model(), step.before["model"], there.holder(4).take(at))
+    g = gradient(model(), step.before["model"], there.data_of(4).take(at))
     close(run.final, plus((1.0, step.before["model"]), (-0.2, g)))
     assert [row["examples"] for row in step.tally.per_client] == [4]
     assert step.tally.batches_max == 1
@@ -189,7 +189,7 @@ def test_liadmm_by_training_goes_twice_the_update_less_the_one_before() -> None:
         moved = []
         for slot, k in enumerate(step.cohort):
             trained = bare_client(
-                model(), y, there.holder(k), rng_of(step, slot), optimizer=heavy, epochs=2, batch_size=4
+                model(), y, there.data_of(k), rng_of(step, slot), optimizer=heavy, epochs=2, batch_size=4
             )
             delta = plus((1.0, y), (-1.0, trained))
             moved.append((w[k], plus((2.0, delta), (-1.0, before.get(k, plus((0.0, delta)))))))
@@ -209,7 +209,7 @@ def test_liadmm_by_training_weighs_the_update_before_by_the_rates_where_they_fal
             trained = bare_client(
                 model(),
                 y,
-                there.holder(k),
+                there.data_of(k),
                 rng_of(step, slot),
                 optimizer=lambda p, lr=rate: torch.optim.SGD(p, lr=lr),
             )
@@ -233,7 +233,7 @@ def test_liadmm_repeated_with_the_model_held_is_a_plain_gradient_step() -> None:
     """Why liadmm has no k_0: the second pass through Eq. 4.5 and 4.6 gives x_i = x, and z_i = x - gamma g."""
     there, gamma = world(), 0.1
     x = dict(model().build().state_dict())
-    g, dual_ = gradient(model(), x, there.holder(2)), plus((0.0, x))
+    g, dual_ = gradient(model(), x, there.data_of(2)), plus((0.0, x))
     for again in range(3):
         x_i = plus((1.0, x), (-gamma, g), (-gamma, dual_))
         dual_ = plus((1.0, dual_), (1 / gamma, x_i), (-1 / gamma, x))
@@ -263,7 +263,7 @@ def test_iceadmm_is_zhou_and_lis_step_unscaled_with_sampled_clients(
         for i in step.cohort:
             x_i, pi_i = literal.of(i, y)
             for _ in range(k_0):
-                g = gradient(model(), x_i, there.holder(i))
+                g = gradient(model(), x_i, there.data_of(i))
                 force = plus((sigma[i], x_i), (-sigma[i], y), (w[i], g), (1.0, pi_i))
                 x_i = plus((1.0, x_i), (-1 / (w[i] * r + sigma[i]), force))
                 pi_i = plus((1.0, pi_i), (sigma[i], x_i), (-sigma[i], y))
@@ -284,7 +284,7 @@ def test_iceadmm_over_batches_takes_one_batch_an_iteration() -> None:
     while len(batches) < 4:
         batches += torch.randperm(12, generator=order).split(5)
     for at in batches[:4]:
-        g = gradient(model(), x, there.holder(4).take(at))
+        g = gradient(model(), x, there.data_of(4).take(at))
         x = plus((1.0, x), (-0.5 / 2.5, x), (0.5 / 2.5, y), (-1 / 2.5, g), (-1 / 2.5, u))
         u = plus((1.0, u), (0.5, x), (-0.5, y))
     close(run.final, plus((1.0, x), (2.0, u)))
@@ -476,7 +476,7 @@ def test_the_exact_solver_meets_its_tolerance_and_says_where_it_does_not() -> No
     for k in step.cohort:
         u = states.get(k)["dual"]  # 0 + rho (x - y)
         x = plus((1.0, y), (1 / 0.3, u))
-        slope = plus((1.0, gradient(model(), x, there.holder(k))), (1.0, u))
+        slope = plus((1.0, gradient(model(), x, there.data_of(k))), (1.0, u))
         assert max(float(g.abs().max()) for g in slope.values()) <= 1e-7
         assert max(float(g.abs().max()) for g in u.values()) > 1e-3
     assert step.tally.sums["unsolved"] == 0
@@ -516,7 +516,7 @@ def test_admm_by_sgd_descends_the_augmented_lagrangian_with_sampled_clients(abse
                 return linear / w[i] + sigma[i] / w[i] / 2 * sum(((p - y[n]) ** 2).sum() for n, p in named)
 
             x_i = bare_client(
-                model(), y, there.holder(i), rng_of(step, slot),
+                model(), y, there.data_of(i), rng_of(step, slot),
                 optimizer=bare_sgd, epochs=2, batch_size=4, penalty=penalty,
             )  # fmt: skip
             literal.x[i], literal.pi[i] = x_i, plus((1.0, pi_i), (sigma[i], x_i), (-sigma[i], y))
@@ -733,7 +733,7 @@ def test_running_statistics_are_averaged_frozen_weights_stay_and_neither_has_var
         assert not torch.equal(after["1.running_mean"], before["1.running_mean"])
         assert after["1.running_var"].min() > 0
         if name == "liadmm":  # one pass at the global model
-            outputs = [there.holder(k).inputs @ before["0.weight"].T + before["0.bias"] for k in step.cohort]
+            outputs = [there.data_of(k).inputs @ before["0.weight"].T + before["0.bias"] for k in step.cohort]
             n = [len(o) for o in outputs]
             seen = sum(k / sum(n) * o.mean(0) for k, o in zip(n, outputs, strict=True))
             expected = 0.9 * before["1.running_mean"] + 0.1 * seen
@@ -749,7 +749,7 @@ def test_the_exact_solver_updates_running_statistics_once_at_its_solution() -> N
     (step,) = rounds_of(admm(parts(there, FULL, spec, select=Fixed((4,))), sigma=0.5), there, states, 1)
     y, u = step.before["model"], states.get(4)["dual"]
     x = {n: y[n] + u[n] / 0.5 for n in u}
-    seen = (there.holder(4).inputs @ x["0.weight"].T + x["0.bias"]).mean(0)
+    seen = (there.data_of(4).inputs @ x["0.weight"].T + x["0.bias"]).mean(0)
     torch.testing.assert_close(step.after["model"]["1.running_mean"], 0.1 * seen, rtol=1e-9, atol=1e-11)
     assert step.after["model"]["1.num_batches_tracked"] == 1
 

@@ -73,12 +73,12 @@ def test_it_pools_exactly_what_the_clients_hold() -> None:
         "numbers", examples, examples, tuple("0123456789"), (0.0,), (1 / 255,), "none needed", "counting"
     )
     holders, _ = federate(whole, lambda kept: shards(kept, 3, clients=7), validation=0.1, seed=1)
-    pooled, _ = holders.holder("@train").stretch(0, len(holders.holder("@train")))
-    theirs = [holders.holder(k).stretch(0, len(holders.holder(k)))[0] for k in range(holders.clients)]
+    pooled, _ = holders.data_of("@train").stretch(0, len(holders.data_of("@train")))
+    theirs = [holders.data_of(k).stretch(0, len(holders.data_of(k)))[0] for k in range(holders.clients)]
     pooled, held = pooled.flatten().round().long(), torch.cat(theirs).flatten().round().long()
     assert torch.equal(pooled.sort().values, held.sort().values)
     assert len(pooled) == len(pooled.unique()) == holders.held()["@train"] < 103
-    validation, _ = holders.holder("@validation").stretch(0, 10)
+    validation, _ = holders.data_of("@validation").stretch(0, 10)
     assert not set(validation.flatten().round().long().tolist()) & set(pooled.tolist())
 
 

@@ -35,7 +35,7 @@ def trained(run: Course, step, spec=None, **changes) -> list[dict]:
     how = {"optimizer": bare_sgd, "epochs": 2, "batch_size": 4} | changes
     return [
         bare_client(
-            spec or model(), step.before["model"], run.there.holder(k), rng_of(step, slot, run.seed), **how
+            spec or model(), step.before["model"], run.there.data_of(k), rng_of(step, slot, run.seed), **how
         )
         for slot, k in enumerate(step.cohort)
     ]

@@ -74,7 +74,7 @@ def bare(run: Course, step, solver: dict, spec=None) -> list[dict]:
         bare_client(
             spec or model(),
             anchor,
-            run.there.holder(k),
+            run.there.data_of(k),
             rng_of(step, slot),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR, **settings),
             epochs=2,
@@ -223,7 +223,7 @@ def test_a_large_cohort_is_folded_in_blocks_to_the_same_sum(size: int) -> None:
         end = bare_client(
             model(),
             start,
-            there.holder(k),
+            there.data_of(k),
             rng_of(step, slot),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR),
             batch_size=2,

@@ -67,7 +67,7 @@ def test_local_training_descends_the_loss_and_the_penalty(mu: float) -> None:
             bare_client(
                 model(),
                 anchor,
-                there.holder(k),
+                there.data_of(k),
                 rng_of(step, slot),
                 optimizer=bare_sgd,
                 epochs=2,
@@ -263,7 +263,7 @@ def test_algorithm_2_averages_with_one_over_k_whatever_the_sizes(method: str) ->
             bare_client(
                 model(),
                 step.before["model"],
-                there.holder(k),
+                there.data_of(k),
                 rng_of(step, slot),
                 optimizer=bare_sgd,
                 epochs=2,

@@ -279,8 +279,8 @@ class Spoiling(ClientDataSource):
     def info(self):
         return self.inner.info
 
-    def holder(self, client: int | str) -> Points:
-        points = self.inner.holder(client)
+    def data_of(self, client: int | str) -> Points:
+        points = self.inner.data_of(client)
         if client != self.client:
             return points
         self.seen.append(1)

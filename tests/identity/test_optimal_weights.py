@@ -243,7 +243,7 @@ def test_the_statistics_of_a_detector_are_not_those_of_a_batch_either() -> None:
     )
     learner, dataset = learner_of(spec), boxes(n=8, test=6)
     dataset = replace(dataset, train=dataset.train.tensors(), test=dataset.test.tensors())
-    data = ClientDatasets(dataset, torch.arange(8), np.array([0, 8])).holder("@test")
+    data = ClientDatasets(dataset, torch.arange(8), np.array([0, 8])).data_of("@test")
     start, modes = learner.module.state_dict(), modes_of(learner, "body.6")
     models = [
         {n: v + 0.1 * d[n] if v.is_floating_point() else v for n, v in start.items()}

@@ -110,7 +110,7 @@ def trained(make, task, holders, rounds: int, engine=None, **local: object):
 
 def views_of(holders, round: int, steps: int):
     """The batches of a round of centralized training."""
-    batches = holders.holder("@train").batches(8, Rng((SEED, "op", round, 0, 0, "@train")))
+    batches = holders.data_of("@train").batches(8, Rng((SEED, "op", round, 0, 0, "@train")))
     yield from (next(batches)[0] for _ in range(steps))
     with suppress(AttributeError):
         batches.close()

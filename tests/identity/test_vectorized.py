@@ -302,10 +302,10 @@ def test_a_client_that_fails_takes_no_other_with_it(fault: type[Points]) -> None
 class Missing(World):
     """One client's data cannot be found."""
 
-    def holder(self, client: int | str) -> Points:
+    def data_of(self, client: int | str) -> Points:
         if client == 4:
             raise OSError("no such folder")
-        return super().holder(client)
+        return super().data_of(client)
 
 
 def test_a_client_without_data_fails_by_itself_and_the_others_stay_together(monkeypatch) -> None:

@@ -26,7 +26,7 @@ class Points(ClientDataSource):
     features: int = 3
     shifted: bool = True  # each client's inputs stand elsewhere, targets as if they did not
 
-    def holder(self, client: int | str) -> tuple[torch.Tensor, torch.Tensor]:
+    def data_of(self, client: int | str) -> tuple[torch.Tensor, torch.Tensor]:
         g = torch.Generator().manual_seed(99 if isinstance(client, str) else int(client))
         x = torch.randn(self.examples, self.features, generator=g, dtype=torch.float64)
         shift = float(client) if self.shifted and not isinstance(client, str) else 0.0

@@ -56,6 +56,6 @@ def test_late_replies_count_once_and_it_learns(engine: str) -> None:
     ids = [seen for seen, _ in state["seen"]]
     assert len(ids) == len(set(ids)) == 240
     assert {age for _, age in state["seen"]} >= {0, 1}
-    x, y = Points().holder("@test")
+    x, y = Points().data_of("@test")
     assert (x @ state["w"] - y).square().mean() < 0.02 * y.square().mean()
     assert (g.tally.replies, g.tally.failed) == (240, 0)

@@ -44,7 +44,7 @@ def test_split_training_is_central_training(engine: str) -> None:
             upper = g.drive(one_step(upper), round)
         split = g.states.get(0)["w"]
 
-    x, y = Points().holder(0)
+    x, y = Points().data_of(0)
     w, top = (
         torch.eye(3, dtype=torch.float64).requires_grad_(),
         torch.ones(3, dtype=torch.float64).requires_grad_(),

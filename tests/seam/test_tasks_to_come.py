@@ -102,7 +102,7 @@ class World(ClientDataSource):
             np.array(SIZES), 3, self.shape, held, kind="detection" if self.ragged else "classification"
         )
 
-    def holder(self, client: int | str) -> Holder:
+    def data_of(self, client: int | str) -> Holder:
         n = 7 if isinstance(client, str) else SIZES[client]
         g = torch.Generator().manual_seed(n)
         inputs = torch.randn(n, *self.shape, generator=g)
@@ -190,7 +190,7 @@ def test_a_detector_that_takes_ragged_targets_trains_and_is_measured(engine: str
     assert not torch.equal(state["model"]["box.weight"], start["box.weight"])
     module = spec.build().eval()
     module.load_state_dict(dict(state["model"]))
-    test = there.holder("@test")
+    test = there.data_of("@test")
     with torch.no_grad():
         expected = Detection().metrics(Detection().measure(module(test.inputs, test.answers), test.answers))
     assert metrics == {f"test_{name}": pytest.approx(value, abs=1e-6) for name, value in expected.items()}
@@ -224,7 +224,7 @@ def test_ragged_targets_cross_the_wire() -> None:
     made.open(Program({"send": send}, there, 0), states)
     got = Driver(made, states).drive(ask(), 1)
     made.close()
-    kept = there.holder(1).answers
+    kept = there.data_of(1).answers
     assert torch.equal(got.boxes, kept.boxes)
     assert torch.equal(got.offsets, kept.offsets)
 
@@ -335,7 +335,7 @@ class Answers:
 def test_knowledge_transfer_averages_outputs_through_the_same_task() -> None:
     there, task = World((5,)), Classification()
     spec = ModelSpec(backbone, "backbone", {}, (5,), 3, 0)
-    inputs, tree = there.holder("@test").inputs, spec.build().state_dict()
+    inputs, tree = there.data_of("@test").inputs, spec.build().state_dict()
 
     def round() -> Any:
         ask = Ask("answers", [Request(0), Request(1)], {"inputs": inputs, "model": dict(tree)})
@@ -348,7 +348,7 @@ def test_knowledge_transfer_averages_outputs_through_the_same_task() -> None:
     made.close()
     torch.testing.assert_close(taught, spec.build()(inputs).detach() + 0.5)
     # What was taught is measured as any other output is.
-    assert 0 <= task.metrics(task.measure(taught, there.holder("@test").answers))["accuracy"] <= 1
+    assert 0 <= task.metrics(task.measure(taught, there.data_of("@test").answers))["accuracy"] <= 1
 
 
 # -- split learning: the client keeps the first layers, and sends features and targets -------------------------
@@ -418,7 +418,7 @@ def test_split_learning_is_a_step_of_the_whole_model(ragged: bool) -> None:
     with torch.no_grad():
         for parameter, value in zip(whole[1].parameters(), own, strict=True):
             parameter.copy_(value)
-    inputs, targets = there.holder(1).stretch(0, size)
+    inputs, targets = there.data_of(1).stretch(0, size)
     outputs = task.outputs(whole[1], whole[0](inputs), targets)
     task.loss(outputs, targets).backward()
     expected = [parameter.detach() - LR * parameter.grad for parameter in whole.parameters()]

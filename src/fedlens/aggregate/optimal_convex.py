@@ -41,7 +41,7 @@ _PARTS = ("update", "buffers", "counters")
 
 @dataclass(frozen=True)
 class FindOptimalWeights:
-    """The operation that finds the weights of the clients' models on its holder's data.
+    """The operation that finds the weights of the clients' models on data of the server.
 
     Payload: `model`, the tree that the clients started from; and of each client, in one list, `update`, `buffers`,
     `counters` and `weight`, as training sent them. It sends back `weights`, float64 [K], and measures by how much they

@@ -38,7 +38,7 @@ from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 
 @dataclass(frozen=True)
 class Centralized(AlgorithmBase):
-    """One holder, the pooled data; a round is `local.epochs` passes over it, and the optimizer goes on."""
+    """Trains on the pooled data; a round is `local.epochs` passes over it, and the optimizer goes on."""
 
     parts: Parts
     train: BatchedTrain
@@ -133,7 +133,7 @@ def centralized(parts: Parts) -> Centralized:
 
     Weighting: None: every example counts the same.
 
-    State: The optimizer's, from round to round, at the one holder of all the data.
+    State: The optimizer's, from round to round, where all the data is.
 
     Sent: The model down and one update up, a round; a run in one place would send nothing. Clients that are measured
         get the model and send a few numbers.

@@ -144,7 +144,7 @@ def training_batches(built: Built, count: int = 20, seed: int = 0) -> Batches:
 
     A batch has at least two examples wherever the data have.
     """
-    data, size = built.source.holder("@train"), built.config.local.batch_size
+    data, size = built.source.data_of("@train"), built.config.local.batch_size
     examples = len(data)
     n = examples if size == "all" else min(int(size), examples)
     with ExitStack() as ending:

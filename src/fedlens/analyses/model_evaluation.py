@@ -39,7 +39,7 @@ class ModelEvaluator:
     Args:
         model: how the module is built; trees have its names and shapes.
         task: measures the outputs.
-        data: the holder of the examples, such as `built.source.holder("@test")`.
+        data: the holder of the examples, such as `built.source.data_of("@test")`.
         examples: how many of them are measured, from the first one on.
         batch_size: examples per forward pass.
         size: at which images are evaluated.
@@ -188,7 +188,7 @@ def evaluator_of(built: Built, on: Literal["test", "validation"] = "test") -> Mo
     return ModelEvaluator(
         built.model,
         built.task,
-        source.holder(name),
+        source.data_of(name),
         held[name],
         evaluation_batch(
             built.config.evaluation.batch_size, built.task, built.holders.dataset.info, built.evaluation_size

@@ -110,7 +110,7 @@ class ProfiledRounds:
             self._trace(trace)
         self.processes = len(self.engine.processes)
         self.model_bytes, self.checkpoint_bytes = self._file_sizes()
-        largest = max(ask.requests, key=lambda request: len(self.built.holders.holder(request.client)))
+        largest = max(ask.requests, key=lambda request: len(self.built.holders.data_of(request.client)))
         self.ask, self.client_state = replace(ask, requests=[largest]), self.states.get(largest.client)
 
     def _pair(self, number: int, timings: Timings) -> None:

@@ -62,7 +62,7 @@ class AlgorithmBase(Algorithm):
 
     @property
     def pools_data(self) -> bool:
-        """Whether one holder trains on the data of all clients, so that no client trains."""
+        """Whether the server trains on the data of all clients, so that no client trains."""
         return False
 
     @property

@@ -31,7 +31,7 @@ class Calls(Sequence[Call]):
 
     >>> from fedlens.core.protocol import ClientDataSource
     >>> class Numbers(ClientDataSource):
-    ...     def holder(self, client): return [client]
+    ...     def data_of(self, client): return [client]
     >>> calls = Calls(
     ...     Program({}, Numbers(), seed=0), torch.device("cpu"), {}, {"lr": 0.1},
     ...     ids=[Id(1, 0, 0), Id(1, 0, 1)], clients=[7, 3], payloads=[{}, {"work": 2}], states=[{}, {}],
@@ -62,7 +62,7 @@ class Calls(Sequence[Call]):
             return [self[k] for k in range(len(self))[at]]
         client = Client(
             id=self.clients[at],
-            data=self.program.data.holder(self.clients[at]),
+            data=self.program.data.data_of(self.clients[at]),
             state=self.states[at],
             secrets=Secrets((self.program.seed, self.clients[at])),
             scratch=self.scratch,

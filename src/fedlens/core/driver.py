@@ -82,9 +82,9 @@ class Tally:
         self.traffic.asked(ask, round, sum(sent))
 
     def accepted(self, reply: Reply) -> None:
-        """Counts an accepted reply; for a holder of server data only its work counts, not its bytes.
+        """Counts an accepted reply; of data at the server only the work counts, not its bytes.
 
-        Without `batches` a holder has not trained: its loss is left out, and its other numbers are recorded.
+        Without `batches` it has not trained: the loss is left out, and other numbers are recorded.
         """
         at_client = is_client(reply.client)
         trained = at_client or "batches" in reply.metrics

@@ -22,6 +22,7 @@ RENAMED = {
     "ClientRule.servers": "server_rules",
     "Traits.replaces": "replaces_update",
     "Traits.whole": "all_weights",
+    "ClientDataSource.holder": "data_of",
 }  # names of earlier versions by their module, class or function, and what they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

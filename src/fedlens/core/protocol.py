@@ -238,11 +238,11 @@ class ClientDataSource(Protocol):
 
     @property
     def largest(self) -> int | None:
-        """The number of examples of the largest client, or None if only `holder` can tell."""
+        """The number of examples of the largest client, or None if only `data_of` can tell."""
         return None
 
-    def holder(self, client: ClientId, /) -> Any:
-        """The data of this client. Raises `KeyError` for an unknown name."""
+    def data_of(self, client: ClientId, /) -> Any:
+        """The data of a client, or of the server's `@test` and so on. Raises `KeyError` for an unknown name."""
         ...
 
     def on(self, device: torch.device, /) -> ClientDataSource:

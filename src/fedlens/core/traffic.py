@@ -19,7 +19,7 @@ _COUNTS = ("asks", "replies", "bytes_down", "bytes_up")
 class Traffic:
     """The fields of all messages by operation, with the number of values of each, messages and bytes.
 
-    Requests to holders of server data, such as `@test`, reach no client: only their names are kept. A field of which
+    Requests for data at the server, such as `@test`, reach no client: only their names are kept. A field of which
     the replies of a block are summed in a worker (`Reduce`) counts too: it left its client.
 
     Attributes:
@@ -53,8 +53,8 @@ class Traffic:
     def asked(self, ask: Ask, round: int, nbytes: int) -> None:
         """Counts an ask, of which the clients receive `nbytes` together."""
         requests = [request for request in ask.requests if is_client(request.client)]
-        if holders := {request.client for request in ask.requests if not is_client(request.client)}:
-            self.server[ask.op] = sorted(holders.union(self.server.get(ask.op, ())))
+        if sources := {request.client for request in ask.requests if not is_client(request.client)}:
+            self.server[ask.op] = sorted(sources.union(self.server.get(ask.op, ())))
         if not requests:
             return
         row = self._row(ask.op, round)
@@ -83,8 +83,8 @@ class Traffic:
 
     def add(self, other: Traffic) -> Traffic:
         """Adds the messages of later rounds, and returns all; `other` is not changed."""
-        for op, holders in other.server.items():
-            self.server[op] = sorted({*holders, *self.server.get(op, ())})
+        for op, sources in other.server.items():
+            self.server[op] = sorted({*sources, *self.server.get(op, ())})
         for op, more in other.rows.items():
             row = self.rows[op] = {**self.rows.get(op, _empty(more["rounds"][0]))}
             for name in _COUNTS:

@@ -125,20 +125,20 @@ class ClientDataset(ClientExamples):
         return 0 if self.augment is not None or self.examples.changing or whole > _WHOLE else 2 * whole
 
     def group(self, others: Sequence[Any], /) -> ClientGroup | None:
-        """The examples of this holder and of `others`, to be read together.
+        """The examples of this client and of `others`, to be read together.
 
-        None where they are augmented, shifted or drawn anew, which differs between holders, come from several
+        None where they are augmented, shifted or drawn anew, which differs between clients, come from several
         datasets, or have several views.
         """
         if self.examples.changing:
             return None
-        holders = (self, *others)
-        for each in holders:
+        clients = (self, *others)
+        for each in clients:
             plain = type(each) is ClientDataset and each.augment is None and not each.features
             if not plain or each.views > 1 or each.indices is None or each.examples is not self.examples:
                 return None
-        indices = [each.indices for each in holders]
-        counts = [len(each) for each in holders]
+        indices = [each.indices for each in clients]
+        counts = [len(each) for each in clients]
         starts = [0, *accumulate(counts[:-1])]
         return ClientGroup(self.examples, torch.cat(indices), starts, counts, self.mean, self.std)
 
@@ -226,12 +226,12 @@ class ClientDataset(ClientExamples):
 
 @dataclass(frozen=True)
 class ClientGroup:
-    """The examples of several holders of one dataset, read together and never augmented.
+    """The examples of several clients of one dataset, read together and never augmented.
 
     Args:
         examples: what `indices` point into.
-        indices: the positions of the holders' examples, int64.
-        starts, counts: holder k has the examples at `indices[starts[k] : starts[k] + counts[k]]`.
+        indices: the positions of the clients' examples, int64.
+        starts, counts: client k has the examples at `indices[starts[k] : starts[k] + counts[k]]`.
         mean, std: for `normalize`.
     """
 
@@ -249,16 +249,16 @@ class ClientGroup:
         return inputs.device if isinstance(inputs, Tensor) else torch.device("cpu")
 
     def reordered(self, order: Sequence[int], /) -> ClientGroup:
-        """The same examples, the holders in this order."""
+        """The same examples, the clients in this order."""
         return replace(self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order])
 
     def batches(
         self, sizes: Sequence[int], rngs: Sequence[Rng] | None, steps: Sequence[int], whole: bool = False, /
     ) -> Tensor:
-        """The positions in `examples` of the first so many of each holder's `batches`, int64 [steps, holders, size].
+        """The positions in `examples` of the first so many of each client's `batches`, int64 [steps, clients, size].
 
-        -1 fills batches that are short, and those of holders with fewer steps. With `rngs` = None they are those of
-        each holder's `stretches`, in the order of its examples.
+        -1 fills batches that are short, and those of clients with fewer steps. With `rngs` = None they are those of
+        each client's `stretches`, in the order of its examples.
         """
         positions = torch.full((len(sizes), max(steps), max(sizes)), -1)
         alike: dict[tuple[int, int, int], list[int]] = {}
@@ -373,7 +373,7 @@ class ClientDatasets(ClientDataSource):
         test = train if same else self.dataset.test.on(device, room // 4)
         return replace(self, dataset=replace(self.dataset, train=train, test=test))
 
-    def holder(self, client: ClientId, /) -> ClientDataset:
+    def data_of(self, client: ClientId, /) -> ClientDataset:
         """The data of this client. Raises `KeyError` for an unknown name."""
         train = self.dataset.train
         if is_client(client):
@@ -421,10 +421,10 @@ class ClientDatasets(ClientDataSource):
         return {name: values.repeat_interleave(counts) for name, values in self.features.items()}
 
     def class_counts(self, client: ClientId) -> Tensor | None:
-        """int64 [classes]: how many examples of this holder have each class; None if examples have no single class."""
+        """int64 [classes]: how many examples of this client have each class; None if examples have no single class."""
         if self.dataset.kind != "classification":
             return None
-        return torch.bincount(self.holder(client).read_targets(), minlength=len(self.dataset.classes))
+        return torch.bincount(self.data_of(client).read_targets(), minlength=len(self.dataset.classes))
 
     def held(self) -> dict[str, int]:
         """The number of examples of each of the server's datasets, by name."""

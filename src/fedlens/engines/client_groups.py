@@ -94,8 +94,8 @@ def fitting(
         device: where a trial forward pass is computed. Its bytes are the same on all devices, and on a GPU it would
             open a context of CUDA.
     """
-    largest = data.largest or max((len(data.holder(client)) for client in clients), default=1)
-    each = max(1, op.footprint(device, largest, data.holder(clients[0]) if clients else None))
+    largest = data.largest or max((len(data.data_of(client)) for client in clients), default=1)
+    each = max(1, op.footprint(device, largest, data.data_of(clients[0]) if clients else None))
     return max(1, (_CPU_MEMORY if gpu is None else gpu // GPU_SHARE) // each)
 
 

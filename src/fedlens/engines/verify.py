@@ -77,7 +77,7 @@ class Verified(Forwarding):
         return primed(self._compared(ask, round, exchange, held, self.engine.answer(ask, round, exchange)))
 
     def _drawn(self, ask: Ask, round: int, exchange: int) -> list[int]:
-        """The slots of the clients that are compared, drawn from the seed; holders of server data are left out."""
+        """The slots of the clients that are compared, drawn from the seed; data at the server is left out."""
         slots = [slot for slot, request in enumerate(ask.requests) if is_client(request.client)]
         draw = Rng((self._seed, "verify", round, exchange)).numpy("clients")
         return (

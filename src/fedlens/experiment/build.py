@@ -295,7 +295,7 @@ def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
     names = holders.dataset.classes
     if not task.counts_classes or not task.averages_classes:
         return []
-    counts = counts_of(task, holders.holder("@test"), len(names))
+    counts = counts_of(task, holders.data_of("@test"), len(names))
     if task.placed and not counts.any():
         raise DataError(
             f"no test {task.example} of '{holders.dataset.name}' has a class, so no metric is defined",

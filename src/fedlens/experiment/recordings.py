@@ -40,7 +40,7 @@ class RecordedReply:
 
     Attributes:
         client: its name.
-        number: its row in the partition, or the name of a holder of server data.
+        number: its row in the partition, or the name of data at the server.
         op: the operation that it answered.
         trained: whether its local model is recorded.
         slot: its place in the ask.

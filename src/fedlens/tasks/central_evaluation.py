@@ -43,11 +43,11 @@ TOP_CLASSES = 5  # most probable classes of each example, in `confidences.classe
 
 @dataclass(frozen=True)
 class Evaluate:
-    """The operation that measures a model on a stretch of its holder's data.
+    """The operation that measures a model on a stretch of data at the server.
 
     Payload: `model`, a tree; `start` and `stop`, positions; and `mistakes`, how many of the most confidently wrong
     answers to send, none by default. It sends back the task's measurements, with `mistakes.index` and so on among the
-    rows; see `fedlens.tasks.task.Task.mistakes`. The index is a position in the holder's data.
+    rows; see `fedlens.tasks.task.Task.mistakes`. The index is a position in that data.
     """
 
     model: ModelSpec

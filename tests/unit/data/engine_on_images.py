@@ -29,7 +29,7 @@ from fedlens.engines.processes import processes
 class Pictures(ClientDataSource):
     images: ImageFiles
 
-    def holder(self, client: int | str) -> ImageFiles:
+    def data_of(self, client: int | str) -> ImageFiles:
         return self.images
 
 

@@ -72,5 +72,5 @@ def test_batches_of_a_client_are_those_of_before_however_many_are_read_ahead(
     who: int | str, bits: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedlens.data.client_datasets._AHEAD", 0)
-    read = islice(holders(prefetch).holder(who).batches(32, Rng((1, "a"))), 30)
+    read = islice(holders(prefetch).data_of(who).batches(32, Rng((1, "a"))), 30)
     assert digest(*[part for batch in read for part in batch]) == bits

@@ -32,7 +32,7 @@ def holders(augment=None) -> ClientDatasets:
 @pytest.mark.parametrize("steps", [1, 3, 100])
 def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int, whole: bool) -> None:
     there = holders()
-    holding, other = there.holder(2), there.holder(1)
+    holding, other = there.data_of(2), there.data_of(1)
     size = min(size, len(holding))
     group = holding.group([other])
     assert group is not None
@@ -57,9 +57,9 @@ def test_orders_are_where_the_examples_of_the_batches_are(size: int, steps: int,
 @pytest.mark.parametrize("size", [7, 10_000])
 def test_without_randomness_the_batches_are_the_stretches_of_each_holder(size: int) -> None:
     there = holders()
-    holding = there.holder(2)
+    holding = there.data_of(2)
     size = min(size, len(holding))
-    group = there.holder(1).group([holding])
+    group = there.data_of(1).group([holding])
     assert group is not None
     found = group.batches([1, size], None, [1, -(-len(holding) // size)])[:, 1]
     for row, (inputs, targets) in zip(found, holding.stretches(0, len(holding), size), strict=True):
@@ -70,7 +70,7 @@ def test_without_randomness_the_batches_are_the_stretches_of_each_holder(size: i
 
 def test_what_is_gathered_is_what_each_holder_sees() -> None:
     there = holders()
-    three = [there.holder(k) for k in (3, 0, 3)]
+    three = [there.data_of(k) for k in (3, 0, 3)]
     group = three[0].group(three[1:])
     assert group is not None
     assert list(group.counts) == [len(each) for each in three]
@@ -83,9 +83,9 @@ def test_what_is_gathered_is_what_each_holder_sees() -> None:
 
 def test_what_is_not_simply_read_is_not_gathered() -> None:
     there = holders()
-    one = there.holder(1)
-    assert one.group([there.holder("@test")]) is None  # of another set
-    bent = holders(Chain((PadCropFlip(),))).holder(1)
+    one = there.data_of(1)
+    assert one.group([there.data_of("@test")]) is None  # of another set
+    bent = holders(Chain((PadCropFlip(),))).data_of(1)
     assert bent.group([]) is None
     assert one.group([bent]) is None
     shaded = replace(one, features={"brightness": torch.ones(1)})
@@ -97,7 +97,7 @@ def test_what_is_not_simply_read_is_not_gathered() -> None:
 
 def test_the_group_of_some_clients_is_that_of_their_holders() -> None:
     there, clients = holders(), [4, 1, 2]
-    first, *others = [there.holder(k) for k in clients]
+    first, *others = [there.data_of(k) for k in clients]
     sizes, rngs, steps = [3, 3, 50], [Rng((k,)) for k in clients], [4, 9, 2]
     by_client, by_holder = there.group(clients), first.group(others)
     assert by_client is not None

@@ -140,10 +140,10 @@ def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset)
     seen = replace(drawn, features={"brightness": np.array([1.0, 0.5, 0.0, 1.5])})
     holders, _ = federate(dataset, lambda table: seen, validation=0.2, seed=0, scope="client")
     data = holders.dataset
-    own = [holders.holder(client) for client in range(4)]
+    own = [holders.data_of(client) for client in range(4)]
     assert [len(one.validation or ()) for one in own] == np.diff(holders.held_out_offsets).tolist()  # type: ignore[arg-type]
     for name, parts in (("@validation", [one.validation for one in own]), ("@train", own)):
-        pooled = holders.holder(name)
+        pooled = holders.data_of(name)
         images, labels = pooled.stretch(0, len(pooled))
         each = [part.stretch(0, len(part)) for part in parts if part is not None]
         assert torch.equal(images, torch.cat([image for image, _ in each]))
@@ -151,17 +151,17 @@ def test_the_server_sees_held_out_examples_as_their_clients_do(dataset: Dataset)
     dark, _ = own[2].stretch(0, 3)
     black = normalize(torch.zeros(3, *data.input_shape, dtype=torch.uint8), data.mean, data.std)
     assert torch.equal(dark, black)
-    untouched, _ = holders.holder("@test").stretch(0, 3)
+    untouched, _ = holders.data_of("@test").stretch(0, 3)
     assert torch.equal(untouched, normalize(data.test.inputs[:3], data.mean, data.std))
 
 
 def test_a_pooled_validation_set_is_drawn_before_the_partition(dataset: Dataset) -> None:
     data, _ = federate(dataset, lambda table: iid(table, 0, clients=4), validation=0.1, seed=3)
     assert data.client_held_out(0) is None
-    assert data.holder(0).validation is None
-    assert len(data.holder("@validation")) == 20
+    assert data.data_of(0).validation is None
+    assert len(data.data_of("@validation")) == 20
     with pytest.raises(KeyError):
-        data.holder("@nobody")
+        data.data_of("@nobody")
 
 
 def test_texts_have_no_brightness() -> None:

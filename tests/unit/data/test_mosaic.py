@@ -179,7 +179,7 @@ def test_a_mosaic_is_made_of_images_of_one_client_and_of_one_batch() -> None:
     drawn: Any = lambda table: Partition.of_owners(owners, 4, spec={})  # noqa: E731
     holders = federate(data, drawn, augment=chain)[0]
     for client in range(4):
-        for pixels, _ in islice(holders.holder(client).batches(4, Rng((0,))), 6):
+        for pixels, _ in islice(holders.data_of(client).batches(4, Rng((0,))), 6):
             assert pixels.round().unique().tolist() == [client]
 
 

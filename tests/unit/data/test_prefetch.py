@@ -81,7 +81,7 @@ def test_batches_have_the_same_bits_from_files_from_memory_and_however_many_are_
     in_files = [Examples(files(folder, cached), np.zeros(IMAGES, np.int64)) for cached in (0, 7)]
 
     def read(examples: Examples, prefetch: int) -> list[Any]:
-        data = holders(examples, chain(*augment), prefetch).holder(who)
+        data = holders(examples, chain(*augment), prefetch).data_of(who)
         with ExitStack() as ending:
             return list(first(data.batches(size, Rng((3,)), whole), 13, ending))
 
@@ -100,7 +100,7 @@ def readers() -> list[threading.Thread]:
 def test_evaluation_reads_ahead_in_the_same_order(folder: Path) -> None:
     examples = Examples(files(folder), np.zeros(IMAGES, np.int64))
     for who in (0, "@train", "@test"):
-        ahead, plain = holders(examples).holder(who), holders(examples, prefetch=0).holder(who)
+        ahead, plain = holders(examples).data_of(who), holders(examples, prefetch=0).data_of(who)
         found = ahead.stretches(2, len(ahead), 5)
         assert isinstance(found, ReadAhead)
         assert not isinstance(plain.stretches(2, len(plain), 5), ReadAhead)
@@ -137,7 +137,7 @@ class Counted:
 def test_no_image_is_decoded_after_the_last_step(
     folder: Path, augment: tuple[str, ...], prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = holders(Examples(files(folder), np.zeros(IMAGES, np.int64)), chain(*augment), prefetch).holder(0)
+    data = holders(Examples(files(folder), np.zeros(IMAGES, np.int64)), chain(*augment), prefetch).data_of(0)
     counted = Counted(monkeypatch)
     with ExitStack() as ending:
         for _ in first(data.batches(4, Rng((0,))), 3, ending):
@@ -148,7 +148,7 @@ def test_no_image_is_decoded_after_the_last_step(
 def test_images_without_augmentation_are_decoded_at_most_twice_however_many_epochs(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = holders(Examples(files(folder), np.zeros(IMAGES, np.int64))).holder(0)
+    data = holders(Examples(files(folder), np.zeros(IMAGES, np.int64))).data_of(0)
     counted = Counted(monkeypatch)
     with ExitStack() as ending:
         assert len(list(first(data.batches(4, Rng((0,))), 40, ending))) == 40
@@ -169,7 +169,7 @@ def test_a_file_that_is_gone_or_damaged_is_named_where_its_batch_is_read(
     messages = []
     for prefetch in (0, 1, 4):
         examples = Examples(files(root), np.zeros(IMAGES, np.int64))
-        batches = holders(examples, chain(*augment), prefetch).holder(0).batches(4, Rng((0,)))
+        batches = holders(examples, chain(*augment), prefetch).data_of(0).batches(4, Rng((0,)))
         with ExitStack() as ending:
             read = first(batches, 10, ending)
             assert len(list(islice(read, 2))) == 2
@@ -189,7 +189,7 @@ def test_an_augmentation_of_a_users_own_runs_in_the_thread_of_the_step(folder: P
 
     def read(prefetch: int) -> list[Any]:
         examples = Examples(files(folder), np.zeros(IMAGES, np.int64))
-        data = holders(examples, Chain((noise,)), prefetch).holder(0)
+        data = holders(examples, Chain((noise,)), prefetch).data_of(0)
         torch.manual_seed(0)
         with ExitStack() as ending:
             return [(*batch, torch.rand(1)) for batch in first(data.batches(4, Rng((0,))), 6, ending)]

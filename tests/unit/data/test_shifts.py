@@ -264,7 +264,7 @@ def test_each_client_sees_its_images_in_its_own_way_everywhere() -> None:
     seen, held = [], []
     for client in range(5):
         own = {name: torch.tensor(values[client]).float() for name, values in partition.features.items()}
-        holding = holders.holder(client)
+        holding = holders.data_of(client)
         for found, indices, into in (
             (holding, holders.client_indices(client), seen),
             (holding.validation, holders.client_held_out(client), held),
@@ -282,7 +282,7 @@ def test_each_client_sees_its_images_in_its_own_way_everywhere() -> None:
         matches = (seen[-1].unsqueeze(1) == shown).flatten(2).all(2)
         assert matches.any(0).all()
         assert len(labels) == 7
-    assert torch.equal(holders.holder("@train").stretch(0, 10**6)[0], torch.cat(seen))
-    assert torch.equal(holders.holder("@validation").stretch(3, 200)[0], torch.cat(held)[3:200])
+    assert torch.equal(holders.data_of("@train").stretch(0, 10**6)[0], torch.cat(seen))
+    assert torch.equal(holders.data_of("@validation").stretch(3, 200)[0], torch.cat(held)[3:200])
     plain = normalize(data.test.inputs, data.mean, data.std)
-    assert torch.equal(holders.holder("@test").stretch(0, 10**6)[0], plain)
+    assert torch.equal(holders.data_of("@test").stretch(0, 10**6)[0], plain)

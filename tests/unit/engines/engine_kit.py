@@ -31,7 +31,7 @@ from fedlens.engines.processes import processes
 
 
 class NoData(ClientDataSource):
-    def holder(self, client: int | str) -> None:
+    def data_of(self, client: int | str) -> None:
         return None
 
 

@@ -116,7 +116,7 @@ def test_a_scale_crop_of_the_images_own_size_fits_every_task(tmp_path: Path) -> 
     for table in ({"name": "scale-crop"}, {"name": "scale-crop", "crop": 8}):
         made = built([table, "flip"], tmp_path)
         assert made.holders.training_shape == (3, 8, 8)
-        assert next(made.holders.holder(0).batches(5, Rng((0,))))[0].shape == (5, 3, 8, 8)
+        assert next(made.holders.data_of(0).batches(5, Rng((0,))))[0].shape == (5, 3, 8, 8)
 
 
 def test_masks_follow_every_augmentation_of_a_run(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_masks_follow_every_augmentation_of_a_run(tmp_path: Path) -> None:
     assert made.holders.augment == Chain(
         (Mosaic(1.0, (0.25, 0.75)), Flip(0.5, 0.5), ScaleCrop((12, 9), (1.0, 1.0)))
     )
-    for pixels, masks in (next(made.holders.holder(k).batches(5, Rng((0,)))) for k in range(4)):
+    for pixels, masks in (next(made.holders.data_of(k).batches(5, Rng((0,)))) for k in range(4)):
         assert pixels.shape == (5, 3, 12, 9)
         first = pixels[:, 0].round().long()
         assert torch.equal(torch.where(first == 0, VOID, first - 1), masks.long())

@@ -67,13 +67,13 @@ def test_the_named_normalization_is_that_of_batches_and_of_the_models_file(
     assert made.holders.dataset.mean[0] == mean
     pixels, _ = made.holders.dataset.test.stretch(0, 2)
     wanted = normalize(pixels, made.holders.dataset.mean, made.holders.dataset.std)
-    assert torch.equal(made.holders.holder("@test").stretch(0, 2)[0], wanted)
+    assert torch.equal(made.holders.data_of("@test").stretch(0, 2)[0], wanted)
     assert json.loads(metadata(made, made.model)["preprocessing"])["mean"][0] == mean
 
 
 def test_batches_ahead_are_a_setting_of_the_clients_data(tmp_path: Any) -> None:
     for prefetch in (0, 3):
-        assert built("flip", tmp_path, prefetch=prefetch).holders.holder(1).prefetch == prefetch
+        assert built("flip", tmp_path, prefetch=prefetch).holders.data_of(1).prefetch == prefetch
 
 
 def test_the_task_moves_the_targets(tmp_path: Any) -> None:
@@ -136,14 +136,14 @@ def test_only_training_batches_are_augmented(tmp_path: Any) -> None:
     augmented, plain_one = built({"name": "flip", "p": 1.0}, tmp_path), built("none", tmp_path)
     rng = Rng((0, "test"))
     for a, b in zip(
-        [augmented.holders.holder(2), augmented.holders.holder("@test")],
-        [plain_one.holders.holder(2), plain_one.holders.holder("@test")],
+        [augmented.holders.data_of(2), augmented.holders.data_of("@test")],
+        [plain_one.holders.data_of(2), plain_one.holders.data_of("@test")],
         strict=True,
     ):
         assert torch.equal(a.stretch(0, 5)[0], b.stretch(0, 5)[0])
-    tested = [next(made.holders.holder("@test").batches(10, rng))[0] for made in (augmented, plain_one)]
+    tested = [next(made.holders.data_of("@test").batches(10, rng))[0] for made in (augmented, plain_one)]
     assert torch.equal(*tested)
-    batch, labels = next(augmented.holders.holder(2).batches(20, rng))
-    straight, same = next(plain_one.holders.holder(2).batches(20, rng))
+    batch, labels = next(augmented.holders.data_of(2).batches(20, rng))
+    straight, same = next(plain_one.holders.data_of(2).batches(20, rng))
     assert torch.equal(labels, same)
     torch.testing.assert_close(batch, straight.flip(3), rtol=0, atol=0)

@@ -36,7 +36,7 @@ POOLED = world().pooled()
 
 
 class Held(ClientDataSource):
-    def holder(self, name: str) -> Points:
+    def data_of(self, name: str) -> Points:
         return {"@test": POOLED, "@validation": Points(POOLED.inputs[:4], POOLED.targets[:4])}[name]
 
 
@@ -73,7 +73,7 @@ def test_each_holder_has_its_own_metrics() -> None:
     measured = measure(["@test", "@validation"])
     names = {"loss", "accuracy", "accuracy_balanced", "calibration_error"}
     assert set(measured) == {f"{holder}_{name}" for holder in ("test", "validation") for name in names}
-    right = expected(Held().holder("@validation"))
+    right = expected(Held().data_of("@validation"))
     assert measured["validation_accuracy"] == right["accuracy"]
 
 
