@@ -110,6 +110,28 @@ def test_the_speed_tables_are_those_of_their_file(capsys: pytest.CaptureFixture[
     assert all(line in page for line in printed)
 
 
+def test_the_tables_of_moco_are_those_of_their_file() -> None:
+    lines = map(json.loads, (HOME / "results" / "moco-v2.jsonl").read_text(encoding="utf-8").splitlines())
+    runs = {line["run"]: line["metrics"] for line in lines if "run" in line}
+
+    def accuracies(run: str, at: int) -> str:
+        found = [100 * runs[f"{run}-{seed}"][at]["test_knn_accuracy"] for seed in range(3)]
+        return " | ".join(f"{value:.1f}" for value in (*found, sum(found) / 3))
+
+    def ends(run: str) -> str:
+        return "{local_loss:.3f} | {test_embedding_deviation:.2f}".format(**runs[f"why-{run}"][-1])
+
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = [
+        f"| random weights | {accuracies('moco', 0)} |",
+        f"| random weights, with computed batch statistics | {accuracies('random', -1)} |",
+        f"| MoCo v2, one epoch | {accuracies('moco', -1)} |",
+        *(f"| 4,096 | {ends(run)} |" for run in ("base", "nopairs", "lr", "groups", "cifar")),
+    ]
+    assert not [row for row in rows if row.removeprefix("| 4,096") not in page]
+    assert f"| 6.240 | {ends('queue')} |" in page
+
+
 def test_no_result_file_names_the_machine() -> None:
     for file in (HOME / "results").iterdir():
         refuse_machine(file.read_text(encoding="utf-8"), file.name)
