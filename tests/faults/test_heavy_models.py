@@ -67,7 +67,7 @@ def between_replies(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
 
 
 def in_the_middle_of_the_step(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    real, count = ServerSGD.step_given, 0
+    real, count = ServerSGD.step_in_place, 0
 
     def broken(self: ServerSGD, weights: Any, update: Any, state: Any) -> Any:
         nonlocal count
@@ -78,7 +78,7 @@ def in_the_middle_of_the_step(monkeypatch: pytest.MonkeyPatch, error: BaseExcept
             raise error
         return real(self, weights, update, state)
 
-    monkeypatch.setattr(ServerSGD, "step_given", broken)
+    monkeypatch.setattr(ServerSGD, "step_in_place", broken)
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_the_server_takes_as_many_launches_for_many_leaves_as_for_few(simgpu: Mo
         with simgpu.counted() as counts:
             update = Mean().fold(replies)
             assert update is not None
-            weights, _ = ServerSGD().step_given(trees[0], update.update, {})
+            weights, _ = ServerSGD().step_in_place(trees[0], update.update, {})
         assert all(torch.equal(value, torch.zeros_like(value)) for value in weights.values())
         launches.append(counts["kernels"])
     assert launches[0] == launches[1] <= 12

@@ -42,7 +42,7 @@ class TrainMasked:
         outcome = self.train(payload, client, rng)
         update = outcome.payload["update"]
         masked = {name: value + mask_of(client, update)[name] for name, value in update.items()}
-        return outcome._replace(payload={**outcome.payload, "update": masked}, given=frozenset())
+        return outcome._replace(payload={**outcome.payload, "update": masked}, donated=frozenset())
 
 
 @dataclass(frozen=True)

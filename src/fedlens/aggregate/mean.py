@@ -191,7 +191,7 @@ def averaged(total: Mapping[str, Any], fields: Mapping[str, How]) -> Update | No
         more,
         total[REPLIES],
         weight,
-        given=update,
+        donated=update,
     )
 
 

@@ -40,15 +40,15 @@ class ServerStep(Protocol):
 class StepInPlace(ServerStep, Protocol):
     """A server step that can also write the new weights into the update's memory, and so needs no more memory."""
 
-    def step_given(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
-        """As `step`, for an update that is given (`fedlens.core.tree`); the weights stay as they are."""
+    def step_in_place(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+        """As `step`, for an update that is donated (`fedlens.core.tree`); the weights stay as they are."""
         ...
 
 
 def steps_in_place(server: ServerStep) -> TypeGuard[StepInPlace]:
-    """Whether `step_given` does what `step` does: a class that overrides `step` alone inherits another's."""
+    """Whether `step_in_place` does what `step` does: a class that overrides `step` alone inherits another's."""
     for kind in type(server).__mro__:
-        if "step_given" in vars(kind):
+        if "step_in_place" in vars(kind):
             return True
         if "step" in vars(kind):
             return False
@@ -75,9 +75,9 @@ class ServerSGD:
         """One step."""
         return add(weights, update, scale=-self.lr), state
 
-    def step_given(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
+    def step_in_place(self, weights: Tree, update: Tree, state: Payload) -> tuple[dict[str, Tensor], Payload]:
         """One step, in the update's memory."""
-        return add(weights, update, scale=-self.lr, given=True), state
+        return add(weights, update, scale=-self.lr, donated=True), state
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class Averaging(AlgorithmBase):
         return (
             type(self) is Averaging
             and follows_device(self.aggregate, ["init", "fold", "exchange"])
-            and follows_device(self.server, ["init", "step", "step_given"])
+            and follows_device(self.server, ["init", "step", "step_in_place"])
             and all(server_rule.follows_device for server_rule in self.rule.server_rules.values())
         )
 
@@ -214,25 +214,25 @@ class Averaging(AlgorithmBase):
         if update is not None:
             if update.state is not None:
                 # The state may keep the update, so the server step may not write into it.
-                new["aggregate"], update = update.state, replace(update, given=None)
+                new["aggregate"], update = update.state, replace(update, donated=None)
             for name, server_rule in self.rule.server_rules.items():
                 if server_rule.after is not None:
                     # The rule may keep the update, so the server step may not write into it.
                     rules[name], update = updated_by(
-                        name, server_rule, rules[name], replace(update, given=None), ctx
+                        name, server_rule, rules[name], replace(update, donated=None), ctx
                     )
-                    update = replace(update, given=None)
+                    update = replace(update, donated=None)
             new |= self._step(state, update, ctx.round)
         return {**new, "rules": rules} if rules else new
 
     def _step(self, state: State, update: Update, round: int) -> State:
         server = self.server
-        given = update.given is update.update  # and not what an aggregate or a rule has put in its place
-        step = server.step_given if given and steps_in_place(server) else server.step
+        donated = update.donated is update.update  # and not what an aggregate or a rule has put in its place
+        step = server.step_in_place if donated and steps_in_place(server) else server.step
         # Kept states share these tensors with later ones.
         before = {"weights": self._weights(state["model"]), "state": state["server"]}
         inputs = Inputs(
-            before if given else {**before, "update": update.update}, contents=round <= FIRST_VISITS
+            before if donated else {**before, "update": update.update}, contents=round <= FIRST_VISITS
         )
         stepped: Any = step(before["weights"], update.update, before["state"])
         inputs.refuse(f"`{step.__name__}` of {type(server).__name__}", place_of(step))

@@ -23,6 +23,10 @@ RENAMED = {
     "Traits.replaces": "replaces_update",
     "Traits.whole": "all_weights",
     "ClientDataSource.holder": "data_of",
+    "Outcome.given": "donated",
+    "Reply.given": "donated",
+    "Update.given": "donated",
+    "ServerSGD.step_given": "step_in_place",
 }  # names of earlier versions by their module, class or function, and what they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

@@ -26,7 +26,7 @@ class Loadable:
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights that are sent
     half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
-    given: dict[str, Tensor] = field(default_factory=dict)  # the form of the memory that `load` brings
+    donated: dict[str, Tensor] = field(default_factory=dict)  # the form of the memory that `load` brings
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -56,26 +56,26 @@ class Loadable:
 
     def give(self) -> list[Tensor]:
         """The trainable weights, given away with their memory (`fedlens.core.tree`); `load` brings new memory."""
-        given = []
+        weights = []
         for name, weight in self.trainable.items():
-            given.append(weight.detach())
-            self.given[name] = torch.empty_like(weight, device="meta")  # without gaps
+            weights.append(weight.detach())
+            self.donated[name] = torch.empty_like(weight, device="meta")  # without gaps
             weight.data = weight.new_empty(()).expand(weight.shape)  # the shape, and no memory
-        return given
+        return weights
 
     def _take_back(self) -> None:
-        if not self.given:
+        if not self.donated:
             return
-        forms, device = list(self.given.values()), next(iter(self.trainable.values())).device
+        forms, device = list(self.donated.values()), next(iter(self.trainable.values())).device
         size = block_size(forms)
         if device.type == "cpu":
             # Pages of their own, that the system has back at once: on the heap, gaps grow from client to client.
             block = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
         else:
             block = torch.empty(size, dtype=torch.uint8, device=device)
-        for name, memory in zip(self.given, views(block, forms), strict=True):
+        for name, memory in zip(self.donated, views(block, forms), strict=True):
             self.trainable[name].data = memory
-        self.given.clear()
+        self.donated.clear()
 
 
 def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:

@@ -106,7 +106,7 @@ class Reply:
     nbytes: int = 0
     folded: Payload | None = None
     refused: str | None = None
-    given: frozenset[str] = frozenset()  # see `Outcome`
+    donated: frozenset[str] = frozenset()  # see `Outcome`
     allocate: Callable[[Tree], dict[str, Tensor]] | None = field(default=None, compare=False, repr=False)
     norms: Mapping[str, float] = field(default_factory=dict, repr=False)
 
@@ -136,14 +136,14 @@ class Outcome(NamedTuple):
     """The result of an operation: the payload to send, the client's new state (None: unchanged), and metrics.
 
     Metrics are sums over the client's examples, so that they can be added: `loss` summed over `examples`, and
-    `batches`. `given` names the fields of the payload whose tensors the operation gives away, so that they need not
-    be copied; see "Ownership" in `fedlens.core.tree`.
+    `batches`. `donated` names the fields of the payload whose tensors the operation does not use again, so that they
+    need not be copied; see "Ownership" in `fedlens.core.tree`.
     """
 
     payload: Payload
     state: Payload | None = None
     metrics: Mapping[str, float] = {}
-    given: frozenset[str] = frozenset()
+    donated: frozenset[str] = frozenset()
 
 
 @dataclass

@@ -32,8 +32,8 @@ class Update:
         replies: the number of replies.
         weight: the sum of their weights.
         state: the aggregate's state for the next round; None leaves it unchanged.
-        given: `update` itself if its tensors belong to the receiver alone; see "Ownership" in `fedlens.core.tree`.
-            After `dataclasses.replace`, the update is not given.
+        donated: `update` itself if its tensors belong to the receiver alone; see "Ownership" in `fedlens.core.tree`.
+            After `dataclasses.replace`, the update is not donated.
     """
 
     update: Mapping[str, Tensor]
@@ -42,7 +42,7 @@ class Update:
     more: Mapping[str, Any] = field(default_factory=dict)
     replies: int = 0
     weight: float = 0.0
-    given: Mapping[str, Tensor] | None = None
+    donated: Mapping[str, Tensor] | None = None
     state: Payload | None = None
 
 
@@ -62,7 +62,7 @@ def fold(
     reduce: Reduce,
     payload: Payload,
     folded: bool = False,
-    given: AbstractSet[str] = frozenset(),
+    donated: AbstractSet[str] = frozenset(),
     allocate: Callable[[Tree], dict[str, Tensor]] | None = None,
 ) -> None:
     """Adds a reply to `total`, in place, which is empty before the first reply.
@@ -73,9 +73,9 @@ def fold(
     Args:
         total: changed in place.
         reduce: how each field is aggregated.
-        payload: the reply's; it is not changed, except for its `given` fields.
+        payload: the reply's; it is not changed, except for its `donated` fields.
         folded: the payload is a sum over several replies already, and is added as it is.
-        given: fields that the caller gives away (`fedlens.core.tree`): the first reply's memory becomes the total's.
+        donated: fields that the caller donates (`fedlens.core.tree`): the first reply's memory becomes the total's.
         allocate: returns memory for the total of a tree; see `Reply.allocate`.
 
     >>> total = {}
@@ -98,7 +98,7 @@ def fold(
             total[name] = {leaf: t.clone() for leaf, t in value.items()}
         elif not all(t.is_floating_point() for t in value.values()):
             total[name] = {leaf: t * factor for leaf, t in value.items()}  # integers become floats
-        elif value and name in given:
+        elif value and name in donated:
             torch._foreach_mul_(list(value.values()), factor)
             total[name] = dict(value)
         elif value and allocate is None:

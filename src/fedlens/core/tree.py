@@ -6,11 +6,11 @@ aggregated differently and on purpose: weights are averaged and moved by server 
 training changes (`fixed`) is not aggregated.
 
 **Ownership.** The tensors of a payload are read-only for both sides: neither the sender nor the receiver writes into
-them. One exception is stated where it holds, by the word *given*: a tensor that is given belongs to the receiver alone.
-The receiver may write into it, and the giver never looks at it again. An operation lists the fields it gives in
-`Outcome.given`. Its other fields are valid only until its next call, as it may reuse their memory, so the engine copies
-them (`copied`) before that call. Every reply that reaches an algorithm is read-only, and never changes. A state is
-replaced, never changed: a server step may write into a `given` update, but not into the weights. So a run that is
+them. One exception is stated where it holds, by the word *donated*: a donated tensor belongs to the receiver alone. The
+receiver may write into it, and the sender does not read it again. An operation lists the fields that it donates in
+`Outcome.donated`. Its other fields are valid only until its next call, as it may reuse their memory, so the engine
+copies them (`copied`) before that call. Every reply that reaches an algorithm is read-only, and never changes. A state
+is replaced, never changed: a server step may write into a donated update, but not into the weights. So a run that is
 interrupted at any moment still has its last state.
 
 **Representation.** During training, weights, gradients and updates are lists, in the order of `Loadable.trainable`.
@@ -182,10 +182,10 @@ def zeros_like(tree: Tree) -> dict[str, Tensor]:
     return map_tree(torch.zeros_like, tree)
 
 
-def add(a: Tree, b: Tree, scale: float = 1.0, given: bool = False) -> dict[str, Tensor]:
+def add(a: Tree, b: Tree, scale: float = 1.0, donated: bool = False) -> dict[str, Tensor]:
     """a + scale b, as a new tree.
 
-    With `given`, b is used up: on the processor, the result lies in its memory where the layout fits. On a GPU, one
+    With `donated`, b is used up: on the processor, the result lies in its memory where the layout fits. On a GPU, one
     kernel adds all leaves.
 
     >>> add({"w": torch.ones(2)}, {"w": torch.ones(2)}, scale=-0.5)["w"]
@@ -198,7 +198,7 @@ def add(a: Tree, b: Tree, scale: float = 1.0, given: bool = False) -> dict[str, 
 
     def added(x: Tensor, y: Tensor) -> Tensor:
         # In another layout the elements would be visited in another order, which may round differently.
-        fits = given and (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+        fits = donated and (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
         return torch.add(x, y, alpha=scale, out=y if fits else None)
 
     return map_tree(added, a, b)

@@ -264,7 +264,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, f
             metrics = {name: float(value) for name, value in outcome.metrics.items()}
             fault, norms = expect.check(outcome.payload, outcome.state, known)
             fault = fault or _fault(outcome, metrics)
-            given = frozenset(outcome.given)
+            donated = frozenset(outcome.donated)
     except BaseException as error:  # a reply may be of any class, with methods that raise
         if not from_code(error):
             raise
@@ -273,7 +273,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, f
         return Failure(item.id, item.client, one_line(fault))
     size = nbytes(outcome.payload)
     return Reply(
-        item.id, item.client, outcome.payload, metrics, outcome.state, size, given=given, norms=norms
+        item.id, item.client, outcome.payload, metrics, outcome.state, size, donated=donated, norms=norms
     )
 
 
@@ -313,10 +313,10 @@ def foreign(value: Any, name: str = "the payload") -> str | None:
 
 
 def taken(answer: Answer) -> Answer:
-    """The answer with copies of all tensors that the operation has not given (`fedlens.core.tree`)."""
+    """The answer with copies of all tensors that the operation has not donated (`fedlens.core.tree`)."""
     if not isinstance(answer, Failure):
         answer.payload = {
-            name: value if name in answer.given else copied(value) for name, value in answer.payload.items()
+            name: value if name in answer.donated else copied(value) for name, value in answer.payload.items()
         }
         answer.state = copied(answer.state)
     return answer
@@ -352,9 +352,9 @@ class Fold:
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
             self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
         else:
-            # After the copies: given trees are changed in place.
+            # After the copies: donated trees are changed in place.
             with scope("aggregate"):
-                fold(self.total, self.reduce, answer.payload, given=answer.given)
+                fold(self.total, self.reduce, answer.payload, donated=answer.donated)
         return left
 
     def result(self) -> Payload | None:

@@ -99,8 +99,8 @@ class Train:
             outcome = self.outcome(client, context, trained, context.tree(update), solved, kept)
             # A rule that sends another update in its place may reuse its memory.
             own = {id(tensor) for tensor in update}
-            given = self.normalized or all(id(t) in own for t in outcome.payload["update"].values())
-            return outcome._replace(given=frozenset({"update"} if given else ()))
+            donated = self.normalized or all(id(t) in own for t in outcome.payload["update"].values())
+            return outcome._replace(donated=frozenset({"update"} if donated else ()))
 
     def outcome(
         self,

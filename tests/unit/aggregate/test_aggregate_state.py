@@ -36,7 +36,7 @@ class Momentum(Aggregate):
         m = map_tree(lambda old, new: self.beta * old + new, ctx.state["m"], mean.update)
         assert ctx.state["rounds"] == ctx.round - 1
         # `given` is still set: the server step must not write into what the state keeps.
-        return replace(mean, update=m, given=m, state={"m": m, "rounds": ctx.round})
+        return replace(mean, update=m, donated=m, state={"m": m, "rounds": ctx.round})
 
 
 def with_aggregate(aggregate: Aggregate, **more: Any) -> Averaging:

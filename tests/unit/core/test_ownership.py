@@ -29,7 +29,7 @@ def test_a_step_into_a_given_update_has_the_same_bits(shape: tuple[int, ...], lr
     weights, update = {"w": torch.randn(shape)}, {"w": torch.randn(shape)}
     before = copied(weights)
     expected, _ = ServerSGD(lr).step(weights, update, {})
-    found, _ = ServerSGD(lr).step_given(weights, update, {})
+    found, _ = ServerSGD(lr).step_in_place(weights, update, {})
     assert torch.equal(found["w"], expected["w"])
     assert found["w"].data_ptr() == update["w"].data_ptr()
     assert torch.equal(weights["w"], before["w"])
@@ -46,7 +46,7 @@ def test_a_step_leaves_an_update_alone_that_is_not_given() -> None:
 )
 def test_a_given_tree_in_another_layout_is_not_written_into(given: Tensor) -> None:
     weights, before = torch.randn(3, 5), given.clone()
-    found = add({"w": weights}, {"w": given}, scale=-0.3, given=True)["w"]
+    found = add({"w": weights}, {"w": given}, scale=-0.3, donated=True)["w"]
     assert torch.equal(found, torch.add(weights, before, alpha=-0.3))
     assert torch.equal(given, before)
 
@@ -55,7 +55,7 @@ def test_replies_that_an_algorithm_keeps_never_change() -> None:
     def reply(slot: int, value: float) -> Reply:
         trees = {"update": {"w": torch.full((3,), value)}, "buffers": {}, "counters": {}}
         given = frozenset({"update"})
-        return Reply(Id(1, 0, slot), slot, {**trees, "weight": 2.0}, given=given, allocate=allocated)
+        return Reply(Id(1, 0, slot), slot, {**trees, "weight": 2.0}, donated=given, allocate=allocated)
 
     def allocated(tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: torch.full_like(value, torch.nan) for name, value in tree.items()}
@@ -63,8 +63,8 @@ def test_replies_that_an_algorithm_keeps_never_change() -> None:
     kept = [reply(0, 4.0), reply(1, 8.0)]
     update = Mean().fold(kept)
     assert update is not None
-    assert update.given is update.update
-    ServerSGD().step_given({"w": torch.ones(3)}, update.update, {})
+    assert update.donated is update.update
+    ServerSGD().step_in_place({"w": torch.ones(3)}, update.update, {})
     assert [r.payload["update"]["w"].tolist() for r in kept] == [[4.0] * 3, [8.0] * 3]
 
 
@@ -122,7 +122,7 @@ class Doubled(Still):
     def step(self, weights: Any, update: Any, state: Any) -> Any:
         return add(weights, update, scale=-2.0), state
 
-    def step_given(self, weights: Any, update: Any, state: Any) -> Any:
+    def step_in_place(self, weights: Any, update: Any, state: Any) -> Any:
         return self.step(weights, update, state)
 
 
@@ -143,14 +143,14 @@ def test_no_state_of_a_run_changes_later(monkeypatch: pytest.MonkeyPatch) -> Non
     from fedlens.algorithms.fedavg import fedavg
 
     seen: list[tuple[Any, Any]] = []
-    real = ServerSGD.step_given
+    real = ServerSGD.step_in_place
 
     def watched(self: ServerSGD, weights: Any, update: Any, state: Any) -> Any:
         found = real(self, weights, update, state)
         seen.extend(((weights, copied(weights)), (found[0], copied(found[0]))))
         return found
 
-    monkeypatch.setattr(ServerSGD, "step_given", watched)
+    monkeypatch.setattr(ServerSGD, "step_in_place", watched)
     course(fedavg(parts(world(), {"lr": 0.2}, select=Uniform(3))), world(), 3)
     assert len(seen) == 6
     assert all(same(now, then) for now, then in seen)

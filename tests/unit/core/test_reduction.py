@@ -64,11 +64,11 @@ def test_the_first_reply_that_is_given_becomes_the_total_in_its_own_memory() -> 
     how = Reduce({"x": "sum", "y": "sum"})
     first = {"x": {"w": torch.tensor([4.0])}, "y": {"w": torch.tensor([4.0])}, "weight": 3.0}
     total: dict = {}
-    fold(total, how, first, given={"x"})
+    fold(total, how, first, donated={"x"})
     assert total["x"]["w"].data_ptr() == first["x"]["w"].data_ptr()
     assert float(first["y"]["w"]) == 4.0
     assert float(total["x"]["w"]) == float(total["y"]["w"]) == 12.0
-    fold(total, how, {"x": {"w": torch.ones(1)}, "y": {"w": torch.ones(1)}, "weight": 2.0}, given={"x"})
+    fold(total, how, {"x": {"w": torch.ones(1)}, "y": {"w": torch.ones(1)}, "weight": 2.0}, donated={"x"})
     assert float(total["x"]["w"]) == float(total["y"]["w"]) == 14.0
 
 
@@ -76,5 +76,5 @@ def test_a_given_tree_may_have_no_leaf() -> None:
     """Where all of a model is the clients' own nothing of it is sent."""
     total: dict = {}
     for _ in range(2):
-        fold(total, Reduce({"x": "sum"}), {"x": {}, "weight": 1.0}, given={"x"})
+        fold(total, Reduce({"x": "sum"}), {"x": {}, "weight": 1.0}, donated={"x"})
     assert total["x"] == {}
