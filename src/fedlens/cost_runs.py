@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedlens.algorithms.registry import usual
+from fedlens.algorithms.registry import default_table
 from fedlens.api import Experiment, resume
 from fedlens.core.atomic_files import refuse_link, write_atomically
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
@@ -342,12 +342,12 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Co
     for extra in range(seeds):
         seed = config.seed + extra
         own = config.seeds.model_dump() if extra == 0 else fixed
-        settings = {**settled(source, config), "seed": seed, "seeds": own}
+        settings = {**resolved_settings(source, config), "seed": seed, "seeds": own}
         runs += [CostRun(role, seed, of_role(settings, config, role, work)) for role in roles]
     return runs
 
 
-def settled(source: Source, config: Config) -> dict[str, Any]:
+def resolved_settings(source: Source, config: Config) -> dict[str, Any]:
     """The settings after `--set algorithm.name=...` and its like: without what belonged to the name before."""
     from fedlens.experiment.plan import plan
 
@@ -366,7 +366,7 @@ def of_role(
         made["data"] = {**made["data"], "reassign": True}
     if role not in _BASELINES:
         return made
-    select = config.select or usual("select", config.algorithm)
+    select = config.select or default_table("select", config.algorithm)
     made = {key: value for key, value in made.items() if key not in SLOTS}
     made["algorithm"] = {"name": role}
     if role == "local-only":

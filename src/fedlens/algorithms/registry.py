@@ -109,11 +109,14 @@ _AGGREGATES = {"fednova": "normalized"}
 _SERVERS = {"fedavgm": "momentum", "fedadagrad": "adagrad", "fedadam": "adam", "fedyogi": "yogi"}
 
 
-def usual(slot: str, algorithm: Any) -> dict[str, Any]:
-    """What a slot's table without a name is beside this algorithm, a name or a table: what its paper does.
+def default_table(slot: str, algorithm: Any) -> dict[str, Any]:
+    """The table of a component that the user's table does not name: what the algorithm's paper does.
 
-    >>> usual("select", "fedvc"), usual("select", {"name": "fedavg"}), usual("server", "fedyogi")
-    ({'name': 'by-size'}, {'name': 'uniform'}, {'name': 'yogi'})
+    Args:
+        algorithm: its name, or its table.
+
+    >>> default_table("select", "fedvc"), default_table("server", {"name": "fedyogi"})
+    ({'name': 'by-size'}, {'name': 'yogi'})
     """
     table = algorithm if isinstance(algorithm, Mapping) else {"name": algorithm}
     name = str(table.get("name"))

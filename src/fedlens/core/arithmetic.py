@@ -183,17 +183,15 @@ def gradients_of(
     if half is not torch.float16:
         return _differentiated(loss, parameters)
     kept: list[Tensor] = []
-    settled: Tensor | None = None
+    done: Tensor | None = None
     for scale in _SCALES:
         last = scale == _SCALES[-1]
         found = _differentiated(loss * scale, parameters, keep=not last)
         taken = [g / scale for g in found]
-        kept = (
-            taken if settled is None else [_chosen(settled, *pair) for pair in zip(kept, taken, strict=True)]
-        )
+        kept = taken if done is None else [_chosen(done, *pair) for pair in zip(kept, taken, strict=True)]
         finite = _finite(found, stacked)
-        settled = finite if settled is None else settled | finite
-        if bool(settled.all()):
+        done = finite if done is None else done | finite
+        if bool(done.all()):
             break
     return kept
 
@@ -204,9 +202,9 @@ def _finite(gradients: Sequence[Tensor], stacked: bool) -> Tensor:
     return torch.stack(each).all(0)
 
 
-def _chosen(settled: Tensor, before: Tensor, now: Tensor) -> Tensor:
-    """What was there before where it is settled, by client or for all."""
-    return torch.where(settled.view(*settled.shape, *[1] * (now.dim() - settled.dim())), before, now)
+def _chosen(done: Tensor, before: Tensor, now: Tensor) -> Tensor:
+    """`before` where the scale is found, by client or for all; `now` elsewhere."""
+    return torch.where(done.view(*done.shape, *[1] * (now.dim() - done.dim())), before, now)
 
 
 def _differentiated(loss: Tensor, parameters: Sequence[Tensor], keep: bool = False) -> list[Tensor]:

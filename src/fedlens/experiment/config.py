@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedlens.algorithms.registry import usual
+from fedlens.algorithms.registry import default_table
 from fedlens.core.errors import nearest
 from fedlens.core.random import derive
 from fedlens.core.registry import import_name
@@ -308,7 +308,7 @@ class Config(_Table):
         for slot in ("select", "aggregate", "server"):
             table = values.get(slot)
             if isinstance(table, Mapping) and "name" not in table:
-                filled[slot] = usual(slot, values.get("algorithm")) | dict(table)
+                filled[slot] = default_table(slot, values.get("algorithm")) | dict(table)
         return filled
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.client_sampling import SELECTS
-from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, usual
+from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, default_table
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import BareEngine, EngineBase
 from fedlens.core.errors import ConfigError
@@ -69,7 +69,7 @@ def plan(config: Config, source: Source) -> Plan:
     if "algorithm" in source.renamed and config.select and config.select["name"] == "uniform":
         # The selection in the recipe was the default of the recipe's algorithm.
         chosen_by_user = {"select", "select.name"} & source.overridden
-        default = {} if chosen_by_user else usual("select", config.algorithm)
+        default = {} if chosen_by_user else default_table("select", config.algorithm)
         settings = {key: value for key, value in config.select.items() if key != "name" or chosen_by_user}
         config = config.model_copy(update={"select": {**default, **settings}})
     tables |= {

@@ -15,7 +15,7 @@ from fedlens.algorithms.client_sampling import (
     repeats,
     uniform,
 )
-from fedlens.algorithms.registry import usual
+from fedlens.algorithms.registry import default_table
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, RoundContext
 from fedlens.core.random import Rng
@@ -197,9 +197,11 @@ def test_a_rule_with_an_invariant_takes_no_selection_that_repeats() -> None:
 
 
 def test_what_a_selection_without_a_name_is() -> None:
-    assert usual("select", "fedvc") == usual("select", {"name": "fedvc"}) == {"name": "by-size"}
+    assert (
+        default_table("select", "fedvc") == default_table("select", {"name": "fedvc"}) == {"name": "by-size"}
+    )
     algorithm_2 = {"name": "by-size", "method": "replacement"}
-    assert usual("select", {"name": "fedprox", "scheme": "algorithm-2"}) == algorithm_2
+    assert default_table("select", {"name": "fedprox", "scheme": "algorithm-2"}) == algorithm_2
     for algorithm in (
         "fedavg",
         {"name": "fedprox"},
@@ -207,7 +209,7 @@ def test_what_a_selection_without_a_name_is() -> None:
         print,
         {"name": "fedavg", "scheme": "algorithm-2"},
     ):
-        assert usual("select", algorithm) == {"name": "uniform"}
+        assert default_table("select", algorithm) == {"name": "uniform"}
 
 
 def test_what_is_refused() -> None:
