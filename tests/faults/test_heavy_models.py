@@ -54,7 +54,7 @@ def bits(directory: Path) -> str:
 
 
 def between_replies(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    real, count = mean.fold, 0
+    real, count = mean.add_reply, 0
 
     def broken(*args: Any, **more: Any) -> None:
         nonlocal count
@@ -63,7 +63,7 @@ def between_replies(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
         if count == 6:  # the second reply of round 2
             raise error
 
-    monkeypatch.setattr(mean, "fold", broken)
+    monkeypatch.setattr(mean, "add_reply", broken)
 
 
 def in_the_middle_of_the_step(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -37,7 +37,7 @@ def test_each_client_keeps_its_own(engine: str, block: int) -> None:
         assert [g.states.get(k)["own"].tolist() for k in range(8)] == [[float(k)] * 3 for k in range(8)]
     assert [answer.payload["extra"][0].item() for answer in answers] == list(range(8))
     if block:
-        folded = [answer.folded for answer in answers if answer.folded is not None]
+        folded = [answer.reduced for answer in answers if answer.reduced is not None]
         assert sum(part["x"]["w"][0].item() for part in folded) == sum(range(8))
 
 

@@ -1,1 +1,1 @@
-"""Aggregation: how replies are folded into one update, and how the update moves the model."""
+"""Aggregation: how replies become one update, and how the update moves the model."""

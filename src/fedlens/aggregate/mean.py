@@ -1,4 +1,4 @@
-"""The weighted mean of the replies, folded where the work ran."""
+"""The weighted mean of the replies, summed where the work ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedlens.core.protocol import (
     Reply,
     RoundContext,
 )
-from fedlens.core.reduction import REPLIES, How, Refusal, Update, fold
+from fedlens.core.reduction import REPLIES, How, Refusal, Update, add_reply
 from fedlens.core.registry import Entry, Registry
 from fedlens.core.signatures import place_of
 from fedlens.core.tree import Tree
@@ -147,23 +147,23 @@ def checked(method: Any, returned: Any) -> Update | Refusal | None:
     return returned
 
 
-def folding(fields: Mapping[str, How], block: int = 1) -> Reduce:
-    """How the usual fields are folded, and `fields`: the update and the buffers weighted, of counters the largest."""
+def reduced_fields(fields: Mapping[str, How], block: int = 1) -> Reduce:
+    """How replies are reduced: update and buffers by weight, counters to the largest, and `fields` as they say."""
     hows: dict[str, Literal["sum", "plain", "max"]] = {"update": "sum", "buffers": "sum", "counters": "max"}
     hows |= {name: "sum" if how == "mean" else "plain" for name, how in fields.items()}
     return Reduce(hows, block=block)
 
 
 def totals(answers: Iterable[Answer], fields: Mapping[str, How]) -> dict[str, Any]:
-    """Replies or folded blocks added up; empty where no reply was good."""
+    """The sum of replies or reduced blocks; empty where no reply was good."""
     total: dict[str, Any] = {}
-    how = folding(fields)
+    how = reduced_fields(fields)
     for answer in answers:
         allocate = answer.allocate if isinstance(answer, Reply) else None
-        if answer.folded is not None:
-            fold(total, how, answer.folded, folded=True, allocate=allocate)
+        if answer.reduced is not None:
+            add_reply(total, how, answer.reduced, reduced=True, allocate=allocate)
         elif isinstance(answer, Reply) and "update" in answer.payload:
-            fold(total, how, answer.payload, allocate=allocate)
+            add_reply(total, how, answer.payload, allocate=allocate)
         del answer  # otherwise its tree would stay in memory until the next reply arrives
     return total
 
@@ -219,7 +219,7 @@ class Mean(Aggregate):
 
         So 32 workers always have enough blocks, and a thousand small replies are not sent one by one.
         """
-        return folding(fields or {}, block=cohort // 32) if cohort >= 64 else None
+        return reduced_fields(fields or {}, block=cohort // 32) if cohort >= 64 else None
 
     def fold(
         self,

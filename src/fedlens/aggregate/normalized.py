@@ -30,7 +30,7 @@ class Normalized(Aggregate):
 
     p_k = n_k / n (or 1 / |S|) over the clients that replied: with the weights of the whole population both sums fall
     short of 1 in a round of few clients. Clients divide their update by ||a_k||_1 themselves, and send that as `tau`.
-    Running statistics and counters are folded as in the plain mean.
+    Running statistics and counters are aggregated as in the plain mean.
 
     >>> import torch
     >>> from fedlens.core.protocol import Id, Reply

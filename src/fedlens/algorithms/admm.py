@@ -373,8 +373,8 @@ def _weights(parts: Parts) -> NDArray[np.float64]:
 
 
 def _assembled(parts: Parts, variables: DualVariables, client: ClientRule) -> Averaging:
-    fold = parts.aggregate or Mean("examples")
-    if fold.normalized:
+    aggregate = parts.aggregate or Mean("examples")
+    if aggregate.normalized:
         raise ConfigError(
             "normalized averaging divides an update by its number of steps, but ADMM's clients do not "
             "send a sum of steps",
@@ -383,7 +383,7 @@ def _assembled(parts: Parts, variables: DualVariables, client: ClientRule) -> Av
         )
     if variables.last:
         weights = _weights(parts)
-        by_examples = fold.weighting == "examples" and variables.mean_size is None
+        by_examples = aggregate.weighting == "examples" and variables.mean_size is None
         total = float(weights.sum()) if by_examples else float(len(weights))
         client = replace(client, fields={"fresh": "mean"}, server_rules={client.name: _everyone(total)})
     return averaging(parts, client=client, aggregate=Mean("examples"), server=ServerSGD(1.0))

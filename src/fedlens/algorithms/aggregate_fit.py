@@ -14,13 +14,13 @@ _OTHER = "take aggregate.name = 'mean', or another algorithm"
 
 
 def refuse_server_data(
-    fold: Aggregate, rule: ClientRule, federation: FederationInfo, personal: frozenset[str]
+    aggregate: Aggregate, rule: ClientRule, federation: FederationInfo, personal: frozenset[str]
 ) -> None:
     """Raises `ConfigError` if there are no such data at the server, or no whole models of clients to evaluate."""
-    name = fold.server_data
+    name = aggregate.server_data
     if name is None:
         return
-    who, data = f"the aggregate {type(fold).__name__}", name.removeprefix("@")
+    who, data = f"the aggregate {type(aggregate).__name__}", name.removeprefix("@")
     if name == "@validation" and federation.held_out is not None:
         raise ConfigError(
             f"{who} evaluates models on validation data of the server, but the clients hold them out",
@@ -50,11 +50,11 @@ def refuse_server_data(
         )
 
 
-def refuse_server_evaluation(fold: Aggregate, task: Task, spec: TreeSpec, size: EvaluationSize) -> None:
+def refuse_server_evaluation(aggregate: Aggregate, task: Task, spec: TreeSpec, size: EvaluationSize) -> None:
     """Raises `ConfigError` if the server cannot take gradients of the task's loss on its data as they are."""
-    if fold.server_data is None:
+    if aggregate.server_data is None:
         return
-    who = f"the aggregate {type(fold).__name__}"
+    who = f"the aggregate {type(aggregate).__name__}"
     if task.views > 1 or task.local_leaves(spec):
         raise ConfigError(
             f"{who} takes gradients on data of the server, and {type(task).__name__} compares augmentations of each "

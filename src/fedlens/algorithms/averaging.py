@@ -322,11 +322,16 @@ def averaging(
 
     Raises `ConfigError` with the reason if the components do not fit together.
     """
-    fold = parts.aggregate or aggregate or Mean()
+    aggregation = parts.aggregate or aggregate or Mean()
     choose = parts.select or select or Uniform()
     step = parts.server or server or ServerSGD()
     own = client or ClientRule()
-    components = (("selection", choose), ("aggregate", fold), ("server step", step), ("client rule", own))
+    components = (
+        ("selection", choose),
+        ("aggregate", aggregation),
+        ("server step", step),
+        ("client rule", own),
+    )
     for kind, component in components:
         refuse_foreign(component, kind)
         check_methods(component, kind)
@@ -336,12 +341,12 @@ def averaging(
     scales = model_scales(parts.local, parts.model)
     refuse_steep(rule, parts.local, max(scales, default=1.0))
     if scales:
-        refuse_scaled(rule, fold)
+        refuse_scaled(rule, aggregation)
     refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)
-    refuse_counted_twice(choose, fold, parts)
+    refuse_counted_twice(choose, aggregation, parts)
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
         personal = frozenset(name for name in personal if not parts.spec[name].fixed)
@@ -349,23 +354,23 @@ def averaging(
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
-    if fold.normalized:
+    if aggregation.normalized:
         refuse_unequal(rule, parts.local)
-    refuse_server_data(fold, rule, parts.federation, personal)
-    refuse_server_evaluation(fold, parts.task, parts.spec, parts.evaluation_size)
+    refuse_server_data(aggregation, rule, parts.federation, personal)
+    refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)
     train = BatchedTrain(
         parts.model,
         parts.task,
         parts.local,
         rule,
-        fold.weighting,
-        normalized=fold.normalized,
+        aggregation.weighting,
+        normalized=aggregation.normalized,
         personal=personal | parts.task.local_leaves(parts.spec),
     )
-    more = {name: make(train) for name, make in {**rule.ops, **fold.ops}.items()}
+    more = {name: make(train) for name, make in {**rule.ops, **aggregation.ops}.items()}
     papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
-    return Averaging(parts, choose, train, fold, step, rule, personal, more, replaced=replaced)
+    return Averaging(parts, choose, train, aggregation, step, rule, personal, more, replaced=replaced)
 
 
 _TYPES: Mapping[str, type] = {"aggregate": Aggregate, "client rule": ClientRule}
@@ -426,9 +431,9 @@ def _single(select: Select, federation: FederationInfo) -> str:
     return f"take at most {most} clients a round: the largest client holds one in {most + 1} examples or more"
 
 
-def refuse_counted_twice(select: Select, fold: Aggregate, parts: Parts) -> None:
+def refuse_counted_twice(select: Select, aggregate: Aggregate, parts: Parts) -> None:
     """Raises `ConfigError` if a client's size counts twice: in how often it is drawn and in its weight."""
-    if not isinstance(select, BySize) or fold.weighting != "examples" or parts.local.examples:
+    if not isinstance(select, BySize) or aggregate.weighting != "examples" or parts.local.examples:
         return
     sizes = parts.federation.sizes[parts.federation.eligible]
     if len(sizes) and sizes.min() < sizes.max():

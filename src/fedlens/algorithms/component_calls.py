@@ -90,7 +90,7 @@ def _method(aggregate: Aggregate) -> Any:
 def _noted(answers: Answers, passed: PassedInputs) -> Iterator[Answer]:
     """The answers. Partial sums of workers are left out: they are added up in their own memory."""
     for answer in answers:
-        if isinstance(answer, Reply) and answer.folded is None:
+        if isinstance(answer, Reply) and answer.reduced is None:
             passed.add(f"answers[{answer.client!r}].payload", answer.payload)
         yield answer
         del answer  # frees its tree before the next answer comes

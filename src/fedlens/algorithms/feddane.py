@@ -105,11 +105,11 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         [tensor([2.5000])]
     """
     refuse_corrected(parts, "FedDANE")
-    fold = parts.aggregate or Mean("uniform")  # 1/K in both exchanges
+    aggregate = parts.aggregate or Mean("uniform")  # 1/K in both exchanges
     ask = partial(
         first_exchange,
         select=(parts.select or Uniform()) if gradients_from == "another" else None,
-        expect=expected(parts, fold.weighting),
+        expect=expected(parts, aggregate.weighting),
     )
     traits = Traits(
         stackable=True, all_weights=True, full_gradients=True, discloses=(FULL_GRADIENT,), proximal=mu
@@ -122,7 +122,7 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         ops={OP: Gradient},
         traits=traits,
     )
-    return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
+    return averaging(parts, client=rule, aggregate=aggregate, server=ServerSGD(lr))
 
 
 # -- at the client -------------------------------------------------------------------------------------------

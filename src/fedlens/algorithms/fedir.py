@@ -30,7 +30,7 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.random import Rng
-from fedlens.core.reduction import fold
+from fedlens.core.reduction import add_reply
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
 from fedlens.core.transfers import uploaded
@@ -239,8 +239,8 @@ def gather(
     how = Reduce({"counts": "plain"}, block=max(1, len(there) // 32))
     total: dict[str, Tensor] = {}
     for answer in (yield Ask(COUNT, [Request(int(k)) for k in there], expect=Schema(expect), reduce=how)):
-        if answer.folded is not None:
-            fold(total, how, answer.folded, folded=True)
+        if answer.reduced is not None:
+            add_reply(total, how, answer.reduced, reduced=True)
     if not total or not bool(total["counts"].sum() > 0):
         return None
     return {TARGET: total["counts"] / total["counts"].sum()}

@@ -46,7 +46,7 @@ FULL_GRADIENT = (
 class Gradient:
     """The gradient of a client's risk over all its examples at the global model; see `LocalProblem.gradient`.
 
-    The reply has the fields of an update, so that it is folded like one: `update`, the gradient of the trainable
+    The reply has the fields of an update, so that it is aggregated like one: `update`, the gradient of the trainable
     weights; no `buffers` and no `counters`; and `weight`, the client's weight in local training. It takes no step
     and changes no state.
     """
@@ -98,7 +98,7 @@ def mean_gradient(
 ) -> Generator[Ask, Answers, dict[str, Tensor] | None]:
     """Asks the cohort for its gradients at `shared["model"]`, and takes their mean, weighted like updates.
 
-    Over those that replied; None where nobody did. A large cohort is folded where the work runs, as updates are.
+    Over those that replied; None where nobody did. A large cohort is summed where the work runs, as updates are.
     """
     ask = Ask(OP, [Request(k) for k in cohort], shared, expect=expect)
     mean = yield from Mean().exchange(ask, {}, AggregateContext.of(ctx, {}))

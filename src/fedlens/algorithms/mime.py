@@ -158,7 +158,7 @@ def mime(
     """
     base = base_optimizer(optimizer, beta=beta, beta2=beta2, eps=eps, v0=v0)
     refuse_corrected(parts, "Mime")
-    fold = parts.aggregate or Mean("uniform")
+    aggregate = parts.aggregate or Mean("uniform")
     rule = ClientRule(
         name=MIME,
         start=partial(start_mime, base=base),
@@ -167,7 +167,7 @@ def mime(
             MIME: ServerRule(
                 init=partial(_first, base=base),
                 shared=dict,
-                prepare=partial(control, expect=expected(parts, fold.weighting)),
+                prepare=partial(control, expect=expected(parts, aggregate.weighting)),
                 after=partial(_mime_after, base=base),
                 follows_device=True,
             )
@@ -178,7 +178,7 @@ def mime(
             stackable=True, anchored=True, all_weights=True, full_gradients=True, discloses=(FULL_GRADIENT,)
         ),
     )
-    return averaging(parts, client=rule, aggregate=fold, server=ServerSGD(lr))
+    return averaging(parts, client=rule, aggregate=aggregate, server=ServerSGD(lr))
 
 
 def mimelite(

@@ -32,7 +32,7 @@ def local_only(parts: Parts) -> Averaging:
     Sent: No weights either way: the learning rate down, and the loss and a few counts up.
 
     Composes: `[select]` says who trains in a round; client rules that keep nothing at the server go on top.
-        `[aggregate]` and `[server]` are refused: there is nothing to fold or to move.
+        `[aggregate]` and `[server]` are refused: there is nothing to aggregate or to move.
 
     Ranges:
         data.validation: 0.1 to 0.3, with `data.validation_from` = "client": that is what each client is measured on.

@@ -28,12 +28,12 @@ def refuse_steep(rule: ClientRule, local: LocalSettings, scale: float = 1.0) -> 
         )
 
 
-def refuse_scaled(rule: ClientRule, fold: Aggregate) -> None:
+def refuse_scaled(rule: ClientRule, aggregate: Aggregate) -> None:
     """Raises `ConfigError` if a formula takes one learning rate for all leaves, and `local.lr_scale` is set."""
     what = None
     if rule.solve is not None:
         what = f"the solver of '{rule.name}' takes no steps at a learning rate"
-    elif fold.normalized and rule.traits.proximal:
+    elif aggregate.normalized and rule.traits.proximal:
         what = "with a proximal term the number that normalized averaging divides by depends on the learning rate"
     if what is not None:
         raise ConfigError(

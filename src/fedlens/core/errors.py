@@ -23,6 +23,8 @@ RENAMED = {
     "Traits.replaces": "replaces_update",
     "Traits.whole": "all_weights",
     "ClientDataSource.holder": "data_of",
+    "Reply.folded": "reduced",
+    "Failure.folded": "reduced",
     "Outcome.given": "donated",
     "Reply.given": "donated",
     "Update.given": "donated",

@@ -14,7 +14,7 @@ from fedlens.core.stacked import Column, row_of
 class StackedOutcomes(Sequence[Outcome]):
     """The outcomes of A clients, in the order of their calls. Each `Outcome` is made when it is read.
 
-    An executor reads the columns: it checks, counts and folds all clients at once.
+    An executor reads the columns: it checks, counts and sums all clients at once.
 
     Args:
         payload: the fields of the payloads; see `fedlens.core.stacked.Column`.

@@ -48,7 +48,7 @@ class Reduce:
 
     `fields` maps a payload name to how its trees (or numbers) are reduced: `"sum"` adds them, each times the reply's
     `weight` field; `"plain"` adds them as they are; `"max"` takes the largest value leaf by leaf. The reduced payload
-    also contains the sum of the weights and the number of `replies`. It is in `folded` of the block's last answer,
+    also contains the sum of the weights and the number of `replies`. It is in `reduced` of the block's last answer,
     and the reduced names are removed from the replies, unless `keep` is set. The order of additions depends only on
     the slots, so every engine gets the same bits.
     """
@@ -104,7 +104,7 @@ class Reply:
     metrics: Metrics = field(default_factory=dict)
     state: Payload | None = None
     nbytes: int = 0
-    folded: Payload | None = None
+    reduced: Payload | None = None
     refused: str | None = None
     donated: frozenset[str] = frozenset()  # see `Outcome`
     allocate: Callable[[Tree], dict[str, Tensor]] | None = field(default=None, compare=False, repr=False)
@@ -125,7 +125,7 @@ class Failure:
     id: Id
     client: ClientId
     reason: str
-    folded: Payload | None = None
+    reduced: Payload | None = None
 
 
 Answer = Reply | Failure

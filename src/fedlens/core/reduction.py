@@ -57,11 +57,11 @@ class Refusal:
     reason: str
 
 
-def fold(
+def add_reply(
     total: dict[str, Any],
     reduce: Reduce,
     payload: Payload,
-    folded: bool = False,
+    reduced: bool = False,
     donated: AbstractSet[str] = frozenset(),
     allocate: Callable[[Tree], dict[str, Tensor]] | None = None,
 ) -> None:
@@ -74,22 +74,22 @@ def fold(
         total: changed in place.
         reduce: how each field is aggregated.
         payload: the reply's; it is not changed, except for its `donated` fields.
-        folded: the payload is a sum over several replies already, and is added as it is.
+        reduced: the payload is a sum over several replies already, and is added as it is.
         donated: fields that the caller donates (`fedlens.core.tree`): the first reply's memory becomes the total's.
         allocate: returns memory for the total of a tree; see `Reply.allocate`.
 
     >>> total = {}
     >>> for weight, value in ((1.0, 4.0), (3.0, 8.0)):
-    ...     fold(total, Reduce({"x": "sum"}), {"x": {"w": torch.tensor([value])}, "weight": weight})
+    ...     add_reply(total, Reduce({"x": "sum"}), {"x": {"w": torch.tensor([value])}, "weight": weight})
     >>> total["x"]["w"] / total["weight"], total["replies"]
     (tensor([7.]), 2)
     """
     weight, first = float(payload[reduce.weight]), not total
     total[reduce.weight] = total.get(reduce.weight, 0.0) + weight
-    total[REPLIES] = total.get(REPLIES, 0) + (payload[REPLIES] if folded else 1)
+    total[REPLIES] = total.get(REPLIES, 0) + (payload[REPLIES] if reduced else 1)
     for name, how in reduce.fields.items():
         value = payload[name]
-        factor = weight if how == "sum" and not folded else 1.0
+        factor = weight if how == "sum" and not reduced else 1.0
         if not isinstance(value, Mapping):
             total[name] = value * factor if first else total[name] + value * factor
         elif not first:
@@ -117,13 +117,13 @@ def _add(total: dict[str, Any], name: str, how: str, value: Tree, factor: float)
         torch._foreach_add_(list(total[name].values()), [value[leaf] for leaf in total[name]], alpha=factor)
 
 
-def fold_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]) -> None:
-    """Adds several replies of one group to a total, as `fold` does one after the other; agrees to rounding.
+def add_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]) -> None:
+    """Adds several replies of one group to a total, as `add_reply` does one after the other; agrees to rounding.
 
     Trees that are rows of one `StackedTrees` are added up as one product with their weights.
 
     >>> rows, total = StackedTrees({"w": torch.tensor([[4.0], [8.0]])}).rows(), {}
-    >>> fold_rows(total, Reduce({"x": "sum"}), [{"x": rows[0], "weight": 1.0}, {"x": rows[1], "weight": 3.0}])
+    >>> add_rows(total, Reduce({"x": "sum"}), [{"x": rows[0], "weight": 1.0}, {"x": rows[1], "weight": 3.0}])
     >>> total
     {'weight': 4.0, 'replies': 2, 'x': {'w': tensor([28.])}}
     """
@@ -132,16 +132,16 @@ def fold_rows(total: dict[str, Any], reduce: Reduce, payloads: Sequence[Payload]
         for name, how in reduce.fields.items()
         if how != "max" and (stack := stack_of([payload[name] for payload in payloads])) is not None
     }
-    _fold_stacks(total, reduce, stacks, payloads)
+    _add_stacks(total, reduce, stacks, payloads)
 
 
-def fold_columns(
+def add_columns(
     total: dict[str, Any], reduce: Reduce, columns: Mapping[str, Column], rows: Sequence[int]
 ) -> None:
-    """Adds the replies in these rows of the columns to a total, as `fold_rows` does, without their payloads.
+    """Adds the replies in these rows of the columns to a total, as `add_rows` does, without their payloads.
 
     >>> total, columns = {}, {"x": StackedTrees({"w": torch.tensor([[4.0], [8.0]])}), "weight": [1.0, 3.0]}
-    >>> fold_columns(total, Reduce({"x": "sum"}), columns, [0, 1])
+    >>> add_columns(total, Reduce({"x": "sum"}), columns, [0, 1])
     >>> total
     {'weight': 4.0, 'replies': 2, 'x': {'w': tensor([28.])}}
     """
@@ -155,12 +155,12 @@ def fold_columns(
     filled = {name: how for name, how in reduce.fields.items() if name in stacks or name in others}
     others[reduce.weight] = columns[reduce.weight]
     payloads = [row_of(others, row) for row in rows]
-    _fold_stacks(total, Reduce(filled, reduce.weight), stacks, payloads)
+    _add_stacks(total, Reduce(filled, reduce.weight), stacks, payloads)
     for name in reduce.fields:
         total.setdefault(name, {})
 
 
-def _fold_stacks(
+def _add_stacks(
     total: dict[str, Any],
     reduce: Reduce,
     stacks: Mapping[str, tuple[StackedTrees, Sequence[int]]],
@@ -170,7 +170,7 @@ def _fold_stacks(
     first = not total
     others = Reduce({n: how for n, how in reduce.fields.items() if n not in stacks}, reduce.weight)
     for payload in payloads:
-        fold(total, others, payload)
+        add_reply(total, others, payload)
     for name, (stack, rows) in stacks.items():
         factors = [float(p[reduce.weight]) if reduce.fields[name] == "sum" else 1.0 for p in payloads]
         sums = _weighted(stack, sorted(zip(rows, factors, strict=True)))

@@ -1,4 +1,4 @@
-"""What a good reply has, checked before it is folded.
+"""What a good reply has, checked before it is aggregated.
 
 In many tools one NaN update turns the global model to NaN while the run reports success, a tensor of shape (1,) is
 silently broadcast, and a weight of zero everywhere divides by zero. A schema turns each into a counted failure.

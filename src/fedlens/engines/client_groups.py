@@ -25,7 +25,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import Schema
 from fedlens.engines.devices import Computing
-from fedlens.engines.executor import Executor, Item, folded
+from fedlens.engines.executor import Executor, Item, reduced
 
 CPU = torch.device("cpu")
 _CPU_MEMORY = 2**28  # bytes of a group on a CPU, unless its size is set
@@ -138,7 +138,7 @@ class Groups:
         expect: Schema,
         reduce: Reduce | None = None,
     ) -> list[Answer]:
-        """Answers these requests in groups; with `reduce`, each group's folded payload stands in its last answer."""
+        """Answers these requests in groups; with `reduce`, each group's reduced payload stands in its last answer."""
 
         def together(some: Sequence[Item]) -> list[Answer]:
             return executor.together(op, shared, some, expect, reduce)
@@ -146,7 +146,7 @@ class Groups:
         def one_by_one(some: Sequence[Item]) -> list[Answer]:
             # Copied at once: the next client trains in the memory of this one's answer.
             answers = [executor.alone(op, shared, item, expect) for item in some]
-            return answers if reduce is None else folded(answers, reduce)
+            return answers if reduce is None else reduced(answers, reduce)
 
         if op in self._singly:
             return one_by_one(items)

@@ -28,7 +28,7 @@ from fedlens.core.protocol import (
     Reduce,
     Reply,
 )
-from fedlens.core.reduction import fold, fold_columns, fold_rows
+from fedlens.core.reduction import add_columns, add_reply, add_rows
 from fedlens.core.schema import Schema, column_norms, nbytes, tensors_in
 from fedlens.core.stacked import Row, row_of
 from fedlens.core.transfers import downloaded, uploaded
@@ -62,7 +62,7 @@ class GroupAnswers(Protocol):
         reduce: Reduce | None = None,
         /,
     ) -> list[Answer]:
-        """Answers these requests in groups; with `reduce`, each group's folded payload stands in its last answer."""
+        """Answers these requests in groups; with `reduce`, each group's reduced payload stands in its last answer."""
         ...
 
 
@@ -134,7 +134,7 @@ class Executor:
     ) -> list[Answer]:
         """Runs one operation for several clients as one computation: `together` of the operation.
 
-        With `reduce`, the folded payload of all stands in the last answer. Raises what `together` of the operation
+        With `reduce`, the reduced payload of all stands in the last answer. Raises what `together` of the operation
         raises.
         """
         batched = self.program.ops[op]
@@ -163,7 +163,7 @@ class Executor:
             else _checked(item, outcome, expect, known)
             for item, outcome in zip(items, outcomes, strict=True)
         ]
-        return answers if reduce is None else folded(answers, reduce)
+        return answers if reduce is None else reduced(answers, reduce)
 
     def _calls(self, shared: Payload, items: Sequence[Item]) -> Calls:
         ids, clients, payloads, states = zip(*items, strict=True)
@@ -193,7 +193,7 @@ class Executor:
         reduce: Reduce | None,
         alone: bool = False,
     ) -> list[Answer]:
-        """Answers neighbouring slots; with `reduce`, the folded payload of each block stands in its last answer.
+        """Answers neighbouring slots; with `reduce`, the reduced payload of each block stands in its last answer.
 
         `alone` answers one after the other also where there are groups.
         """
@@ -207,7 +207,7 @@ class Executor:
         answers: list[Answer] = []
         for start in range(0, len(items), reduce.block):
             block = islice(many, len(items[start : start + reduce.block]))
-            answers += map(self._home, folded(block, reduce))
+            answers += map(self._home, reduced(block, reduce))
         return answers
 
     def _home(self, answer: Answer) -> Answer:
@@ -215,10 +215,10 @@ class Executor:
         if self.device.type == "cpu" or self.stays:
             return answer
         if isinstance(answer, Failure):
-            answer.folded = downloaded(answer.folded)
+            answer.reduced = downloaded(answer.reduced)
         else:  # together: the host waits once
-            parts = answer.payload, answer.state, answer.folded
-            answer.payload, answer.state, answer.folded = downloaded(parts)
+            parts = answer.payload, answer.state, answer.reduced
+            answer.payload, answer.state, answer.reduced = downloaded(parts)
         return answer
 
 
@@ -231,7 +231,7 @@ def _returned(op: str, outcome: Any) -> Any:
 
 
 def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | None) -> list[Answer]:
-    """The replies of outcomes that are all good; with `reduce` they are folded into the last."""
+    """The replies of outcomes that are all good; with `reduce` the last has their sum."""
     columns, rows = outcomes.payload, outcomes.rows
     size = nbytes(row_of(columns, rows[0]))  # the same for all
     removed = reduce.fields if reduce and not reduce.keep else ()
@@ -251,9 +251,9 @@ def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | 
     ]
     if reduce is not None:
         total: dict[str, Any] = {}
-        replies[-1].folded = total
+        replies[-1].reduced = total
         with scope("aggregate"):
-            fold_columns(total, reduce, columns, rows)
+            add_columns(total, reduce, columns, rows)
     return replies
 
 
@@ -322,7 +322,7 @@ def taken(answer: Answer) -> Answer:
     return answer
 
 
-class Fold:
+class Reduction:
     """A block of replies, added up in the order given."""
 
     def __init__(self, reduce: Reduce) -> None:
@@ -354,21 +354,21 @@ class Fold:
         else:
             # After the copies: donated trees are changed in place.
             with scope("aggregate"):
-                fold(self.total, self.reduce, answer.payload, donated=answer.donated)
+                add_reply(self.total, self.reduce, answer.payload, donated=answer.donated)
         return left
 
     def result(self) -> Payload | None:
-        """The folded payload; None where every reply of the block failed."""
+        """The reduced payload; None where every reply of the block failed."""
         if self.rows:
             with scope("aggregate"):
-                fold_rows(self.total, self.reduce, self.rows)
+                add_rows(self.total, self.reduce, self.rows)
             self.rows = []
         return self.total or None
 
 
-def folded(answers: Iterable[Answer], reduce: Reduce) -> list[Answer]:
-    """The answers of a block without the fields that are folded; their total stands in the last answer."""
-    folding = Fold(reduce)
-    kept = [folding.take(answer) for answer in answers]
-    kept[-1].folded = folding.result()
+def reduced(answers: Iterable[Answer], reduce: Reduce) -> list[Answer]:
+    """The answers of a block without the fields that are reduced; their total stands in the last answer."""
+    total = Reduction(reduce)
+    kept = [total.take(answer) for answer in answers]
+    kept[-1].reduced = total.result()
     return kept

@@ -24,7 +24,7 @@ LATE = "the deadline passed"
 
 
 def block_size(ask: Ask, group: int) -> int:
-    """How many slots are worked on at once: a block of those that are folded, or as many such as a group holds.
+    """How many slots are worked on at once: a block of those that are reduced, or as many such as a group holds.
 
     With a deadline, and in arrival order, each client counts by itself, and so is in no group.
     """
@@ -161,10 +161,10 @@ class Schedule:
     def finished(self, job: Job, block: int, answers: Sequence[Answer]) -> None:
         """A block's answers have come."""
         sizes = [a.nbytes + nbytes(a.state) for a in answers if isinstance(a, Reply)] or [0]
-        # What is folded has one reply's size, however many it is made of.
-        folded = max(sizes) if job.ask.reduce else 0
+        # A sum has one reply's size, however many it is made of.
+        reduced = max(sizes) if job.ask.reduce else 0
         single = 0 if job.ask.reduce and not job.ask.reduce.keep else sum(sizes)
-        self._block_bytes = max(self._block_bytes, folded + single)
+        self._block_bytes = max(self._block_bytes, reduced + single)
         if not job.closed and block not in job.answered:
             job.done[block] = list(answers)
         self._left(job)

@@ -256,7 +256,7 @@ class ClientRule:
     """Takes the place of the local optimizer's steps as a whole."""
 
     fields: Mapping[str, How] = field(default_factory=dict)
-    """How the fields of `finish` are folded: "mean" (weighted like updates) or "sum"; see `update.more`."""
+    """How the fields of `finish` are aggregated: "mean" (weighted like updates) or "sum"; see `update.more`."""
 
     server_rules: Mapping[str, ServerRule] = field(default_factory=dict)
     """What the rule does at the server, by its name; several rules take turns in this order."""

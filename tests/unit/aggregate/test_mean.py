@@ -5,7 +5,7 @@ import torch
 
 from fedlens.aggregate.mean import AGGREGATES, Mean
 from fedlens.core.protocol import Failure, Id, Reply
-from fedlens.engines.executor import Fold
+from fedlens.engines.executor import Reduction
 
 
 def reply(slot: int, weight: float) -> Reply:
@@ -34,9 +34,9 @@ def answers(mean: Mean, cohort: int, failed: set[int]) -> list:
         return given
     out = []
     for start in range(0, cohort, reduce.block):
-        fold = Fold(reduce)
-        row = [fold.take(answer) for answer in given[start : start + reduce.block]]
-        row[-1].folded = fold.result()
+        block = Reduction(reduce)
+        row = [block.take(answer) for answer in given[start : start + reduce.block]]
+        row[-1].reduced = block.result()
         out += row
     return out
 
@@ -75,8 +75,8 @@ def test_a_block_in_which_all_failed_adds_nothing() -> None:
 def test_replies_are_not_changed_by_folding() -> None:
     pair = [reply(0, 2.0), reply(1, 3.0)]
     before = [r.payload["update"]["w"].clone() for r in pair]
-    fold = Fold(Mean().reduce(64))
-    taken = [fold.take(answer) for answer in pair]
+    block = Reduction(Mean().reduce(64))
+    taken = [block.take(answer) for answer in pair]
     assert all(set(answer.payload) == {"weight"} for answer in taken)
     Mean().fold(pair)
     assert all(torch.equal(r.payload["update"]["w"], b) for r, b in zip(pair, before, strict=True))
@@ -99,9 +99,9 @@ def test_a_model_without_statistics_has_none_after_folding() -> None:
         given = [reply(slot, 2.0) for slot in range(cohort)]
         given = [Reply(r.id, r.client, {**r.payload, "buffers": {}, "counters": {}}) for r in given]
         if reduce := Mean().reduce(cohort):
-            fold = Fold(reduce)
-            given = [fold.take(answer) for answer in given]
-            given[-1].folded = fold.result()
+            block = Reduction(reduce)
+            given = [block.take(answer) for answer in given]
+            given[-1].reduced = block.result()
         folded = Mean().fold(given)
         assert (dict(folded.buffers), dict(folded.counters)) == ({}, {})
         assert set(folded.update) == {"w", "b"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedlens.core.protocol import Reduce
-from fedlens.core.reduction import fold, fold_columns, fold_rows
+from fedlens.core.reduction import add_columns, add_reply, add_rows
 from fedlens.core.schema import TreeField, nbytes
 from fedlens.core.stacked import Row, StackedTrees, row_of, stack_of
 
@@ -71,10 +71,10 @@ def test_a_block_is_added_up_as_one_after_the_other_and_others_are_not_looked_at
     one: dict = {}
     many: dict = {}
     for payload in payloads:
-        fold(one, reduce, {**payload, "update": dict(payload["update"]), "more": dict(payload["more"])})
-    fold_rows(many, reduce, payloads[:1])
+        add_reply(one, reduce, {**payload, "update": dict(payload["update"]), "more": dict(payload["more"])})
+    add_rows(many, reduce, payloads[:1])
     if payloads[1:]:
-        fold_rows(many, reduce, payloads[1:])
+        add_rows(many, reduce, payloads[1:])
     torch.testing.assert_close(many, one)
 
 
@@ -87,7 +87,7 @@ def test_rows_of_several_stacks_are_no_stack() -> None:
     assert isinstance(a[0], Row)
     reduce = Reduce({"x": "sum"})
     total: dict = {}
-    fold_rows(total, reduce, [{"x": a[0], "weight": 1.0}, {"x": b[1], "weight": 2.0}])
+    add_rows(total, reduce, [{"x": a[0], "weight": 1.0}, {"x": b[1], "weight": 2.0}])
     torch.testing.assert_close(total["x"]["w"], a[0]["w"] + 2 * b[1]["w"])
 
 
@@ -104,8 +104,8 @@ def test_columns_are_added_up_as_their_payloads_to_the_bit(rows: list[int]) -> N
     reduce = Reduce({"update": "sum", "buffers": "sum", "none": "max", "n": "plain"})
     by_payload, by_column = {}, {}
     for _ in range(2):
-        fold_rows(by_payload, reduce, [row_of(columns, row) for row in rows])
-        fold_columns(by_column, reduce, columns, rows)
+        add_rows(by_payload, reduce, [row_of(columns, row) for row in rows])
+        add_columns(by_column, reduce, columns, rows)
     assert by_payload.keys() == by_column.keys()
     assert (by_payload["replies"], by_payload["weight"]) == (by_column["replies"], by_column["weight"])
     assert (by_payload["n"], by_payload["none"]) == (by_column["n"], by_column["none"])

@@ -145,14 +145,14 @@ def test_replies_are_folded_at_the_workers(gate: Driver) -> None:
     found = answers_to(gate, wanted)
     with engine_kit.fresh("inline") as here:
         there = answers_to(here, wanted)
-    assert [a.folded is None for a in found] == [True, True, False, True, True, False, False]
+    assert [a.reduced is None for a in found] == [True, True, False, True, True, False, False]
     for one, other in zip(found, there, strict=True):
         assert isinstance(one, Reply)
         assert isinstance(other, Reply)
         assert "vector" not in one.payload
-        if one.folded is not None and other.folded is not None:
-            assert torch.equal(one.folded["vector"], other.folded["vector"])
-            assert one.folded["replies"] == other.folded["replies"]
+        if one.reduced is not None and other.reduced is not None:
+            assert torch.equal(one.reduced["vector"], other.reduced["vector"])
+            assert one.reduced["replies"] == other.reduced["replies"]
 
 
 def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Driver, tmp_path: Path) -> None:
