@@ -508,9 +508,9 @@ MUTATIONS = [
         "unit/report/test_client_results.py",
     ),
     Mutation(
-        "experiment/runner.py",
-        '"client": self._name(row["client"]), **values',
-        '"client": str(row["client"]), **values',
+        "observers/round_lines.py",
+        'client = self._name(row["client"])',
+        'client = str(row["client"])',
         "unit/report/test_client_results.py",
     ),
     Mutation(

@@ -6,7 +6,7 @@ Describe how the data is distributed and how the clients learn; fedlens trains t
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlens.api import Experiment, Result, dataset, load_result, resume
+    from fedlens.api import Experiment, Observer, Result, dataset, load_result, resume
     from fedlens.cost_runs import cost
     from fedlens.pretraining import pretrain
     from fedlens.studies.study import Study
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Experiment",
+    "Observer",
     "Result",
     "Study",
     "__version__",

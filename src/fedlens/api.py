@@ -25,7 +25,8 @@ from fedlens.core.shell_command import quoted_command
 from fedlens.core.summary_text import as_call, as_html, as_text
 from fedlens.experiment.config import SLOTS, Config, plain, read_config
 from fedlens.experiment.config_source import Source, key_lines, override, read_source
-from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
+from fedlens.experiment.observer import Observer, observer_of
+from fedlens.experiment.progress import Listener, Progress, Silent
 from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from fedlens.data.arrays import dataset
     from fedlens.experiment.build import Built
+    from fedlens.experiment.observers import Observers
     from fedlens.experiment.plan import Plan
     from fedlens.experiment.run_state import RunState
     from fedlens.experiment.rundir import RunDir
@@ -101,7 +103,7 @@ class Experiment:
         *,
         data_dir: Path | str | None = None,
         download: bool = False,
-        progress: Progress | None = None,
+        progress: Progress | Observer | None = None,
         report: bool = True,
         session: Session | None = None,
         until: int | None = None,
@@ -109,7 +111,8 @@ class Experiment:
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
-        It prints nothing; pass a `fedlens.experiment.progress.ProgressBase` as `progress` to follow the run.
+        It prints nothing; pass an `Observer`, or a `fedlens.experiment.progress.Progress`, as `progress` to follow the
+        run. The setting `observe` names further observers.
         `report=False` skips report.html, which takes a large part of a short run; `fedlens report` writes it later.
         Runs of one process that share a `fedlens.experiment.session.Session` read their data once. With `until` the
         run pauses after that round, with the status "paused" and without a model file; `resume` continues it.
@@ -122,6 +125,7 @@ class Experiment:
         from fedlens.experiment.plan import plan
         from fedlens.experiment.run_description import write_settings
         from fedlens.experiment.rundir import RunDir
+        from fedlens.observers.built_in import observers_of, own_observers
 
         _check_until(until)
         root = data_directory(None if data_dir is None else Path(data_dir))
@@ -129,15 +133,17 @@ class Experiment:
         engine = planned.engine()
         try:
             engine.warm()
-            listener = BareProgress.wrap(progress or Silent())
+            listener = observer_of(progress or Silent())
             built = build(planned, root, download, engine, listener.note, session=session)
+            own = own_observers(planned)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
+            observers = observers_of(built, directory, own, listener)
             with directory.lock():
                 if before is not None:
                     before(built, directory)
                 write_settings(directory, built)
                 return _carry_out(
-                    built, directory, listener, None, root, report, until=until, session=session
+                    built, directory, observers, None, root, report, until=until, session=session
                 )
         finally:
             engine.close()
@@ -147,7 +153,7 @@ def resume(
     directory: Path | str,
     *,
     data_dir: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | Observer | None = None,
     report: bool = True,
     model: nn.Module | None = None,
     accept_changes: bool = False,
@@ -169,10 +175,11 @@ def resume(
     from fedlens.experiment import changes, checkpoint
     from fedlens.experiment.build import build, data_directory
     from fedlens.experiment.rundir import RunDir
+    from fedlens.observers.built_in import observers_of, own_observers
 
     _check_until(until)
     run = RunDir.open(Path(directory))
-    listener = BareProgress.wrap(progress or Silent())
+    listener = observer_of(progress or Silent())
     source = settings_of(run, model)
     config = read_config(source.values, source.locate)
     with run.lock():
@@ -199,10 +206,11 @@ def resume(
             described = run.partition_path.exists()  # it is the last that is written before the first round
             initial = run.initial_path if described else None
             built = build(planned, root, False, engine, listener.note, initial, session)
-            run_state, edited = _restored(run, built, planned, source, accept_changes, listener, described)
+            observers = observers_of(built, run, own_observers(planned), listener)
+            run_state, edited = _restored(run, built, planned, source, accept_changes, observers, described)
             start = None if described else root
             return _carry_out(
-                built, run, listener, run_state, start, report, edited, until=until, session=session
+                built, run, observers, run_state, start, report, edited, until=until, session=session
             )
         finally:
             engine.close()
@@ -232,7 +240,7 @@ def _restored(
     planned: Plan,
     source: Source,
     accept_changes: bool,
-    listener: ProgressBase,
+    observers: Observers,
     described: bool,
 ) -> tuple[RunState | None, list[dict[str, Any]]]:
     """The state of the last checkpoint and the accepted changes; the files of the run end with its round then."""
@@ -244,16 +252,17 @@ def _restored(
     environment = run.read_environment() or {}
     if described:
         check_same_data(run, built, environment)
-    run_state, edited = restored(run, built, planned, source, accept_changes, listener)
+    run_state, edited = restored(run, built, planned, source, accept_changes, observers)
     own = own_files(plain(planned.config))
     if described and environment.get(OWN_FILES) != own:
-        run.write_environment({**(run.read_environment() or {}), OWN_FILES: own})
-    _rewind(run, run_state)
+        run.add_to_environment(**{OWN_FILES: own})
+    observers.rewind(run_state)
+    run.summary_path.unlink(missing_ok=True)  # it describes an end that no longer holds
     if run_state is not None:
         differs = changed_bits(environment, machine(), str(built.config.engine.get("device", "")))
         if differs is not None:
-            listener.note(differs)
-        listener.note(f"resuming after round {run_state.round} of {built.config.rounds}")
+            observers.note(differs)
+        observers.note(f"resuming after round {run_state.round} of {built.config.rounds}")
     return run_state, edited
 
 
@@ -263,20 +272,6 @@ def settings_of(run: RunDir, model: nn.Module | None) -> Source:
     if model is not None:
         values = {**values, "model": {**values["model"], "name": like(model, run)}}
     return Source(values, run.config_path, key_lines(read_regular(run.config_path).decode()))
-
-
-def _rewind(run: RunDir, run_state: RunState | None) -> None:
-    """Makes the files of a run end with the round of `run_state`, or empty without one."""
-    from fedlens.experiment.recordings import remove_recordings
-
-    run.truncate_metrics(run_state.round - 1 if run_state else -1)
-    run.truncate_clients(run_state.round - 1 if run_state else -1)
-    if run_state is not None:
-        run.append_metrics(run_state.line)
-        if run_state.rows:
-            run.append_clients(run_state.rows)
-    run.summary_path.unlink(missing_ok=True)  # it describes an end that no longer holds
-    remove_recordings(run, after=run_state.round if run_state else 0)
 
 
 def _check_until(until: int | None) -> None:
@@ -295,7 +290,7 @@ _NOTES = 5  # sentences on the data that are said aloud
 def _carry_out(
     built: Built,
     directory: RunDir,
-    progress: ProgressBase,
+    observers: Observers,
     run_state: RunState | None,
     root: Path | None,
     report: bool,
@@ -312,12 +307,12 @@ def _carry_out(
     from fedlens.experiment.run_description import describe
     from fedlens.experiment.runner import Runner
 
-    progress.started(outline(built, directory))
+    observers.started(outline(built, directory))
     for sentence in built.notes[:_NOTES]:
-        progress.note(sentence)
+        observers.note(sentence)
     if len(built.notes) > _NOTES:
-        progress.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
-    runner = Runner(built, directory, progress, run_state, changes)
+        observers.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
+    runner = Runner(built, directory, observers, run_state, changes)
     status, error = "failed", None
     try:
         if root is not None:
@@ -327,8 +322,7 @@ def _carry_out(
         if runner.done < built.config.rounds:
             status = "paused"
         else:
-            for sentence in write_final(built, directory, runner.run_state):
-                progress.note(sentence)
+            write_final(built, directory, observers, runner.run_state)
             status = "finished"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -346,19 +340,19 @@ def _carry_out(
         except FedlensError as failure:
             if status in ("finished", "paused"):
                 raise
-            progress.note(str(failure))  # what went wrong first says more
-        problem = _report(directory.path, progress) if report else _remove_page(directory, progress)
+            observers.note(str(failure))  # what went wrong first says more
+        problem = _report(directory.path, observers) if report else _remove_page(directory, observers)
         if problem:
             summary["notes"].append(problem)
             with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
                 directory.write_summary(summary)
-        progress.finished(summary)
+        observers.finished(summary)
     assert runner.run_state is not None
     model, _ = built.algorithm.model(runner.run_state.state)
     return Result(directory.path, built.unwrapped if model is built.model else model)
 
 
-def _report(directory: Path, progress: ProgressBase) -> str | None:
+def _report(directory: Path, progress: Listener) -> str | None:
     """Writes the result page. If it cannot be written, the run goes on to its end: a sentence says why."""
     from fedlens.report.run_page import write_report
 
@@ -372,7 +366,7 @@ def _report(directory: Path, progress: ProgressBase) -> str | None:
     return None
 
 
-def _remove_page(directory: RunDir, progress: ProgressBase) -> str | None:
+def _remove_page(directory: RunDir, progress: Listener) -> str | None:
     """Removes the page of before `resume`, which shows an old state. A sentence says why if it cannot be removed."""
     try:
         directory.report_path.unlink(missing_ok=True)
@@ -388,6 +382,7 @@ __all__ = [
     "Config",
     "Experiment",
     "Metrics",
+    "Observer",
     "Predictions",
     "Result",
     "dataset",

@@ -134,7 +134,7 @@ def start(name: str, folder: Path) -> None:
             experiment.run(folder, report=False, progress=Stop(STOPS[name], interrupted))
     elif name == "scaffold":  # 8 kB hold three of the six states
         with mock.patch(
-            "fedlens.experiment.runner.ClientStates", lambda store, _: ClientStates(store, 8_000)
+            "fedlens.experiment.run_saver.ClientStates", lambda store, _: ClientStates(store, 8_000)
         ):
             experiment.run(folder, report=False, until=STOPS[name])
     else:

@@ -17,13 +17,13 @@ from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_engine import TimedEngine, with_timed_ops
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.profiling import recording
-from fedlens.core.protocol import RoundContext, State
-from fedlens.core.random import Rng
+from fedlens.core.protocol import State
 from fedlens.core.states import ClientStates
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.changes import defining
-from fedlens.experiment.divergence import hopeless
+from fedlens.experiment.failed_round import hopeless
+from fedlens.experiment.round_work import round_context
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles
 
@@ -116,7 +116,7 @@ class ProfiledRounds:
     def _pair(self, number: int, timings: Timings) -> None:
         # The order alternates, so that a machine that slows down affects both alike.
         for with_clock in (False, True) if number % 2 == 0 else (True, False):
-            context = self._context(number + 1)
+            context = round_context(self.built, number + 1)
             if timings is self.evaluation:
                 evaluation = self.built.algorithm.evaluate(self.state, context)
                 self._timed(evaluation, timings, with_clock, "evaluation")
@@ -154,15 +154,10 @@ class ProfiledRounds:
         """Writes one round as a Chrome trace."""
         self.number += 1
         self.engine.seconds = None
-        steps = self.built.algorithm.round(self.state, self._context(1))
+        steps = self.built.algorithm.round(self.state, round_context(self.built, 1))
         with torch.profiler.profile() as recorded, recording(torch.profiler.record_function):
             self.driver.drive(steps, self.number)
         recorded.export_chrome_trace(str(file))
-
-    def _context(self, round: int) -> RoundContext:
-        config = self.built.config
-        rng = Rng((config.seeds.selection, "round", round))
-        return RoundContext(round, config.rounds, self.built.federation, rng)
 
     def _file_sizes(self) -> tuple[int, int]:
         """The bytes of model.safetensors and of a checkpoint, written as a run writes them."""

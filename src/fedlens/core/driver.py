@@ -124,11 +124,20 @@ class Driver:
     they were when it was sent; of the proposals of a client that appears twice, the later slot's is kept.
 
     In `drive`, the asks of the federation's clients carry bounds from the norms of the replies accepted before.
+
+    Args:
+        answered: called once an answer has been read.
     """
 
-    def __init__(self, engine: Engine, states: ClientStates) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        states: ClientStates,
+        answered: Callable[[Ask, Answer, Work], None] = lambda ask, answer, work: None,
+    ) -> None:
         self.engine = engine
         self.states = states
+        self._answered = answered
         self.tally = Tally()
         self.norms = NormBounds()
         self.work = Work()  # of the phase in progress
@@ -234,6 +243,7 @@ class Driver:
                     self._settle(answer, staged, at_once=ask.order == "arrival")
                     if bounded:
                         self.norms.answered(ask.op, answer)
+                    self._answered(ask, answer, work)
                 del answer  # frees its tree before the next answer comes
         finally:
             answers.close()

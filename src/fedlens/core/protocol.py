@@ -416,6 +416,7 @@ class RoundContext:
 State = Payload
 Round = Generator[Ask, Answers, State]
 Evaluation = Generator[Ask, Answers, Metrics]
+Steps = Generator[Ask, Answers, Any]  # either of them
 
 
 class Algorithm(Protocol):

@@ -34,6 +34,26 @@ METHODS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "engine": {"open": ("program", "states"), "answer": ("ask", "round", "exchange"), "close": ()},
     "augmentation": {"__call__": ("images", "targets", "generator")},
+    "observer": {
+        "started": ("plan",),
+        "restore": ("part",),
+        "began": ("run",),
+        "asks": ("steps", "phase", "round", "state"),
+        "working": ("work",),
+        "answered": ("ask", "answer", "work"),
+        "released": ("round", "state", "tally"),
+        "failed": ("round", "tally"),
+        "evaluated": ("round", "state", "tally", "metrics"),
+        "round_done": ("state", "tally", "metrics"),
+        "rows": ("state", "tally", "metrics"),
+        "part": (),
+        "saved": ("round", "checkpoint"),
+        "ended": ("metrics", "states"),
+        "note": ("text",),
+        "problem": ("text",),
+        "finished": ("summary",),
+        "summary": (),
+    },
 }
 
 

@@ -23,7 +23,7 @@ from fedlens.experiment.rundir import RunDir
 FREE = frozenset(
     {
         "name", "data.cache", "data.prefetch", "evaluation.overlap", "checkpoint.seconds", "record.images",
-        "divergence.patience",
+        "divergence.patience", "observe",
         "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
     }
 )  # fmt: skip

@@ -280,6 +280,11 @@ class Config(_Table):
     divergence: DivergenceSettings = Field(default_factory=DivergenceSettings)
     record: Record = Field(default_factory=Record)
     engine: Named = Field(default_factory=lambda: {"name": "default"})
+    observe: Annotated[list[dict[str, Any]], BeforeValidator(_listed)] = Field(
+        [],
+        description='observers of your own that follow the run, such as "curves.py:TensorBoard": a name, a table, or '
+        "a list of them. They change no result",
+    )
     seeds: Seeds
 
     @property

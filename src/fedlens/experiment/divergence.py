@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -32,10 +32,11 @@ from typing import Any
 
 from fedlens.core.driver import Tally
 from fedlens.core.errors import RunFailed
-from fedlens.core.schema import beyond_bound, not_finite
+from fedlens.core.schema import beyond_bound
 from fedlens.core.types import ClientId
 from fedlens.experiment.build import Built
 from fedlens.experiment.chance import Chance, chance_levels, nothing_learned
+from fedlens.experiment.failed_round import USUAL_LR
 from fedlens.experiment.not_finite import NotFiniteReplies
 
 COLLAPSE = "collapse"  # the kind of warning after which a run ends
@@ -58,7 +59,6 @@ _GROWN = 1.2  # times the first value of a streak: the embeddings are spreading 
 ACCURACIES = ("test_accuracy", "validation_accuracy")
 _FAR = 100.0  # times the median of the round: an update that is not that of a usual client
 _CALM = 10.0  # times the median of earlier rounds: a median beyond is that of a round in which all diverge
-_USUAL = 0.1  # a usual local.lr
 _NOTABLE = 2.0  # times: from here on the ratio is worth mentioning
 
 Warned = dict[str, Any]
@@ -321,7 +321,7 @@ class Divergence:
 
     def _advice(self, kind: str, clients: Sequence[Mapping[str, Any]]) -> str:
         # A tenth of a rate above 1 is usually too much still.
-        smaller = f"local.lr = {_USUAL:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
+        smaller = f"local.lr = {USUAL_LR:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
         if kind == COLLAPSE:
@@ -345,8 +345,8 @@ class Divergence:
         self.state = {**self.state, **changes}
 
 
-def divergence_of(built: Built, state: State | None) -> Divergence:
-    """The Divergence of a run, from the start or from a checkpoint's `state`."""
+def divergence_of(built: Built) -> Divergence:
+    """The Divergence of a run at its start."""
     local = built.config.local
     chance = chance_levels(built.holders)
     return Divergence(
@@ -354,7 +354,7 @@ def divergence_of(built: Built, state: State | None) -> Divergence:
         local.lr,
         local.clip_norm,
         chance,
-        state,
+        None,
         built.task.collapse_advice,
         built.config.divergence.patience,
         len(built.holders.dataset.classes) if built.holders.dataset.kind == "segmentation" else 0,
@@ -435,22 +435,6 @@ def rejected_by_bound(round: int, tally: Tally, name: Callable[[ClientId], str])
     )
 
 
-def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
-    """The error when no reply of a round was accepted."""
-    reasons = Counter[str]()
-    for counts in tally.failures.values():
-        reasons.update(counts)
-    if not reasons:
-        return diverged(round, lr)
-    reason, times = reasons.most_common(1)[0]
-    usual = "the same error at every client usually comes from the model, the data or the algorithm"
-    if not_finite(reason):
-        usual = _too_high(lr)
-    return RunFailed(
-        f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
-    )
-
-
 def refuse_collapsed(warned: Sequence[Mapping[str, Any]]) -> None:
     """Raises `RunFailed` if one of the warnings is that the embeddings have collapsed: the run would be in vain."""
     for warning in warned:
@@ -460,16 +444,3 @@ def refuse_collapsed(warned: Sequence[Mapping[str, Any]]) -> None:
 
 def _lower(sentence: str) -> str:
     return sentence[0].lower() + sentence[1:]
-
-
-def diverged(round: int, lr: float) -> RunFailed:
-    """The error when the loss is not finite."""
-    return RunFailed(
-        f"the loss of round {round} is not a finite number",
-        hint=_too_high(lr),
-    )
-
-
-def _too_high(lr: float) -> str:
-    smaller = f"{_USUAL:g}" if lr > 1 else "a tenth"
-    return f"usually the learning rate is too high: local.lr is {lr:g}, try {smaller}, or set local.clip_norm"

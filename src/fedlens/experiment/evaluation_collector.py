@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedlens.algorithms.client_evaluation import EvaluateOwn
 from fedlens.core.measured import Measured, total
-from fedlens.core.protocol import Answer, Answers, Ask, Op, Reply, Request, State
+from fedlens.core.protocol import Answer, Answers, Ask, Op, Reply, Request
 from fedlens.core.schema import nbytes
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import PIXELS, WORST, FinalEvaluation, most_confident, scaled_down
@@ -158,13 +158,3 @@ def _images(built: Built, index: NDArray[np.int64]) -> NDArray[np.uint8]:
     test, room = built.holders.dataset.test, PIXELS // len(index)
     images = (test.batch(torch.tensor([at]))[0][0].numpy() for at in index.tolist())
     return np.stack([scaled_down(image, room) for image in images])
-
-
-def knn_metrics(built: Built, state: State) -> dict[str, float]:
-    """The k-NN accuracy on the images of `evaluation.neighbours`; empty if the table is not set."""
-    if built.labelled is None:
-        return {}
-    _, tree = built.algorithm.model(state)
-    program = built.engine.applied(built.program)
-    with program.computing():
-        return {"test_knn_accuracy": built.labelled.accuracy(tree, torch.device(program.device))}

@@ -107,7 +107,9 @@ def refuse_edited(files: Mapping[str, str]) -> None:
 
 
 def _sources(values: Any) -> list[str]:
-    """The first parts of all names in settings: files and modules."""
+    """The first parts of all names in settings, but of observers, which change no result: files and modules."""
+    if isinstance(values, Mapping):
+        values = {key: value for key, value in values.items() if key != "observe"}
     matches = map(_TARGET.fullmatch, _texts(values))
     return [match["source"] for match in matches if match is not None]
 

@@ -28,6 +28,8 @@ from fedlens.tasks.registry import TASKS
 
 SLOT_REGISTRIES: Mapping[str, Registry] = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
 
+OBSERVERS = Registry("observer", {})
+
 _LABELLED = "evaluation.neighbours.dataset"
 
 
@@ -42,6 +44,7 @@ class Plan:
     locate: Callable[[str], str]
     task: Callable[[DatasetInfo], Resolved]  # the task for a dataset
     overridden: frozenset[str] = frozenset()  # keys that were set on the command line
+    observers: Sequence[Resolved] = ()
 
     def engine(self) -> EngineBase:
         """A new engine, as the settings say; the caller closes it."""
@@ -84,6 +87,7 @@ def plan(config: Config, source: Source) -> Plan:
     rule_tables = client if isinstance(client, list) else [client] if client is not None else []
     rules = [resolve(RULES, table, "client", source) for table in rule_tables]
     augments = [resolve(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
+    observers = [resolve(OBSERVERS, table, "observe", source) for table in config.observe]
     data = config.data.model_copy(
         update={
             "dataset": chosen["data.dataset"].table(),
@@ -98,6 +102,7 @@ def plan(config: Config, source: Source) -> Plan:
     if rules:
         full = [rule.table() for rule in rules]
         tables_with_defaults["client"] = full if isinstance(client, list) else full[0]
+    tables_with_defaults["observe"] = [observer.table() for observer in observers]
     return Plan(
         config.model_copy(update={"data": data, "evaluation": evaluation, **tables_with_defaults}),
         chosen,
@@ -106,6 +111,7 @@ def plan(config: Config, source: Source) -> Plan:
         source.locate,
         partial(_task, config.task, source),
         source.overridden,
+        observers,
     )
 
 

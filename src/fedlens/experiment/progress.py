@@ -32,11 +32,35 @@ class Progress(Protocol):
         ...
 
 
-class ProgressBase(Progress):
-    """A listener and what else it may follow, each with a default: the base class of the listeners of fedlens.
+class Listener:
+    """What every listener may follow, each with a default that does nothing."""
 
-    A listener of your own may inherit from it too. One that has only the four methods of `Progress` is wrapped in
-    `BareProgress`.
+    def started(self, plan: dict[str, Any]) -> None:
+        """The run starts; see `Progress.started`."""
+
+    def working(self, work: Work) -> None:
+        """Called when a phase of a round begins, when clients are asked, and after each answer.
+
+        It is called in the thread of the run, once for each client, so it has to be fast. `work` is live: its numbers
+        grow as the phase goes on, and another thread may read them.
+        """
+
+    def note(self, text: str) -> None:
+        """Receives one sentence for the user."""
+
+    def problem(self, text: str) -> None:
+        """One sentence on something that went wrong and did not end the run; by default passed on to `note`."""
+        self.note(text)
+
+    def finished(self, summary: dict[str, Any]) -> None:
+        """The run has ended, with any status; `summary` is summary.json."""
+
+
+class ProgressBase(Listener, Progress):
+    """A listener that gets each round as its line of metrics.jsonl, and what else it may follow, with defaults.
+
+    An `fedlens.Observer` also gets the server state and the tally of a round. A listener that has only the four methods
+    of `Progress` is wrapped in `BareProgress`.
 
     >>> class Clients(ProgressBase):
     ...     def working(self, work: Work) -> None:
@@ -45,28 +69,8 @@ class ProgressBase(Progress):
     round 1: 0 of 0
     """
 
-    def started(self, plan: dict[str, Any]) -> None:
-        """Does nothing."""
-
     def round_done(self, metrics: dict[str, Any]) -> None:
         """Does nothing."""
-
-    def note(self, text: str) -> None:
-        """Does nothing."""
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """Does nothing."""
-
-    def working(self, work: Work) -> None:
-        """Called when a phase of a round begins, when clients are asked, and after each answer. Does nothing.
-
-        It is called in the thread of the run, once for each client, so it has to be fast. `work` is live: its numbers
-        grow as the phase goes on, and another thread may read them.
-        """
-
-    def problem(self, text: str) -> None:
-        """One sentence on something that went wrong and did not end the run; by default passed on to `note`."""
-        self.note(text)
 
 
 class Silent(ProgressBase):
@@ -83,9 +87,9 @@ class BareProgress(ProgressBase):
     def wrap(cls, listener: Progress) -> ProgressBase:
         """The listener itself if it inherits from `ProgressBase` or forwards to one that does, else wrapped.
 
-        Raises `ConfigError` if it has only some members of `ProgressBase`.
+        Raises `ConfigError` if it has only some members of `Listener`.
         """
-        if offers_all(listener, "progress", ProgressBase, Progress):
+        if offers_all(listener, "progress", Listener, Progress):
             return cast("ProgressBase", listener)
         return cls(listener)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +15,41 @@ from torch import Tensor
 
 from fedlens.core import tensorfile
 from fedlens.core.atomic_files import refused, replacing
-from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State
+from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State, Steps
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import Tree
 from fedlens.core.types import client_name
+from fedlens.core.work import Phase
 from fedlens.experiment.build import Built
+from fedlens.experiment.observer import ObservedRun, Observer, Place
 from fedlens.experiment.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
-from fedlens.experiment.rundir import RunDir
 
 
-class Recorder:
+class Recorder(Observer):
     """Writes the recordings of a run; see `fedlens.experiment.recordings` for the files."""
 
-    def __init__(self, built: Built, directory: RunDir) -> None:
-        self._algorithm, self._ids = built.algorithm, built.partition.ids
-        self._settings, self._directory = built.config.record, directory
+    place = Place.COLLECT
+    file = "recordings"
+    ends_run = True
 
-    def recorded(
-        self, steps: Generator[Ask, Answers, Any], state: State, round: int
-    ) -> Generator[Ask, Answers, Any]:
-        """The same round, recorded if the settings name it.
+    def __init__(self, built: Built) -> None:
+        self._algorithm, self._settings = built.algorithm, built.config.record
+        self.name = partial(client_name, ids=built.partition.ids)
 
-        Args:
-            steps: the asks of the round.
-            state: the server state before it.
-        """
+    def began(self, run: ObservedRun) -> None:
+        """See `Observer`."""
+        self._directory = run.directory
+
+    def asks(self, steps: Steps, phase: Phase, round: int, state: State) -> Steps:
+        """The same round, recorded if the settings name it."""
+        if phase == "evaluating":
+            return steps
         models, updates = self._settings.local_models, self._settings.updates
         kinds = {
             "local_models": models is not None and models.includes(round),
             "updates": updates is not None and updates.includes(round),
         }
-        if not any(kinds.values()) or not isinstance(steps, Generator):
+        if not any(kinds.values()):
             return steps
         return _RoundRecording(self, state, round, **kinds).observed(steps)
 
@@ -65,11 +70,7 @@ class Recorder:
         """Whether the replies to this ask hold local models."""
         return ask.op == self._algorithm.training_op
 
-    def name(self, client: int | str) -> str:
-        """The name of a client."""
-        return client_name(client, self._ids)
-
-    def started(self) -> Any:
+    def start_time(self) -> Any:
         """When the run was started, by which its recordings are told from those of other runs."""
         return (self._directory.read_environment() or {}).get(STARTED)
 
@@ -97,7 +98,7 @@ class _RoundRecording:
         self._files: dict[str, str] = {}  # SHA-256 by name
         self._clients: list[dict[str, Any]] = []
 
-    def observed(self, steps: Generator[Ask, Answers, Any]) -> Generator[Ask, Answers, Any]:
+    def observed(self, steps: Steps) -> Steps:
         """The asks of the round; writes a file for each reply, and at the end the manifest."""
         self._write(BEFORE, self._recorder.model(self._state))
         try:
@@ -165,7 +166,7 @@ class _RoundRecording:
         content = {
             "format": FORMAT,
             "round": self._round,
-            "run": self._recorder.started(),
+            "run": self._recorder.start_time(),
             "local_models": self._local_models,
             "updates": self._updates,
             "trains": self._recorder.has_local_models,

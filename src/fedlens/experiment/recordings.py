@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,13 +145,6 @@ def recorded_rounds(run: RunDir) -> list[RecordedRound]:
     started = (run.read_environment() or {}).get(STARTED)
     rounds = [_read_round(path, started) for path in _folders(run)]
     return sorted((found for found in rounds if found is not None), key=lambda found: found.round)
-
-
-def remove_recordings(run: RunDir, after: int) -> None:
-    """Removes the recordings of the rounds after this one: settings may be edited before they are repeated."""
-    for folder in _folders(run):
-        if int(folder.name.removeprefix("round-")) > after:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def intact_round(run: RunDir, round: int) -> RecordedRound | None:

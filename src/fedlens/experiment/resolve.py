@@ -33,6 +33,7 @@ _MEMBERS = {
     "client rule": ("loss", "grad", "finish"),
     "aggregate": ("weighting", "exchange", "normalized", "ops"),
     "server step": ("init", "step"),
+    "observer": ("round_done",),
 }
 
 # What a factory of each kind is called with, besides its settings. A model's is in `fedlens.models`.
@@ -47,12 +48,17 @@ _ARGUMENTS = {
     "client rule": (),
     "aggregate": (),
     "server step": (),
+    "observer": (),
 }
 
 # The kinds for which a setting that another one has is answered with the names of those.
 _CHOSEN_BY_SETTING = ("engine", "algorithm", "partition")
 
-_BASES = {"aggregate": "fedlens.aggregate.mean.Aggregate", "task": "fedlens.tasks.task.Task"}
+_BASES = {
+    "aggregate": "fedlens.aggregate.mean.Aggregate",
+    "observer": "fedlens.Observer",
+    "task": "fedlens.tasks.task.Task",
+}
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from fedlens.experiment.build import Built
 from fedlens.experiment.config_source import Source
 from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.plan import Plan
-from fedlens.experiment.progress import ProgressBase
+from fedlens.experiment.progress import Listener
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 
 
 def restored(
-    run: RunDir, built: Built, planned: Plan, source: Source, accept_changes: bool, listener: ProgressBase
+    run: RunDir, built: Built, planned: Plan, source: Source, accept_changes: bool, listener: Listener
 ) -> tuple[RunState | None, list[dict[str, Any]]]:
     """The state in the last intact checkpoint, None without one, and all accepted changes of the run so far."""
     loaded = checkpoint.load_latest(run.checkpoint_path)

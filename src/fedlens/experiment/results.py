@@ -19,9 +19,9 @@ from fedlens.core.tree import load_into
 from fedlens.experiment import checkpoint
 from fedlens.experiment.build import Built
 from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.experiment.observers import Observers
 from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
 from fedlens.experiment.pooled_facts import chosen_at_start, pooled_facts
-from fedlens.experiment.predict_examples import write_examples
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.rundir import RunDir
 from fedlens.experiment.runner import Runner
@@ -63,11 +63,12 @@ def summarize(
     """summary.json."""
     config, metrics, run_state = built.config, directory.read_metrics(), runner.run_state
     evaluated = [line for line in metrics if any(name.startswith(("test_", "validation_")) for name in line)]
+    added = runner.observers.summary()
     totals = {
         name: sum(line.get(name) or 0 for line in metrics)
         for name in ("examples", "bytes_up", "bytes_down", "clients", "failed")
     }
-    return {
+    summary = {
         "name": config.name,
         "run_id": directory.run_id,
         "status": status,
@@ -83,8 +84,8 @@ def summarize(
             **totals,
         },
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
-        "warnings": runner.warnings,
-        "clients": run_state.measured if run_state else None,
+        "warnings": added.pop("warnings", []),
+        "clients": added.pop("clients", None),
         "partition": {
             "clients": len(built.partition),
             "examples": int(built.partition.sizes().sum()),
@@ -104,6 +105,7 @@ def summarize(
         "seed": config.seed,
         "directory": str(directory.path),
     }
+    return {**summary, **{name: value for name, value in added.items() if name not in summary}}
 
 
 def emd(built: Built) -> float:
@@ -146,28 +148,27 @@ def details(built: Built, directory: RunDir, round: int) -> dict[str, float]:
     return {f"test_{name}": value for name, value in further.items()} if evaluation.round == round else {}
 
 
-def write_final(built: Built, directory: RunDir, run_state: RunState | None) -> list[str]:
-    """Writes model.safetensors, the last model, best.safetensors, the model of the best round, and their examples.
+def write_final(built: Built, directory: RunDir, observers: Observers, run_state: RunState | None) -> None:
+    """Writes model.safetensors, the last model, and best.safetensors, that of the best round; tells the observers.
 
-    Returns sentences: if the checkpoint of the best round is corrupt, the run ends without best.safetensors; and if
-    the example images cannot be predicted, without these predictions.
+    If the checkpoint of the best round is corrupt, the run ends without best.safetensors, and a note says so.
     """
     assert run_state is not None
+    states, problem = {"last": (run_state.round, run_state.state)}, None
     _write_model(built, directory.model_path, run_state.state, run_state.round)
-    # Without a metric of the test data, each client has a model of its own.
-    shown = any(name.startswith("test_") for name in run_state.line)
-    last = {"last": (run_state.round, run_state.state)}
-    notes = write_examples(built, directory, last) if shown else []
-    if run_state.best is None:
-        return notes
-    best = run_state.best["round"]
-    path = checkpoint.path_of(directory.checkpoint_path, best)
-    try:
-        state = run_state.state if best == run_state.round else checkpoint.load(path).payload["state"]
-    except RunDirectoryError as error:
-        return [*notes, f"best.safetensors was not written: {error}"]
-    _write_model(built, directory.best_path, state, best)
-    return notes or (write_examples(built, directory, {"best": (best, state)}) if shown else [])
+    if run_state.best is not None:
+        best = run_state.best["round"]
+        path = checkpoint.path_of(directory.checkpoint_path, best)
+        try:
+            state = run_state.state if best == run_state.round else checkpoint.load(path).payload["state"]
+        except RunDirectoryError as error:
+            problem = f"best.safetensors was not written: {error}"
+        else:
+            _write_model(built, directory.best_path, state, best)
+            states["best"] = best, state
+    observers.ended(run_state.line, states)
+    if problem is not None:
+        observers.note(problem)
 
 
 def _write_model(built: Built, path: Path, state: State, round: int) -> None:

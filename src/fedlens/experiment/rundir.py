@@ -165,6 +165,12 @@ class RunDir:
         """Write `environment.json`, with the format of the run directory in it."""
         _write_json(self.environment_path, {"format": FORMAT, **environment}, named=False)
 
+    def add_to_environment(self, **facts: Any) -> None:
+        """Replaces facts in `environment.json`, if there is one."""
+        environment = self.read_environment()
+        if environment is not None:
+            self.write_environment({**environment, **facts})
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`; numbers that are not finite become null."""
         _write_json(self.summary_path, summary)
@@ -188,13 +194,13 @@ class RunDir:
         """Add the lines of one round to `clients.jsonl` in one write, and return them."""
         return lines.append(self.clients_path, [plain(row) for row in rows])
 
-    def sync(self) -> None:
-        """Wait until the appended lines and the names of all files are on the disk.
+    def sync(self, files: Iterable[str] = _APPENDED) -> None:
+        """Wait until the lines of `files`, which are appended to, and the names of all files are on the disk.
 
         A checkpoint is saved only after that, so a run that can be resumed has all that it needs.
         """
-        for path in (self.metrics_path, self.clients_path):
-            lines.sync(path)
+        for name in files:
+            lines.sync(self.path / name)
         fsync_directory(self.path)
 
     def truncate_metrics(self, after_round: int) -> int:
@@ -236,6 +242,11 @@ class RunDir:
     def read_summary(self) -> dict[str, Any] | None:
         """The contents of `summary.json`, or None if the run has not ended or was killed."""
         return read_json(self.summary_path)
+
+
+def file_names() -> set[str]:
+    """The names of the files and folders of a run directory, without those of a user's observers."""
+    return {entry.name for entry in vars(RunDir).values() if isinstance(entry, _Inside)}
 
 
 def new_run_id() -> str:

@@ -189,7 +189,7 @@ class SettingsReader:
             and full.select["name"] != config.select["name"]
         ):
             values["select"] = filled["select"]  # what the algorithm brings
-        alone = {key: value for key, value in values.items() if key not in ("name", "seed")}
+        alone = {key: value for key, value in values.items() if key not in ("name", "seed", "observe")}
         return RunSettings(values, full, _text(alone), own_files(values), source.start)
 
     def _layered(self, base: Source, settings: list[PlacedSetting], place: str) -> _Layered:

@@ -18,7 +18,8 @@ from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.partition.iid import iid
 from fedlens.experiment.chance import Chance, chance_levels
-from fedlens.experiment.divergence import Divergence, Extremes, diverged, text_of
+from fedlens.experiment.divergence import Divergence, Extremes, text_of
+from fedlens.experiment.failed_round import diverged
 from fedlens.experiment.not_finite import NotFiniteReplies
 
 TEN = Chance(classes=10, examples=1000, share=0.1)

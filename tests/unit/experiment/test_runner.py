@@ -17,8 +17,8 @@ from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng
 from fedlens.core.states import Saved
-from fedlens.experiment import checkpoint, runner
-from fedlens.experiment.divergence import diverged, hopeless
+from fedlens.experiment import checkpoint, jsonl, run_saver
+from fedlens.experiment.failed_round import diverged, hopeless
 from fedlens.experiment.progress import Silent
 from fedlens.experiment.run_state import RunState, replace_tensors
 
@@ -247,27 +247,19 @@ def test_a_standing_survives_a_checkpoint(tmp_path: Path) -> None:
         {"model": {"w": torch.ones(2)}, "server": {}},
         Saved({3: {"c": torch.zeros(1)}, "@train": {"optimizer": {"m": [torch.ones(1)]}}}, {4: "ab12"}),
         {"round": 7, "test_loss": 0.1},
-        [{"round": 7, "client": "3"}],
+        {"clients.jsonl": [{"round": 7, "client": "3"}]},
+        {"divergence": {"levels": {}, "warnings": [{"since": 2}]}},
         {"round": 5, "metric": "test_accuracy", "value": 0.5, "chosen_on": "test"},
         {"3": Counter({"late": 2})},
         norms={"train": {"update": {"seen": 1, "every": 1, "norms": [0.5], "largest_median": 0.0}}},
-        divergence={"levels": {}, "warnings": [{"since": 2}]},
     )
     checkpoint.save(tmp_path, 7, before.payload())
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     after = RunState.of(loaded.payload)
-    assert (after.round, after.line, after.rows, after.best) == (
-        before.round,
-        before.line,
-        before.rows,
-        before.best,
-    )
-    assert (after.failures, after.norms, after.divergence) == (
-        before.failures,
-        before.norms,
-        before.divergence,
-    )
+    assert (after.round, after.line, after.best) == (before.round, before.line, before.best)
+    assert after.rows == {"metrics.jsonl": [before.line], **before.rows}
+    assert (after.failures, after.norms, after.parts) == (before.failures, before.norms, before.parts)
     clients = after.clients.saved()
     assert list(clients.states) == [3, "@train"]
     assert torch.equal(clients.states[3]["c"], torch.zeros(1))
@@ -318,16 +310,15 @@ def test_the_best_round_of_a_heavy_model_waits_on_disk(
     saved: list[int] = []
     real = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a: (saved.append(a[1]), real(*a))[1])
-    monkeypatch.setattr(runner, "_HEAVY", 1)
-    append = runner.RunDir.append_metrics
+    monkeypatch.setattr(run_saver, "_HEAVY", 1)
+    append = jsonl.append
     kept: list[int] = []
-    monkeypatch.setattr(
-        runner.RunDir,
-        "append_metrics",
-        lambda self, line: (kept.append(len(list(self.checkpoint_path.glob("round-*")))), append(self, line))[
-            1
-        ],
-    )
+
+    def appended(path: Path, rows: Any) -> bytes:
+        kept.append(len(list((path.parent / "checkpoint").glob("round-*"))))
+        return append(path, rows)
+
+    monkeypatch.setattr(jsonl, "append", appended)
     heavy = made.run(tmp_path / "heavy")
     assert 0 < max(kept) <= 3, "those that a later one is better than go at once"
     assert heavy.summary["best"] == light.summary["best"]
