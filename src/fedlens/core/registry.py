@@ -261,13 +261,15 @@ def settings_model(factory: Factory) -> type[BaseModel]:
         return factory.settings_model()
     signature = inspect.signature(factory)
     hints = get_type_hints(factory, include_extras=True)
+    settings = [p for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    if isinstance(factory, type) and any(parameter.name not in hints for parameter in settings):
+        hints |= get_type_hints(factory.__init__, include_extras=True)  # type: ignore[misc]
     fields: dict[str, Any] = {}
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            required = parameter.default is inspect.Parameter.empty
-            if parameter.name not in hints:
-                raise TypeError(f"the parameter '{parameter.name}' has no type")
-            fields[parameter.name] = (hints[parameter.name], Field(... if required else parameter.default))
+    for parameter in settings:
+        required = parameter.default is inspect.Parameter.empty
+        if parameter.name not in hints:
+            raise TypeError(f"the parameter '{parameter.name}' has no type")
+        fields[parameter.name] = (hints[parameter.name], Field(... if required else parameter.default))
     config = ConfigDict(extra="forbid", frozen=True, validate_default=True, arbitrary_types_allowed=True)
     name = getattr(factory, "__name__", type(factory).__name__)
     return create_model(f"{name}_settings", __config__=config, **fields)

@@ -152,3 +152,12 @@ def test_a_wrong_setting_is_one_sentence_with_its_key(values, sentence: str) -> 
 def test_handed_in_parameters_are_no_settings() -> None:
     with pytest.raises(ConfigError, match="handed"):
         read_settings(factory, {"size": 1, "handed": 2}, "t")
+
+
+class Constructed:
+    def __init__(self, *, factor: int = 2) -> None:
+        self.factor = factor
+
+
+def test_the_settings_of_a_class_are_those_of_its_constructor() -> None:
+    assert settings_model(Constructed).model_validate({"factor": "3"}).model_dump() == {"factor": 3}
