@@ -1,29 +1,51 @@
-"""An aggregate of one's own: the median of the clients' updates, value by value."""
+"""Aggregates of one's own, each defined by one function: two robust ones, and one with a memory."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
-from fedlens.aggregate.mean import Aggregate
-from fedlens.core.protocol import Reply
-from fedlens.core.reduction import Update
+from fedlens.aggregate.one_function import ByColumn, ByWeights
 
 
-class Median(Aggregate):
+class Median(ByColumn):
     """The median of each value over the replies, so that a few broken clients change little."""
 
-    def fold(self, answers, fields, ctx):
-        """The update; None if no reply was good. Answers are `Reply` or `Failure`."""
-        payloads = [answer.payload for answer in answers if isinstance(answer, Reply)]
-        if not payloads:
-            return None
-        return Update(
-            update=median([payload["update"] for payload in payloads]),
-            buffers=median([payload["buffers"] for payload in payloads]),
-            counters=payloads[0]["counters"],
-            replies=len(payloads),
-            weight=sum(payload["weight"] for payload in payloads),
-        )
+    def column(self, block):
+        """The median of each column of [n, b]; the lower one of the middle two if n is even."""
+        return block.median(dim=0).values
 
 
-def median(trees):
-    """The median of each value over trees of tensors."""
-    return {name: torch.stack([tree[name] for tree in trees]).median(dim=0).values for name in trees[0]}
+class GeometricMedian(ByWeights):
+    """The point with the least sum of distances to the updates. Pillutla et al. 2022 (arXiv 1912.13445)."""
+
+    def weights(self, rows):
+        """Weiszfeld's iteration: a reply far from the current point gets a small weight."""
+        weights = rows.weight / rows.weight.sum()
+        for _ in range(10):
+            weights = rows.weight / rows.distances(weights).clamp(min=1e-6)
+            weights = weights / weights.sum()
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenteredClipping(ByWeights):
+    """v <- v + sum_k p_k (Delta_k - v) min(1, radius / ||Delta_k - v||). Karimireddy et al. 2021 (arXiv 2012.10333)."""
+
+    radius: Annotated[float, Field(gt=0, description="longest distance of an update from the last one")] = 1.0
+
+    def init(self, weights, federation):
+        """v = 0."""
+        return {"v": {name: torch.zeros_like(value) for name, value in weights.items()}}
+
+    def weights(self, rows):
+        """p_k min(1, radius / ||Delta_k - v||)."""
+        share = rows.weight / rows.weight.sum()
+        return share * (self.radius / rows.distances_to(rows.state["v"])).clamp(max=1)
+
+    def finish(self, rows, update):
+        """Adds the rest of v, and keeps the sum as the new v."""
+        rest = 1 - rows.chosen.sum().item()
+        v = {name: delta + rest * rows.state["v"][name] for name, delta in update.update.items()}
+        return replace(update, update=v, state={"v": v})

@@ -9,9 +9,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.aggregate.mean import Aggregate
+from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.core.protocol import Outcome, Reply
-from fedlens.core.reduction import Update
 from fedlens.core.schema import Schema
 
 
@@ -57,21 +56,19 @@ class TopK(Aggregate):
     def exchange(self, ask, fields, ctx):
         """The update of the round."""
         answers = yield replace(ask, op="train-compressed", expect=Schema())
-        return self.fold((answer, ask.shared["model"]) for answer in answers)
+        return self.fold((dense(answer, ask.shared["model"]) for answer in answers), fields, ctx)
 
-    def fold(self, answers, fields=None, ctx=None):
+    def fold(self, answers, fields, ctx):
         """sum_k n_k Delta_k / sum_k n_k, where values that were not sent are 0."""
-        total, payloads = {}, []
-        for answer, model in answers:
-            if not isinstance(answer, Reply):
-                continue
-            payloads.append(answer.payload)
-            for name, at in answer.payload["at"].items():
-                values = answer.payload["weight"] * answer.payload["values"][name]
-                total.setdefault(name, torch.zeros(model[name].numel())).index_add_(0, at, values)
-        if not payloads:
-            return None
-        weight = sum(payload["weight"] for payload in payloads)
-        update = {name: (value / weight).view(model[name].shape) for name, value in total.items()}
-        last = payloads[-1]  # running statistics and counters are those of one client
-        return Update(update, last["buffers"], last["counters"], replies=len(payloads), weight=weight)
+        return Mean().fold(answers, fields)
+
+
+def dense(answer, model):
+    """A reply with the whole update in place of its largest values; another answer as it is."""
+    if not isinstance(answer, Reply):
+        return answer
+    update = {}
+    for name, at in answer.payload["at"].items():
+        zero = torch.zeros(model[name].numel())
+        update[name] = zero.index_add(0, at, answer.payload["values"][name]).view(model[name].shape)
+    return replace(answer, payload={**answer.payload, "update": update})

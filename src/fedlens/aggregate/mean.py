@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -50,7 +50,8 @@ class AggregateContext(RoundContext):
 class Aggregate(ABC):
     """Base class of aggregates: turns the replies of a round into one update.
 
-    An aggregate of one exchange defines `fold`, and `reduce` if partial sums suffice. An aggregate of several
+    An aggregate that one function defines inherits from `fedlens.aggregate.one_function.ByWeights` or `ByColumn`. Any
+    other aggregate of one exchange defines `fold`, and `reduce` if partial sums suffice. An aggregate of several
     exchanges, for example norms before the updates or masks after them, overrides `exchange`.
 
     In all methods, `fields` are the fields that the client rule adds to the reply, and how each is aggregated. `ctx`
@@ -145,6 +146,14 @@ def checked(method: Any, returned: Any) -> Update | Refusal | None:
             hint="return an Update, a Refusal with the reason, or None if no reply was accepted",
         )
     return returned
+
+
+def reweighted(replies: Sequence[Reply], weights: Sequence[float]) -> list[Reply]:
+    """The same replies with these weights."""
+    return [
+        replace(reply, payload={**reply.payload, "weight": weight})
+        for reply, weight in zip(replies, weights, strict=True)
+    ]
 
 
 def reduced_fields(fields: Mapping[str, How], block: int = 1) -> Reduce:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, Weighting
+from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, Weighting, reweighted
 from fedlens.core.convex_combination import ModelMatrix
 from fedlens.core.errors import RunFailed
 from fedlens.core.modules import loadable
@@ -170,10 +170,7 @@ def _weighted(replies: Sequence[Reply], weights: Tensor) -> list[Reply]:
     own = torch.tensor([float(reply.payload["weight"]) for reply in replies], dtype=torch.float64)
     if torch.equal(weights, own / own.sum()):
         return list(replies)
-    return [
-        replace(reply, payload={**reply.payload, "weight": weight})
-        for reply, weight in zip(replies, (weights * own.sum()).tolist(), strict=True)
-    ]
+    return reweighted(replies, (weights * own.sum()).tolist())
 
 
 def optimal_convex(

@@ -34,6 +34,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "jittered": {"client": f"{EXAMPLES}/own_rules.py:jittered"},
         "noisy": {"client": f"{EXAMPLES}/own_rules.py:noisy"},
         "aggregate": {"aggregate": f"{EXAMPLES}/own_aggregate.py:Median"},
+        "geometric": {"aggregate": f"{EXAMPLES}/own_aggregate.py:GeometricMedian"},
+        "clipping": {"aggregate": {"name": f"{EXAMPLES}/own_aggregate.py:CenteredClipping", "radius": 0.3}},
         "task": {"task": {"name": f"{EXAMPLES}/own_task.py:Focal", "gamma": 1.0}},
         "server": {"server": {"name": f"{EXAMPLES}/own_server_step.py:signed", "lr": 0.003}},
         "partition": {
@@ -84,7 +86,10 @@ def test_the_pull_is_fedprox(runs: dict[str, Any]) -> None:
 
 
 def test_every_rule_changes_the_result(runs: dict[str, Any]) -> None:
-    for name in ("pulled", "smoothed", "jittered", "noisy", "aggregate", "server", "inverted", "upside-down"):
+    for name in (
+        "pulled", "smoothed", "jittered", "noisy", "aggregate", "geometric", "clipping", "server", "inverted",
+        "upside-down",
+    ):  # fmt: skip
         assert not torch.equal(weights(runs[name])[0], weights(runs["none"])[0]), name
 
 
@@ -115,9 +120,8 @@ def test_the_noise_differs_from_step_to_step() -> None:
 
 
 def test_the_median_ignores_one_broken_client() -> None:
-    median = load_file(EXAMPLES / "own_aggregate.py").median
-    trees = [{"w": torch.tensor([value, -value])} for value in (1.0, 2.0, 1e9)]
-    assert median(trees)["w"].tolist() == [2.0, -2.0]
+    block = torch.tensor([[value, -value] for value in (1.0, 2.0, 1e9)])
+    assert load_file(EXAMPLES / "own_aggregate.py").Median().column(block).tolist() == [2.0, -2.0]
 
 
 def test_the_focal_loss_without_gamma_is_the_cross_entropy_and_gamma_is_a_setting(
