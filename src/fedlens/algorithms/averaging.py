@@ -209,20 +209,21 @@ class Averaging(AlgorithmBase):
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
         )
-        new: dict[str, Any] = dict(state)
         update = yield from exchanged(self.aggregate, ask, self.rule, ctx, state.get("aggregate", {}))
-        if update is not None:
-            if update.state is not None:
-                # The state may keep the update, so the server step may not write into it.
-                new["aggregate"], update = update.state, replace(update, donated=None)
-            for name, server_rule in self.rule.server_rules.items():
-                if server_rule.after is not None:
-                    # The rule may keep the update, so the server step may not write into it.
-                    rules[name], update = updated_by(
-                        name, server_rule, rules[name], replace(update, donated=None), ctx
-                    )
-                    update = replace(update, donated=None)
-            new |= self._step(state, update, ctx.round)
+        if update is None:
+            return {**state, "rules": rules} if rules else state
+        new: dict[str, Any] = dict(state)
+        if update.state is not None:
+            # The state may keep the update, so the server step may not write into it.
+            new["aggregate"], update = update.state, replace(update, donated=None)
+        for name, server_rule in self.rule.server_rules.items():
+            if server_rule.after is not None:
+                # The rule may keep the update, so the server step may not write into it.
+                rules[name], update = updated_by(
+                    name, server_rule, rules[name], replace(update, donated=None), ctx
+                )
+                update = replace(update, donated=None)
+        new |= self._step(state, update, ctx.round)
         return {**new, "rules": rules} if rules else new
 
     def _step(self, state: State, update: Update, round: int) -> State:

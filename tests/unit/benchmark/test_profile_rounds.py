@@ -133,7 +133,7 @@ def test_files_have_the_size_that_a_run_gives_them(tmp_path: Path) -> None:
     tensors = 4 * 9930
     (saved,) = sorted((tmp_path / "run" / "checkpoint").iterdir())[-1:]
     real = sum(file.stat().st_size for file in saved.iterdir())
-    assert tensors < found.checkpoint_bytes <= real < found.checkpoint_bytes + 2000
+    assert tensors < found.checkpoint_bytes <= real < found.checkpoint_bytes + 3000
     written = (tmp_path / "run" / "model.safetensors").stat().st_size
     assert tensors < found.model_bytes <= written < found.model_bytes + 2000
 
