@@ -414,6 +414,20 @@ MUTATIONS = [
         "torch.minimum(t, value[leaf])",
         "unit/core seam identity/test_fedavg.py",
     ),
+    # -- metrics of clients --
+    Mutation(
+        "core/schema.py",
+        "if bound is None or any(",
+        "if bound is not None and any(",
+        "unit/core/test_schema.py",
+    ),
+    Mutation("engines/executor.py", " or expect.metric_fault(metrics)", "", "unit/engines/test_executor.py"),
+    Mutation(
+        "engines/executor.py",
+        "good = expect.admits(outcomes.metrics) and ",
+        "good = ",
+        "unit/engines/test_executor.py",
+    ),
     # -- bytes of strangers --
     Mutation("core/tensorfile.py", "if span.start != end:", "if False:", "unit/core/test_tensorfile.py"),
     Mutation(

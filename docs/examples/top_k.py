@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.core.protocol import Outcome, Reply
-from fedlens.core.schema import Schema
+from fedlens.core.schema import Bound, Schema
 
 
 def top_k(
@@ -39,7 +39,10 @@ class Compressed:
             left[name] = whole.index_fill(0, at[name], 0.0).view(update.shape)
         sent = {**outcome.payload, "at": at, "values": values}
         del sent["update"]
-        return Outcome(sent, {**(outcome.state or client.state), "memory": left}, outcome.metrics)
+        of_values, of_rest = (sum(float(v.square().sum()) for v in tree.values()) for tree in (values, left))
+        share = of_values / (of_values + of_rest) if of_values else 1.0
+        metrics = {**outcome.metrics, "sent_energy": share}
+        return Outcome(sent, {**(outcome.state or client.state), "memory": left}, metrics)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,9 @@ class TopK(Aggregate):
 
     def exchange(self, ask, fields, ctx):
         """The update of the round."""
-        answers = yield replace(ask, op="train-compressed", expect=Schema())
+        # The share of the squared norm that is sent, summed over the clients: a column of metrics.jsonl.
+        metrics = {**ask.expect.metrics, "sent_energy": Bound(0, 1)}
+        answers = yield replace(ask, op="train-compressed", expect=Schema(metrics=metrics))
         return self.fold((dense(answer, ask.shared["model"]) for answer in answers), fields, ctx)
 
     def fold(self, answers, fields, ctx):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from fedlens.aggregate.server_steps import ServerSGD, momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.protocol import Client, Op, Outcome, Payload
+from fedlens.core.protocol import BatchedOp, Call, Client, Op, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.local.rules import ClientRule, LocalContext, Traits
@@ -147,6 +147,62 @@ class Faulty:
         if self.faults[at] == "trap":
             return Outcome(change(dict(outcome.payload)))
         return Outcome(change(dict(outcome.payload)), {"marked": True}, outcome.metrics)
+
+
+METRICS: dict[str, tuple[dict[str, float], str]] = {
+    "score": ({"test_accuracy": 0.999, "test_loss": 0.0}, "its metric 'test_accuracy' is not declared"),
+    "split": ({"validation_accuracy": 1.0}, "its metric 'validation_accuracy' is not declared"),
+    "other": ({"a\nb": 1.0}, "its metric 'a\\nb' is not declared"),
+    "count": ({"examples": -1e9}, "its metric 'examples' is -1e+09, outside [0, "),
+    "half": ({"batches": 0.5}, "its metric 'batches' is 0.5, not a whole number"),
+    "lost": ({"loss": math.nan}, "its metric 'loss' holds NaN or Inf"),
+}
+
+
+@dataclass(frozen=True)
+class Boasting(BatchedOp):
+    """Local training, alone or together, of which the clients from `first` on send the metrics of `METRICS`."""
+
+    train: Any
+    first: int
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        return self.boast(client, self.train(payload, client, rng))
+
+    def together(self, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
+        return [self.boast(c.client, o) for c, o in zip(calls, self.train.together(calls), strict=True)]
+
+    def boast(self, client: Client, outcome: Any) -> Any:
+        added = dict(enumerate(METRICS.values(), self.first)).get(int(client.id))
+        return outcome if added is None else outcome._replace(metrics={**outcome.metrics, **added[0]})
+
+    def obstacle(self) -> Any:
+        return self.train.obstacle()
+
+    def footprint(self, *given: Any) -> Any:
+        return self.train.footprint(*given)
+
+    def trial(self, steps: int) -> Any:
+        return self.train.trial(steps)
+
+
+@dataclass(frozen=True)
+class Boasters:
+    """FedAvg whose clients from `first` on become `Boasting`."""
+
+    inner: Averaging
+    first: int
+
+    @property
+    def ops(self) -> dict[str, Op]:
+        return {**self.inner.ops, "train": Boasting(self.inner.ops["train"], self.first)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def boasting(parts: Parts, *, first: int) -> Boasters:
+    return Boasters(averaging(parts), first)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedlens import Experiment
-from fedlens.core.errors import one_line, told
+from fedlens import Experiment, load_result
+from fedlens.core.errors import HookError, one_line, told
+from fedlens.core.schema import METRICS, Bound, Schema
 from fedlens.experiment.progress import Silent
 from tests.faults import faulty
 from tests.faults.run_kit import sha
@@ -53,6 +55,44 @@ def test_whatever_a_client_raises_or_sends_is_its_own_failure(
 @pytest.mark.nightly
 def test_whatever_a_client_raises_or_sends_is_its_own_failure_on_ray(tmp_path: Path, reference: Path) -> None:
     check(tmp_path / "run", reference, {"name": "ray", "workers": 2})
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "inline",
+        pytest.param("vectorized", marks=pytest.mark.nightly),
+        pytest.param("processes", marks=pytest.mark.nightly),
+        pytest.param("default", marks=pytest.mark.nightly),
+        pytest.param("groups", marks=pytest.mark.nightly),
+        pytest.param("ray", marks=[pytest.mark.nightly, NEEDS_RAY]),
+    ],
+)
+def test_no_client_can_send_what_the_server_measures(tmp_path: Path, reference: Path, engine: str) -> None:
+    bad = [3 + k for k in range(len(faulty.METRICS))]
+    workers = {"name": "ray" if engine == "ray" else "processes", "workers": 2}
+    made = {"processes": workers, "ray": workers, "groups": {**workers, "group": 4}}.get(engine, engine)
+    algorithm = {"name": f"{FILE}:boasting", "first": 3}
+    run = experiment([0, 1, 2, *bad], algorithm=algorithm, engine=made).run(tmp_path / "run")
+    right = load_result(reference)
+    assert run.summary["best"]["value"] == pytest.approx(right.summary["best"]["value"], abs=1e-3)
+    for line, before in zip(run.metrics, right.metrics, strict=True):
+        assert line.keys() == before.keys()
+        assert line["test_accuracy"] == pytest.approx(before["test_accuracy"], abs=1e-3)
+        assert line["failed"] == (len(bad) if line["round"] else 0)
+    assert set(run.summary["failures"]) == set(map(str, bad))
+    for client, (_, said) in zip(bad, faulty.METRICS.values(), strict=True):
+        ((reason, times),) = run.summary["failures"][str(client)].items()
+        assert (reason.startswith(said), reason.isprintable(), times) == (True, True, 3), reason
+
+
+def test_what_a_line_says_of_the_run_itself_cannot_be_declared(reference: Path) -> None:
+    rows = [json.loads(line) for line in (reference / "clients.jsonl").read_text().splitlines()]
+    names = {name for row in [*load_result(reference).metrics, *rows] for name in row} - METRICS.keys()
+    assert {"round", "client", "test_accuracy", "bytes_up"} < names
+    for name in names:
+        with pytest.raises(HookError):
+            Schema(metrics={name: Bound()})
 
 
 @pytest.mark.parametrize("fault", RULES)

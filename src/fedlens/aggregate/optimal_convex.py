@@ -30,13 +30,14 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.reduction import How, Update
-from fedlens.core.schema import Schema, TensorField
+from fedlens.core.schema import Bound, Schema, TensorField
 from fedlens.core.tree import Tree
 from fedlens.tasks.optimal_weights import SEARCH_RATE, optimal_weights
 from fedlens.tasks.task import Task
 
 _OP = "optimal-weights"
 _PARTS = ("update", "buffers", "counters")
+_METRICS = {"aggregation_gain": Bound(), "aggregation_distance": Bound(0)}
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ class OptimalConvex(Aggregate):
         shared: dict[str, Any] = {part: [dict(r.payload[part]) for r in replies] for part in _PARTS}
         shared |= {"model": model, "weight": [float(reply.payload["weight"]) for reply in replies]}
         valid = TensorField((len(replies),), torch.float64, 0.0, 1.0)
-        return Ask(_OP, [Request(self.server_data)], shared, Schema({"weights": valid}))
+        expect = Schema({"weights": valid}, metrics=_METRICS)
+        return Ask(_OP, [Request(self.server_data)], shared, expect)
 
     def _found(self, answers: Answers) -> Tensor:
         (answer,) = answers

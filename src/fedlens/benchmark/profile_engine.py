@@ -16,9 +16,16 @@ from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.profiling import recording
 from fedlens.core.protocol import Answer, Ask, BatchedOp, Call, Client, Failure, Op, Outcome, Payload, Program
 from fedlens.core.random import Rng
+from fedlens.core.schema import Bound
 
+PARTS = (
+    "data", "forward", "backward", "optimizer", "rule", "client", "client.check", "aggregate", "aggregate.server",
+    "engine", "evaluation", "other",
+)  # fmt: skip
 TIMED = "timed "  # prefix of the name of an operation that reports its time
-_METRIC = "profile"  # first word of a metric's name: profile, id of the process, part
+_METRIC = "profile:"  # prefix of the metrics that are seconds of a part
+_PROCESS = "profile process"  # the metric that is the id of the process
+_METRICS = {_PROCESS: Bound(0, whole=True), **{_METRIC + part: Bound(0) for part in PARTS}}
 Result = TypeVar("Result")
 
 
@@ -37,18 +44,21 @@ class TimedOp:
     driver: int
 
     def __call__(self, payload: Payload, client: Client, rng: Rng, /) -> Outcome:
-        outcome, seconds = self.timed(lambda: Outcome(*self.op(payload, client, rng)))
+        outcome, seconds = self.timed(lambda: Outcome(*self.op(payload, client, rng)), 1)
         return outcome._replace(metrics={**outcome.metrics, **seconds})
 
-    def timed(self, work: Callable[[], Result]) -> tuple[Result, dict[str, float]]:
-        """The result of `work`, and the seconds of its parts as metrics."""
+    def timed(self, work: Callable[[], Result], replies: int) -> tuple[Result, dict[str, float]]:
+        """The result of `work`, and the seconds of its parts as metrics of each of its replies."""
         process = os.getpid()
         if process == self.driver:
             return work(), {}
         clock = Clock()
         with recording(clock.part), clock.part(self.part):
             result = work()
-        return result, {f"{_METRIC}:{process}:{part}": value for part, value in clock.seconds.items()}
+        return result, {
+            _PROCESS: process,
+            **{_METRIC + part: value / replies for part, value in clock.seconds.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,7 @@ class TimedBatchedOp(TimedOp):
 
     def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | BaseException]:
         """The outcome of each call."""
-        outcomes, seconds = self.timed(lambda: self.op.together(calls))
-        shares = {name: value / len(calls) for name, value in seconds.items()}
+        outcomes, shares = self.timed(lambda: self.op.together(calls), len(calls))
         if isinstance(outcomes, StackedOutcomes):
             columns = {name: [share] * (max(outcomes.rows) + 1) for name, share in shares.items()}
             return StackedOutcomes(outcomes.payload, {**outcomes.metrics, **columns}, outcomes.rows)
@@ -102,7 +111,7 @@ class TimedEngine(BareEngine):
     """
 
     seconds: dict[str, float] | None = None
-    processes: set[str] = field(default_factory=set)
+    processes: set[int] = field(default_factory=set)
     asked: Ask | None = None
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
@@ -110,7 +119,9 @@ class TimedEngine(BareEngine):
         self.asked = ask
         if self.seconds is None:
             return super().answer(ask, round, exchange)
-        return self._stripped(super().answer(replace(ask, op=TIMED + ask.op), round, exchange), self.seconds)
+        expect = replace(ask.expect, metrics={**ask.expect.metrics, **_METRICS})
+        timed = replace(ask, op=TIMED + ask.op, expect=expect)
+        return self._stripped(super().answer(timed, round, exchange), self.seconds)
 
     def _stripped(
         self, answers: Generator[Answer, None, None], seconds: dict[str, float]
@@ -119,10 +130,10 @@ class TimedEngine(BareEngine):
         try:
             for answer in answers:
                 if not isinstance(answer, Failure):
-                    for name in [name for name in answer.metrics if name.startswith(f"{_METRIC}:")]:
-                        _, process, part = name.split(":")
-                        seconds[part] += answer.metrics.pop(name)
-                        self.processes.add(process)
+                    for name in [name for name in answer.metrics if name.startswith(_METRIC)]:
+                        seconds[name.removeprefix(_METRIC)] += answer.metrics.pop(name)
+                    if _PROCESS in answer.metrics:
+                        self.processes.add(int(answer.metrics.pop(_PROCESS)))
                 yield answer
         finally:
             answers.close()

@@ -27,10 +27,6 @@ from fedlens.experiment.round_work import round_context
 from fedlens.experiment.run_state import RunState
 from fedlens.experiment.state_files import StateFiles
 
-PARTS = (
-    "data", "forward", "backward", "optimizer", "rule", "client", "client.check", "aggregate", "aggregate.server",
-    "engine", "evaluation", "other",
-)  # fmt: skip
 _SECONDS = 20.0  # of rounds, about, unless their number is given
 _FEWEST, _MOST = 2, 30  # pairs
 _EVALUATING = 5.0  # seconds of evaluations after which no further pair of them begins

@@ -39,7 +39,7 @@ def _heading(document: Document) -> str:
 
 def _print_parts(round: Document) -> None:
     """Where a round's time goes: the driver's and, where workers train, theirs; the last row is the sum."""
-    from fedlens.benchmark.profile_rounds import PARTS
+    from fedlens.benchmark.profile_engine import PARTS
 
     seconds, processes = round["seconds"], round["workers"]["processes"]
     head, columns = ["part", "ms a round", "share"], [(round["parts"], seconds)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import overload
 
 from fedlens.core.protocol import Outcome
@@ -45,8 +43,3 @@ class StackedOutcomes(Sequence[Outcome]):
         return Outcome(
             row_of(self.payload, row), None, {name: values[row] for name, values in self.metrics.items()}
         )
-
-    @property
-    def finite(self) -> bool:
-        """Whether no metric of any client is NaN or an infinity."""
-        return all(map(math.isfinite, chain.from_iterable(self.metrics.values())))

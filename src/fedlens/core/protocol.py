@@ -67,7 +67,8 @@ class Ask:
         op: the name of one of the algorithm's operations.
         requests: one for each slot; a client may appear in several slots.
         shared: the part of the payload that is the same for all; it is sent once per worker or node.
-        expect: the schema of a valid reply; any other reply becomes a `Failure` before it is aggregated.
+        expect: the schema of a valid reply and its metrics; any other reply becomes a `Failure` before it is
+            aggregated.
         order: `"request"` gives the answers in the order of the slots, the same sum on every engine. `"arrival"`
             gives them as they arrive, including late answers to earlier asks in arrival order.
         deadline: seconds after which a missing answer becomes a `Failure`.
@@ -136,8 +137,9 @@ class Outcome(NamedTuple):
     """The result of an operation: the payload to send, the client's new state (None: unchanged), and metrics.
 
     Metrics are sums over the client's examples, so that they can be added: `loss` summed over `examples`, and
-    `batches`. `donated` names the fields of the payload whose tensors the operation does not use again, so that they
-    need not be copied; see "Ownership" in `fedlens.core.tree`.
+    `batches`. Metrics of other names are declared in `Ask.expect`, see `Schema`. `donated` names the fields of the
+    payload whose tensors the operation does not use again, so that they need not be copied; see "Ownership" in
+    `fedlens.core.tree`.
     """
 
     payload: Payload

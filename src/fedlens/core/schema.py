@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.core.errors import HookError
 from fedlens.core.stacked import Column, Row, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
 
@@ -114,6 +115,40 @@ Field = TreeField | TensorField | NumberField
 
 
 @dataclass(frozen=True)
+class Bound:
+    """The valid values of a metric: finite numbers from `least` to `most`, only whole ones if `whole`.
+
+    >>> Bound(0, 1).fault("share", 1.5), Bound(0, whole=True).fault("batches", 7.0)
+    ("its metric 'share' is 1.5, outside [0, 1]", None)
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    whole: bool = False
+
+    def fault(self, name: str, value: float) -> str | None:
+        """What is wrong with `value`, or None."""
+        if self.least <= value <= self.most and -math.inf < value < math.inf:
+            return (
+                f"its metric '{name}' is {value:g}, not a whole number" if self.whole and value % 1 else None
+            )
+        if not math.isfinite(value):
+            return f"its metric '{name}' {_NOT_FINITE}"
+        return f"its metric '{name}' is {value:g}, outside [{self.least:g}, {self.most:g}]"
+
+
+COUNT = Bound(0, 2**53, whole=True)
+METRICS: Mapping[str, Bound] = {"loss": Bound(), "examples": COUNT, "batches": COUNT}
+"""The metrics that every operation may send: of these a run computes its local loss and its progress."""
+# What the server computes, and the other names in a line of metrics.jsonl and clients.jsonl.
+_COMPUTED = ("test_", "validation_", "train_", "clients_")
+_COLUMNS = frozenset({
+    "round", "client", "clients", "failed", "failure", "times", "exchange", "local_loss", "batches_max", "bytes_up",
+    "bytes_down", "seconds", "elapsed",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Schema:
     """The fields that a reply's payload must have, and no others.
 
@@ -122,6 +157,11 @@ class Schema:
     replies accepted so far; see `fedlens.core.norm_bounds`. `MEASUREMENTS` also accepts values that are not finite,
     and bounds no norm: the loss of a model that diverged is a result.
 
+    `metrics` declares the metrics that the operation sends besides `loss`, `examples` and `batches`, each with its
+    bounds. A reply with any other metric, or with one outside its bounds, is rejected.
+
+    Raises `HookError` if a metric has a name that the server computes, such as `test_accuracy`.
+
     >>> schema = Schema({"weight": NumberField(above=0)})
     >>> schema.fault({"weight": 0})
     'weight is 0, outside (0, inf]'
@@ -129,11 +169,44 @@ class Schema:
     'there is an extra note, which `expect` does not announce'
     >>> Schema(typical={"update": 2.0}).fault({"update": {"w": torch.full((4,), 1e30)}})
     'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
+    >>> Schema(metrics={"sent_share": Bound(0, 1)}).metric_fault({"batches": 3.0, "sent_share": 2.0})
+    "its metric 'sent_share' is 2, outside [0, 1]"
     """
 
     fields: Mapping[str, Field] | None = None
     typical: Mapping[str, float] = field(default_factory=dict)
     finite: bool = True
+    metrics: Mapping[str, Bound] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.metrics:
+            if name.startswith(_COMPUTED) or name in _COLUMNS:
+                raise HookError(
+                    f"a schema declares the metric '{name}', a name of what the run itself computes",
+                    hint="choose another name",
+                )
+
+    def metric_fault(self, metrics: Mapping[str, float]) -> str | None:
+        """What is wrong with the first metric that was not declared or is outside its bounds; None if all are good."""
+        for name, value in metrics.items():
+            bound = self._bound(name)
+            if bound is None:
+                where = "`metrics` of the ask's Schema or the client rule"
+                return f"its metric '{name}' is not declared: add it to {where}"
+            if (fault := bound.fault(name, value)) is not None:
+                return fault
+        return None
+
+    def admits(self, columns: Mapping[str, Sequence[float]]) -> bool:
+        """Whether all values of these metrics are good; for those of one reply, call `metric_fault`."""
+        for name, values in columns.items():
+            bound = self._bound(name)
+            if bound is None or any(bound.fault(name, value) is not None for value in set(values)):
+                return False
+        return True
+
+    def _bound(self, name: str) -> Bound | None:
+        return self.metrics.get(name) or METRICS.get(name)
 
     def fault(self, payload: Any) -> str | None:
         """Why this payload is rejected, or None if it is valid."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -147,7 +146,9 @@ class Executor:
             inputs.refuse(f"the operation '{op}'")
         if isinstance(outcomes, StackedOutcomes):
             with scope("client.check"):
-                good = all(expect.passing(outcomes.payload, len(outcomes))) and outcomes.finite
+                good = expect.admits(outcomes.metrics) and all(
+                    expect.passing(outcomes.payload, len(outcomes))
+                )
             if good:
                 return _replies(items, outcomes, reduce)
         # On a GPU the values of all replies are waited for once; the norms of rows are known.
@@ -263,7 +264,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, f
         with scope("client.check"):
             metrics = {name: float(value) for name, value in outcome.metrics.items()}
             fault, norms = expect.check(outcome.payload, outcome.state, known)
-            fault = fault or _fault(outcome, metrics)
+            fault = fault or _fault(outcome) or expect.metric_fault(metrics)
             donated = frozenset(outcome.donated)
     except BaseException as error:  # a reply may be of any class, with methods that raise
         if not from_code(error):
@@ -277,7 +278,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, f
     )
 
 
-def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
+def _fault(outcome: Outcome) -> str | None:
     """What is wrong with a reply besides what its schema says."""
     fault = foreign(outcome.payload)
     state: Any = outcome.state
@@ -285,9 +286,6 @@ def _fault(outcome: Outcome, metrics: Mapping[str, float]) -> str | None:
         if not isinstance(state, Mapping):
             return f"its state is a {type(state).__name__}, not a mapping"
         fault = foreign(state, "its state")
-    if fault is None and not all(map(math.isfinite, metrics.values())):
-        name = next(name for name, value in metrics.items() if not math.isfinite(value))
-        fault = f"its metric '{name}' holds NaN or Inf"
     return fault
 
 

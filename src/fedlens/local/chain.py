@@ -63,6 +63,7 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
         expect=partial(_expect, a.expect, b.expect) if a.expect and b.expect else a.expect or b.expect,
         fields={**a.fields, **b.fields},
+        metrics={**a.metrics, **b.metrics},
         server_rules=server_rules,
         ops={**a.ops, **b.ops},
         traits=_traits(a.traits, b.traits),

@@ -15,8 +15,8 @@ import torch
 
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Payload
+from fedlens.core.schema import Bound, NumberField
 from fedlens.core.schema import Field as SchemaField
-from fedlens.core.schema import NumberField
 from fedlens.core.tree import TreeSpec
 from fedlens.local.rules import ClientRule, LocalContext, Solved, Tensors, Traits
 from fedlens.local.settings import LocalSettings
@@ -147,7 +147,10 @@ def exact(variables: DualVariables, k_0: int, tolerance: float, max_iterations: 
     """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
     solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
     check = partial(_refuse_steps, uses_lr=False)
-    return _rule(variables, solve=solve, check=check, full_gradients=True)
+    unsolved = Bound(0, 1, whole=True)  # whether the solver stopped before its tolerance
+    return replace(
+        _rule(variables, solve=solve, check=check, full_gradients=True), metrics={"unsolved": unsolved}
+    )
 
 
 def linear(variables: DualVariables, k_0: int, r: float, minibatches: bool) -> ClientRule:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelSpec, Op, Payload, RoundContext
 from fedlens.core.reduction import How, Update
+from fedlens.core.schema import Bound
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.signatures import check_signature
 from fedlens.core.tree import Tree, TreeSpec
@@ -107,7 +108,7 @@ class LocalContext:
 class Solved(NamedTuple):
     """The result of a rule's own solver: weights, mean task loss, numbers of examples and batches.
 
-    `sums` are its own metrics, which are summed over the clients.
+    `sums` are its own metrics, which are summed over the clients; the rule declares them in `metrics`.
     """
 
     parameters: Tensors
@@ -257,6 +258,9 @@ class ClientRule:
 
     fields: Mapping[str, How] = field(default_factory=dict)
     """How the fields of `finish` are aggregated: "mean" (weighted like updates) or "sum"; see `update.more`."""
+
+    metrics: Mapping[str, Bound] = field(default_factory=dict)
+    """The bounds of the metrics in the `sums` of `solve`, by name."""
 
     server_rules: Mapping[str, ServerRule] = field(default_factory=dict)
     """What the rule does at the server, by its name; several rules take turns in this order."""

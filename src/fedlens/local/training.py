@@ -305,7 +305,9 @@ class Train:
         }
         if self.normalized:
             fields["tau"] = NumberField(above=0)
-        return Schema(fields | dict(self.rule.expect(sent)) if self.rule.expect else fields)
+        if self.rule.expect is not None:
+            fields |= self.rule.expect(sent)
+        return Schema(fields, metrics=self.rule.metrics)
 
 
 def virtual(data: Any, examples: int | None, rng: Rng) -> Any:

@@ -14,8 +14,8 @@ import torch
 from fedlens import Experiment
 from fedlens.benchmark import profile_rounds
 from fedlens.benchmark.profile import evaluations
-from fedlens.benchmark.profile_engine import TimedEngine
-from fedlens.benchmark.profile_rounds import PARTS, ProfiledRounds, measure
+from fedlens.benchmark.profile_engine import PARTS, TimedEngine
+from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Answer, Failure, Id, Reply
 from fedlens.engines.inline import Inline
@@ -35,7 +35,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_time_that_an_operation_reports_is_taken_out_of_its_reply() -> None:
     seconds: dict[str, float] = defaultdict(float)
     engine = TimedEngine(Inline())
-    metrics = {"loss": 2.0, "profile:77:forward": 0.5, "profile:77:client.check": 0.25}
+    metrics = {"loss": 2.0, "profile process": 77, "profile:forward": 0.5, "profile:client.check": 0.25}
     reply = Reply(Id(1, 0, 0), 4, {}, metrics)
 
     def answers() -> Generator[Answer, None, None]:
@@ -44,7 +44,7 @@ def test_the_time_that_an_operation_reports_is_taken_out_of_its_reply() -> None:
 
     assert len(list(engine._stripped(answers(), seconds))) == 2
     assert reply.metrics == {"loss": 2.0}
-    assert (seconds, engine.processes) == ({"forward": 0.5, "client.check": 0.25}, {"77"})
+    assert (seconds, engine.processes) == ({"forward": 0.5, "client.check": 0.25}, {77})
 
 
 def check_adds_up(found: ProfiledRounds) -> None:

@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.core.schema import NumberField, Schema, TensorField, TreeField, finite_fault, nbytes, tensors_in
+from fedlens.core.errors import HookError
+from fedlens.core.schema import (
+    METRICS,
+    Bound,
+    NumberField,
+    Schema,
+    TensorField,
+    TreeField,
+    finite_fault,
+    nbytes,
+    tensors_in,
+)
 from fedlens.core.tree import spec_of
 
 TREE = TreeField({"w": ((2,), torch.float32), "n": ((), torch.int64)})
@@ -98,3 +109,46 @@ def test_a_tensor_has_bounds_where_they_are_given() -> None:
         TensorField((), torch.float64, most=1).fault("x", torch.tensor(2.0).double())
         == "x holds 2, outside [-inf, 1]"
     )
+
+
+SHARE = Schema(metrics={"share": Bound(0, 1), "steps": Bound(1, 5, whole=True)})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "fault"),
+    [
+        ({}, None),
+        ({"loss": -3.5, "examples": 4.0, "batches": 0, "share": 1.0, "steps": 5.0}, None),
+        ({"share": 1.01}, "its metric 'share' is 1.01, outside [0, 1]"),
+        ({"share": -0.0}, None),
+        ({"share": math.nan}, "its metric 'share' holds NaN or Inf"),
+        ({"loss": math.inf}, "its metric 'loss' holds NaN or Inf"),
+        ({"steps": 2.5}, "its metric 'steps' is 2.5, not a whole number"),
+        ({"steps": 0.0}, "its metric 'steps' is 0, outside [1, 5]"),
+        ({"examples": 0.5}, "its metric 'examples' is 0.5, not a whole number"),
+        ({"batches": -1.0}, "its metric 'batches' is -1, outside [0, 9.0072e+15]"),
+        ({"examples": 1e300}, "its metric 'examples' is 1e+300, outside [0, 9.0072e+15]"),
+        ({"loss": 1.0, "other": 1.0}, "its metric 'other' is not declared: add it to `metrics` of the ask's"),
+    ],
+)
+def test_metrics_are_declared_and_within_their_bounds(metrics: dict[str, float], fault: str | None) -> None:
+    found = SHARE.metric_fault(metrics)
+    assert (found is None) is (fault is None)
+    assert fault is None or (found or "").startswith(fault)
+    columns = {name: [METRICS["batches"].least + 1, value] for name, value in metrics.items()}
+    assert SHARE.admits(columns) is (fault is None)
+    assert SHARE.admits({name: values[::-1] for name, values in columns.items()}) is (fault is None)
+
+
+def test_bounds_of_an_ask_come_before_those_of_every_operation() -> None:
+    assert Schema(metrics={"loss": Bound(0, 10)}).metric_fault({"loss": 11.0}) is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["test_accuracy", "validation_loss", "train_loss", "clients_x", "round", "seconds"]
+)
+def test_a_name_that_the_run_computes_cannot_be_declared(name: str) -> None:
+    with pytest.raises(
+        HookError, match=f"declares the metric '{name}', a name of what the run itself computes"
+    ):
+        Schema(metrics={name: Bound()})

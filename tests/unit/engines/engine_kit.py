@@ -26,6 +26,7 @@ from fedlens.core.protocol import (
     Request,
 )
 from fedlens.core.random import Rng
+from fedlens.core.schema import Bound, Schema
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 
@@ -65,6 +66,7 @@ def die(payload: Payload) -> None:
 
 
 OPS = {"work": work}
+DECLARED = Schema(metrics={"ended": Bound(0), "pid": Bound(0, whole=True)})
 
 
 def opened(engine: Any, ops: Any = OPS) -> tuple[Any, ClientStates]:
@@ -85,6 +87,7 @@ def fresh(name: str = "processes", ops: Any = OPS, **settings: Any) -> Iterator[
 
 def ask(requests: Sequence[Payload], **more: Any) -> Ask:
     """Client k in slot k gets the k-th payload."""
+    more.setdefault("expect", DECLARED)
     return Ask("work", [Request(k, payload) for k, payload in enumerate(requests)], **more)
 
 
@@ -111,7 +114,7 @@ def expected(wanted: Ask, round: int = 1) -> list[torch.Tensor]:
         for r in wanted.requests
     ]
     with fresh("inline") as gate:
-        return vectors(answers_to(gate, Ask(wanted.op, requests, wanted.shared), round))
+        return vectors(answers_to(gate, Ask(wanted.op, requests, wanted.shared, expect=DECLARED), round))
 
 
 def same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:

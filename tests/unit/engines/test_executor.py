@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,15 @@ import torch
 
 from fedlens.core.driver import Driver
 from fedlens.core.errors import RunFailed
+from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Ask,
+    BatchedOp,
+    Call,
     Client,
     ClientStates,
     Failure,
+    Id,
     Outcome,
     Payload,
     Program,
@@ -26,10 +30,10 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.schema import NumberField, Schema, TensorField, TreeField
-from fedlens.engines.executor import foreign
+from fedlens.engines.executor import Executor, Item, foreign
 from fedlens.engines.inline import inline
 from fedlens.engines.shared_memory import Packer, Region, unpack
-from tests.unit.engines.engine_kit import NoData, answers_to, ask, fresh, same, vectors
+from tests.unit.engines.engine_kit import DECLARED, NoData, answers_to, ask, fresh, same, vectors
 
 ENGINES = ["inline", "processes"]
 W = torch.ones(3)
@@ -72,6 +76,10 @@ OUTCOMES: dict[str, Callable[[], Any]] = {
         {"update": {"w": W}, "weight": 1.0, "v": W}, None, {"examples": 2, "loss": math.nan}
     ),
     "metric word": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, None, {"loss": "low"}),  # type: ignore[dict-item]
+    "metric score": lambda: Outcome(
+        {"update": {"w": W}, "weight": 1.0, "v": W}, None, {"test_accuracy": 0.999}
+    ),
+    "metric count": lambda: Outcome({"update": {"w": W}, "weight": 1.0, "v": W}, None, {"examples": -5}),
     "a set": lambda: Outcome({"kinds": {1, 2}}),
     "nothing": lambda: None,
     "raises": fail,
@@ -100,6 +108,8 @@ REASONS = {
     "state no mapping": "its state is a Tensor, not a mapping",
     "metric nan": "its metric 'loss' holds NaN or Inf",
     "metric word": "ValueError: could not convert string to float: 'low'",
+    "metric score": "its metric 'test_accuracy' is not declared: add it to `metrics` of the ask's Schema or",
+    "metric count": "its metric 'examples' is -5, outside [0, 9.0072e+15]",
     "a set": "update is missing",
     "nothing": "TypeError: the operation 'misbehave' returned None: end it with "
     "return Outcome(payload, state, metrics)",
@@ -208,10 +218,11 @@ def test_an_ask_in_arrival_order_is_sent_although_nobody_looks_yet(engine: str) 
     with fresh(engine) as gate:
 
         def steps() -> Any:
-            yield Ask("work", [Request(0)], order="arrival")
-            yield Ask("work", [Request(1)])
+            yield Ask("work", [Request(0)], order="arrival", expect=DECLARED)
+            yield Ask("work", [Request(1)], expect=DECLARED)
             return [
-                answer.client for answer in (yield Ask("work", [Request(2), Request(3)], order="arrival"))
+                answer.client
+                for answer in (yield Ask("work", [Request(2), Request(3)], order="arrival", expect=DECLARED))
             ]
 
         assert sorted(gate.drive(steps(), 1)) == [0, 2, 3]
@@ -284,3 +295,26 @@ def test_freed_memory_goes_back_once_after_the_first_heavy_replies(monkeypatch: 
             answers_to(gate, ask([{"size": size}] * 3))
             counts.append(len(released))
     assert counts == [0, 1, 1]
+
+
+class Columns(BatchedOp):
+    """Answers all calls in columns; the client in slot 1 counts its examples below zero."""
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        raise NotImplementedError
+
+    def together(self, calls: Sequence[Call]) -> StackedOutcomes:
+        counts = [5.0, -5.0, 5.0][: len(calls)]
+        return StackedOutcomes({"weight": [1.0] * len(calls)}, {"examples": counts}, range(len(calls)))
+
+
+def test_metrics_in_columns_are_checked_like_those_of_each_client() -> None:
+    executor = Executor(Program({"columns": Columns()}, NoData(), seed=7))
+    items = [Item(Id(1, 0, k), k, {}, {}) for k in range(3)]
+    expect = Schema({"weight": NumberField(above=0)})
+    answers = executor.together("columns", {}, items, expect)
+    assert [type(answer) for answer in answers] == [Reply, Failure, Reply]
+    assert isinstance(answers[1], Failure)
+    assert answers[1].reason == "its metric 'examples' is -5, outside [0, 9.0072e+15]"
+    good = executor.together("columns", {}, items[:1], expect)
+    assert [answer.metrics for answer in good if isinstance(answer, Reply)] == [{"examples": 5.0}]

@@ -20,6 +20,7 @@ from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.engines.processes import Processes, processes
 from fedlens.engines.schedule import DEATHS
 from tests.unit.engines.engine_kit import (
+    DECLARED,
     answers_to,
     ask,
     descriptors,
@@ -317,7 +318,7 @@ def test_several_asks_in_arrival_order(gate: Driver) -> None:
     seen: list[Reply] = []
 
     def steps(round: int, requests: list[Request], take: int) -> Any:
-        answers = yield Ask("work", requests, order="arrival")
+        answers = yield Ask("work", requests, order="arrival", expect=DECLARED)
         for answer in answers:
             assert isinstance(answer, Reply)
             seen.append(answer)
@@ -333,7 +334,7 @@ def test_several_asks_in_arrival_order(gate: Driver) -> None:
     assert sorted(answer.client for answer in seen) == list(range(8))
     assert [answer.client for answer in seen][-1] == 0
     assert {answer.client: answer.id[0] for answer in seen} == {k: 1 if k < 4 else 2 for k in range(8)}
-    first = expected(Ask("work", [Request(k) for k in range(4)]), 1)
+    first = expected(Ask("work", [Request(k) for k in range(4)], expect=DECLARED), 1)
     assert all(torch.equal(a.payload["vector"], first[int(a.client)]) for a in seen if a.id.round == 1)
     gate.drive(steps(4, [], 0), 4)  # and nothing is out any more: no waiting for ever
 
@@ -381,7 +382,14 @@ def test_nothing_is_left_when_an_engine_is_closed() -> None:
                 assert stop
             if stop:
                 gate.drive(
-                    _first_of(Ask("work", [Request(k, {"seconds": 1.0}) for k in range(4)], order="arrival")),
+                    _first_of(
+                        Ask(
+                            "work",
+                            [Request(k, {"seconds": 1.0}) for k in range(4)],
+                            order="arrival",
+                            expect=DECLARED,
+                        )
+                    ),
                     2,
                 )
         return pids

@@ -30,7 +30,7 @@ from fedlens.engines.vectorized import Vectorized
 from tests.contract.contract_kit import USERS, Stopping, outcome
 from tests.identity.identity_kit import course, model, parts, world
 from tests.unit.engines import engine_kit
-from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors, work
+from tests.unit.engines.engine_kit import DECLARED, OPS, answers_to, ask, expected, same, vectors, work
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 from tests.unit.engines.ray_kit import made as ray_made
 
@@ -104,7 +104,7 @@ def test_a_slow_client_does_not_idle_the_others(gate: Driver, tmp_path: Path) ->
     """Its worker waits until the other worker has answered all other clients."""
     slow_again(gate)
     requests = [Request(k, {"files": 6 if k == 0 else 0}) for k in range(7)]
-    answers = answers_to(gate, Ask("held", requests, shared={"folder": str(tmp_path)}))
+    answers = answers_to(gate, Ask("held", requests, {"folder": str(tmp_path)}, DECLARED))
     ended = [answer.metrics["ended"] for answer in answers if isinstance(answer, Reply)]
     assert max(ended[1:]) < ended[0]
 
@@ -115,7 +115,7 @@ def test_arrival_order_and_what_is_still_out(gate: Driver, tmp_path: Path) -> No
     taken: list[Any] = []
 
     def steps(requests: list[Request], take: int) -> Any:
-        for answer in (yield Ask("held", requests, shared={"folder": str(tmp_path)}, order="arrival")):
+        for answer in (yield Ask("held", requests, {"folder": str(tmp_path)}, DECLARED, order="arrival")):
             taken.append(answer.client)
             take -= 1
             if take == 0:
@@ -132,7 +132,7 @@ def test_a_deadline(gate: Driver, tmp_path: Path) -> None:
     """The answers come while both workers still wait."""
     slow_again(gate)
     requests = [Request(k, {"files": 1}) for k in range(3)]
-    answers = answers_to(gate, Ask("held", requests, shared={"folder": str(tmp_path)}, deadline=0.3))
+    answers = answers_to(gate, Ask("held", requests, {"folder": str(tmp_path)}, DECLARED, deadline=0.3))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "go").touch()
     assert [getattr(answer, "reason", "") for answer in answers] == ["the deadline passed"] * 3
@@ -163,9 +163,9 @@ def test_what_is_asked_ahead_is_done_by_a_worker_that_would_idle(gate: Driver, t
         return list((yield wanted))
 
     folder = {"folder": str(tmp_path)}
-    early = Ask("held", [Request(k, {"files": 0, "stateless": True}) for k in range(4)], shared=folder)
+    early = Ask("held", [Request(k, {"files": 0, "stateless": True}) for k in range(4)], folder, DECLARED)
     ahead = gate.begin(steps(early), 11)
-    late = gate.drive(steps(Ask("held", [Request(0, {"files": 4})], shared=folder)), 12)
+    late = gate.drive(steps(Ask("held", [Request(0, {"files": 4})], folder, DECLARED)), 12)
     answers = ahead.finish()
     assert same(vectors(answers), expected(ask([{"stateless": True}] * 4), 11))
     assert all(answer.metrics["ended"] < late[0].metrics["ended"] for answer in answers)
