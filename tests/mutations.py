@@ -428,6 +428,12 @@ MUTATIONS = [
         "good = ",
         "unit/engines/test_executor.py",
     ),
+    Mutation(
+        "algorithms/client_evaluation.py",
+        "if fault := task.metric_fault(of_client) or",
+        "if fault :=",
+        "unit/tasks/test_central_evaluation.py",
+    ),
     # -- bytes of strangers --
     Mutation("core/tensorfile.py", "if span.start != end:", "if False:", "unit/core/test_tensorfile.py"),
     Mutation(
@@ -517,8 +523,8 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/client_evaluation.py",
-        "after.append(task.metrics(found))",
-        "after.insert(0, task.metrics(found))",
+        "answer.client)]), of_client, untuned)",
+        "answer.client)]), after[0], untuned)",
         "unit/report/test_client_results.py",
     ),
     Mutation(

@@ -103,6 +103,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
 
     Each reply's metrics get the values of its client (see `client_values`), which the run records by client.
 
+    A client is refused whose measurements give a share outside [0, 1] (`Task.shares`).
+
     Raises `RunFailed` if no client answers.
     """
     asked, held_out = _chosen(ctx, who), ctx.federation.held_out
@@ -118,13 +120,19 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
             continue
         sent = downloaded(answer.payload)
         found = Measured.from_payload(sent["after"])
+        tuned = "before" in sent
+        of_client = task.metrics(found)
+        untuned = task.metrics(Measured.from_payload(sent["before"])) if tuned else {}
+        if fault := task.metric_fault(of_client) or task.metric_fault(untuned):
+            reason = fault
+            answer.refuse(fault)
+            continue
         if pooled:
             summed.add(found)
-        after.append(task.metrics(found))
-        tuned = "before" in sent
-        before += [task.metrics(Measured.from_payload(sent["before"]))] if tuned else []
+        after.append(of_client)
+        before += [untuned] if tuned else []
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
-        values = client_values(int(held_out[int(answer.client)]), after[-1], before[-1] if tuned else {})
+        values = client_values(int(held_out[int(answer.client)]), of_client, untuned)
         answer.metrics = {**answer.metrics, **values}
     if not after:
         raise RunFailed(f"no client could be measured: {reason}")

@@ -138,6 +138,7 @@ class Bound:
 
 
 COUNT = Bound(0, 2**53, whole=True)
+SHARE = Bound(0, 1)
 METRICS: Mapping[str, Bound] = {"loss": Bound(), "examples": COUNT, "batches": COUNT}
 """The metrics that every operation may send: of these a run computes its local loss and its progress."""
 # What the server computes, and the other names in a line of metrics.jsonl and clients.jsonl.

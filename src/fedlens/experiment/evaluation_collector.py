@@ -77,12 +77,12 @@ class EvaluationCollector:
 
     def _of_clients(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         for answer in answers:
-            if isinstance(answer, Reply):
+            yield answer
+            if isinstance(answer, Reply) and answer.refused is None:
                 measured = Measured.from_payload(answer.payload["after"]).downloaded()
                 self._keep(int(answer.client), measured)
                 # Not a cost of the algorithm, so that its bytes can be compared with those of other rounds.
                 answer.nbytes -= nbytes(_confidences(measured))
-            yield answer
 
     def _keep(self, client: int, measured: Measured) -> None:
         if len(self.of_clients) < _CLIENTS:

@@ -60,6 +60,7 @@ class Classification(ClassWeighted):
         "calibration_error",
     )
     errors: ClassVar[frozenset[str]] = frozenset({"loss", "calibration_error"})
+    shares: ClassVar[frozenset[str]] = frozenset({"accuracy", "accuracy_top5", "accuracy_balanced"})
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True

@@ -75,6 +75,7 @@ class Detection(Task):
         "images have different numbers of boxes, so the losses of several clients cannot be computed together"
     )
     metric_names: ClassVar[tuple[str, ...]] = ("map", "map50")
+    shares: ClassVar[frozenset[str]] = frozenset({"map", "map50"})
     errors: ClassVar[frozenset[str]] = frozenset()
     sends: ClassVar[str] = (
         "for each class the sorted scores of its detections with the thresholds at which they match a true box, and "

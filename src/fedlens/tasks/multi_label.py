@@ -57,6 +57,7 @@ class MultiLabel(ClassWeighted):
     kind: ClassVar[Kind] = "multi-label"
     features: ClassVar[bool] = True
     metric_names: ClassVar[tuple[str, ...]] = ("loss", "average_precision", "f1_micro", "f1_macro")
+    shares: ClassVar[frozenset[str]] = frozenset({"average_precision", "f1_micro", "f1_macro"})
     one_class: ClassVar[bool] = False
     sends: ClassVar[str] = (
         "its summed loss, and for each class the sorted scores of its images with their labels"

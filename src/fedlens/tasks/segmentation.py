@@ -67,6 +67,7 @@ class Segmentation(ClassWeighted):
         "accuracy_balanced",
         "frequency_iou",
     )
+    shares: ClassVar[frozenset[str]] = frozenset(metric_names) - {"loss"}
     placed: ClassVar[bool] = True
     annotates: ClassVar[Literal["masks", "boxes"] | None] = "masks"
     absence: ClassVar[str] = "its IoU is left out of means, or 0 if it is predicted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,6 +15,7 @@ from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec
+from fedlens.core.schema import SHARE
 from fedlens.core.tree import Tree, TreeSpec
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Task(ABC):
         errors: the metrics of which smaller is better.
         metric_names: all names that `metrics` can return; None if they are known only after an evaluation. A study
             refuses another metric before its runs.
+        shares: the metrics that are from 0 to 1. What a client measured is refused if one of them is not.
         features: whether its models have one feature vector per example, the input of their last linear layer.
         sends: what a client that is measured tells of its examples, in words; see `condensed`.
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
@@ -66,6 +69,7 @@ class Task(ABC):
     features: ClassVar[bool] = False
     errors: ClassVar[frozenset[str]] = frozenset({"loss"})
     metric_names: ClassVar[tuple[str, ...] | None] = None
+    shares: ClassVar[frozenset[str]] = frozenset()
     placed: ClassVar[bool] = False
     example: ClassVar[str] = "image"
     averages_classes: ClassVar[bool] = True
@@ -194,6 +198,16 @@ class Task(ABC):
                 return cls.metric_names
             if "metrics" in vars(part):
                 return None
+        return None
+
+    def metric_fault(self, metrics: Mapping[str, float]) -> str | None:
+        """What is wrong with the first of the `shares` that a client's measurements give; None if all are good.
+
+        A value that is not finite is the result of a model that diverged.
+        """
+        for name in sorted(self.shares & metrics.keys()):
+            if math.isfinite(metrics[name]) and (fault := SHARE.fault(name, metrics[name])) is not None:
+                return fault
         return None
 
     def condensed(self, measured: Measured) -> Measured:

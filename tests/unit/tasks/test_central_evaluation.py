@@ -1,6 +1,7 @@
 """The central evaluation: every example once, whatever the cut, and failures that end the run."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,31 @@ def test_clients_are_measured_by_a_task_that_counts_no_examples() -> None:
         steps.send(replies)
     assert [reply.metrics["validation_examples"] for reply in replies] == [3, 4]
     assert ended.value.value["clients_loss_std"] == 0
+
+
+def measured_by_client(correct: int) -> dict[str, Any]:
+    """A client's measurements of three images, of which it says that so many were right."""
+    found = TASK.condensed(TASK.measure(torch.eye(3), torch.arange(3)))
+    return {"after": Measured({**found.sums, "correct": torch.tensor(correct)}).to_payload()}
+
+
+def test_a_client_that_measures_more_than_everything_is_refused() -> None:
+    ctx = RoundContext(1, 1, FederationInfo(np.array([5, 5]), 3, (4,), {}, np.array([3, 3])), Rng((0,)))
+
+    def answers(*correct: int) -> tuple[list[Reply], Any]:
+        steps = everywhere({"model": {}}, ctx, TASK, "all", pooled=True)
+        next(steps)
+        replies = [Reply(Id(1, 0, k), k, measured_by_client(each)) for k, each in enumerate(correct)]
+        with pytest.raises(StopIteration) as ended:
+            steps.send(replies)
+        return replies, ended.value.value
+
+    (good, bad), metrics = answers(2, 999)
+    assert (good.refused, bad.refused) == (None, "its metric 'accuracy' is 333, outside [0, 1]")
+    assert metrics["validation_accuracy"] == metrics["clients_accuracy_mean"] == 2 / 3
+    assert "validation_accuracy" not in bad.metrics
+    with pytest.raises(RunFailed, match="no client could be measured: its metric 'accuracy' is -1"):
+        answers(-3, -3)
 
 
 def test_the_worst_tenth_of_an_error_has_the_largest_values() -> None:
