@@ -19,7 +19,7 @@ from fedlens.core.reduction import How, Refusal, Update
 from fedlens.core.signatures import check_signature, place_of
 from fedlens.core.tree import Tree, norm, subtract
 
-_BLOCK = 2**23  # values of a block
+_BLOCK = 2**22  # values of a block: 16 MB in float32
 
 
 class Rows:
@@ -58,7 +58,8 @@ class Rows:
         """The inner products of the updates, float64 [n, n]. They take n^2 operations a weight of the model."""
         total = torch.zeros(len(self), len(self), dtype=torch.float64)
         for _, _, block in blocks(self.trees("update")):
-            total += block.double() @ block.double().T
+            values = block.double()
+            total += values @ values.T
         return total
 
     def distances(self, weights: Tensor) -> Tensor:

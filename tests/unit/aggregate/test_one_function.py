@@ -112,7 +112,7 @@ def test_weights_below_one_shorten_the_update_and_leave_statistics_a_mean() -> N
     close(half.more["tree"], whole.more["tree"])
 
 
-@pytest.mark.parametrize("width", [1, 3, 7, 2**23])
+@pytest.mark.parametrize("width", [1, 3, 7, 2**22])
 def test_a_column_is_every_part_of_the_reply_whatever_the_block(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ def test_replies_are_not_changed_and_rows_of_a_group_are_rows() -> None:
 
 def test_a_block_is_never_a_second_copy_of_all_replies() -> None:
     trees = [{"w": torch.zeros(3_000_000)} for _ in range(3)]
-    assert max(block.numel() for _, _, block in blocks(trees)) <= 2**23
+    assert max(block.numel() for _, _, block in blocks(trees)) <= 2**22
     assert sum(block.shape[1] for _, _, block in blocks(trees)) == 3_000_000
 
 
