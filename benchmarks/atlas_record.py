@@ -67,8 +67,8 @@ ENVIRONMENT, COST = "environment.json", "cost.json"
 FILES = (INFO, COPY, LINES, DATA, ENVIRONMENT, COST)
 MOST, MOST_PICTURES, MOST_IN_ALL = 200_000, 300_000, 10_000_000  # bytes
 NUMBERS = 16  # of a record in record.toml
-PLURAL = {"shows": "show", "does not show": "do not show", "cannot tell": "cannot tell"}
-VERDICTS = tuple(PLURAL)  # of claims that the runs can be compared with
+NUMBERED = {"shows": "shown", "does not show": "not shown", "cannot tell": "undecided"}
+VERDICTS = tuple(NUMBERED)  # of claims that the runs can be compared with
 _FREE = ("elapsed", "bytes_client_up")  # columns that a table shows rarely
 _PATH = re.compile(r"(?<![\w.<:/~)-])/[A-Za-z][\w.+-]*(?:/[\w.+-]+)+")
 
@@ -240,8 +240,8 @@ def outcome(results: StudyResults) -> str:
 
     between = f" from {words(0)} to {words(-1)}" if len(known) > 1 else f" {words(0)}"
     answers = Counter(one.answer for one in _known(results))
-    told = [f"{PLURAL[answer]} {answers[answer]}" for answer in VERDICTS if answers[answer]]
-    claims = f" Of {many(answers.total(), 'claim')}, the runs {', '.join(told)}." if told else ""
+    told = [f"{answers[answer]} {NUMBERED[answer]}" for answer in VERDICTS if answers[answer]]
+    claims = f" Claims: {', '.join(told)}." if told else ""
     return f"{metric_name(results.metric)}{between}, {seeds_text(info.seeds)}{without}.{claims}"
 
 

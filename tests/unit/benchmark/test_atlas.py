@@ -135,7 +135,7 @@ def test_a_study_runs_as_reproduce_runs_it_and_its_record_has_files_numbers_and_
     assert number["paper"] == "about 50.0"
     assert made.metric == "Test accuracy (%)"
     assert made.outcome == (
-        f"Test accuracy {mean:.1f} % (FedAvg), 2 seeds (0, 1). Of 2 claims, the runs show 1, do not show 1."
+        f"Test accuracy {mean:.1f} % (FedAvg), 2 seeds (0, 1). Claims: 1 shown, 1 not shown."
     )
     assert [(one["where"], one["verdict"]) for one in made.verdicts] == [
         ("figure 1", "shows"),
