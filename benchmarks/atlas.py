@@ -47,8 +47,8 @@ from fedlens.cli.signals import stopped_by_signals
 from fedlens.cli.sweep_display import SweepDisplay
 from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import FedlensError, RunFailed
-from fedlens.experiment import jsonl
-from fedlens.experiment.lock import locked
+from fedlens.files import jsonl
+from fedlens.files.lock import locked
 from fedlens.report.format import duration, many
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.studies.carry_out import StudyStopped

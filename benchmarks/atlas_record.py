@@ -32,7 +32,6 @@ import tomli_w
 
 from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import DataError, FedlensError
-from fedlens.experiment.environment import machine
 from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.report.format import count, many, size
 from fedlens.report.stated_values import stated_values
@@ -56,6 +55,7 @@ from fedlens.report.study_results import (
 )
 from fedlens.report.study_tables import study_tables
 from fedlens.report.table_view import TableView
+from fedlens.run.environment import machine
 from fedlens.studies.changed_study import changed_study
 from fedlens.studies.records import StudyRecord
 from fedlens.studies.reproduce import SCALES

@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.vision import MEAN, STD, seconds
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.moved_targets import LEAST_SHARE, LEAST_SIDE, moved_boxes, moved_masks
 from fedlens.data.augmented import Chain
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
 from fedlens.data.mosaic import Mosaic
 from fedlens.data.normalize import normalize
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.moved_targets import LEAST_SHARE, LEAST_SIDE, moved_boxes, moved_masks
 
 CENTRE = (0.25, 0.75)
 SHOWN = 12  # boxes an image, as in BCCD

@@ -32,14 +32,14 @@ from fedlens.core.tree import tree_of
 from fedlens.data.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.datasets.fractals import fractals
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import read_source
-from fedlens.experiment.plan import plan
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.models.prepare import Preparation
 from fedlens.models.resnet import resnet20
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import read_source
+from fedlens.settings.plan import plan
 from fedlens.tasks.simsiam import SimSiam
 
 BATCH, STEPS = 128, 4

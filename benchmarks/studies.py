@@ -33,11 +33,11 @@ import torch.nn.functional as F
 
 from fedlens import Experiment
 from fedlens.data.normalize import normalize
-from fedlens.experiment.build import Built, build, data_directory
-from fedlens.experiment.plan import plan
-from fedlens.experiment.session import Session
 from fedlens.local.settings import LocalSettings
 from fedlens.report.study_results import StudyResults
+from fedlens.run.build import Built, build, data_directory
+from fedlens.run.session import Session
+from fedlens.settings.plan import plan
 from fedlens.studies.study import Study
 
 GOAL = 0.15

@@ -68,7 +68,7 @@ def on_the_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     """Runs that name no device train on the processor, whose bits the tests know; only tests/gpu finds GPUs."""
     if GPUS and not request.path.is_relative_to(Path(__file__).parent / "gpu"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of child processes
-        for module in ("fedlens.engines.devices", "fedlens.experiment.build"):
+        for module in ("fedlens.engines.devices", "fedlens.run.build"):
             monkeypatch.setattr(f"{module}.hardware", Hardware)
 
 

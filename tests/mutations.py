@@ -79,13 +79,13 @@ MUTATIONS = [
         "algorithms/averaging.py",
         "before[name] - tau * update",
         "before[name] - update",
-        "unit/experiment/test_recording.py",
+        "unit/observers/test_recording.py",
     ),
     Mutation(
-        "experiment/recording.py",
+        "observers/recording.py",
         "reduce=replace(ask.reduce, keep=True)",
         "reduce=ask.reduce",
-        "unit/experiment/test_recording.py",
+        "unit/observers/test_recording.py",
     ),
     Mutation(
         "analyses/model_evaluation.py",
@@ -501,22 +501,22 @@ MUTATIONS = [
         "unit/models/test_yolov5_loss.py",
     ),
     Mutation(
-        "core/moved_targets.py",
+        "vision/moved_targets.py",
         "sides.prod(1) >= LEAST_SHARE",
         "sides.prod(1) > 2 * LEAST_SHARE",
-        "unit/core/test_moved_targets.py",
+        "unit/vision/test_moved_targets.py",
     ),
     Mutation(
-        "experiment/memory_check.py",
+        "settings/memory_check.py",
         "workers * (_STEP * size + beside)",
         "workers * size",
-        "unit/experiment/test_memory_check.py",
+        "unit/settings/test_memory_check.py",
     ),
     Mutation(
-        "experiment/memory_check.py",
+        "settings/memory_check.py",
         "// (needed - fixed)",
         "// needed",
-        "unit/experiment/test_memory_check.py",
+        "unit/settings/test_memory_check.py",
     ),
     Mutation(
         "algorithms/client_evaluation.py", "len(values) / 10", "len(values) / 5", "identity/test_personal.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fedlens.core.registry import USER_MODULE_PREFIX
-from fedlens.experiment import own_files
+from fedlens.settings import own_files
 
 
 def new_process(*modules: str) -> None:

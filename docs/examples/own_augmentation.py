@@ -2,7 +2,7 @@
 
 import torch
 
-from fedlens.core.change import Change
+from fedlens.vision.change import Change
 
 
 def inverted(*, p: float = 0.5):

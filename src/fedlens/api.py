@@ -23,22 +23,22 @@ from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.interrupts import watched
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.summary_text import as_call, as_html, as_text
-from fedlens.experiment.config import SLOTS, Config, plain, read_config
-from fedlens.experiment.config_source import Source, key_lines, override, read_source
-from fedlens.experiment.observer import Observer, observer_of
-from fedlens.experiment.progress import Listener, Progress, Silent
 from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
+from fedlens.run.observer import Observer, observer_of
+from fedlens.run.progress import Listener, Progress, Silent
+from fedlens.settings.config import SLOTS, Config, plain, read_config
+from fedlens.settings.config_source import Source, key_lines, override, read_source
 
 if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.data.arrays import dataset
-    from fedlens.experiment.build import Built
-    from fedlens.experiment.observers import Observers
-    from fedlens.experiment.plan import Plan
-    from fedlens.experiment.run_state import RunState
-    from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.session import Session
+    from fedlens.run.build import Built
+    from fedlens.run.observers import Observers
+    from fedlens.run.run_state import RunState
+    from fedlens.run.rundir import RunDir
+    from fedlens.run.session import Session
+    from fedlens.settings.plan import Plan
 
 
 Before: TypeAlias = "Callable[[Built, RunDir], None]"
@@ -111,21 +111,21 @@ class Experiment:
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
-        It prints nothing; pass an `Observer`, or a `fedlens.experiment.progress.Progress`, as `progress` to follow the
+        It prints nothing; pass an `Observer`, or a `fedlens.run.progress.Progress`, as `progress` to follow the
         run. The setting `observe` names further observers.
         `report=False` skips report.html, which takes a large part of a short run; `fedlens report` writes it later.
-        Runs of one process that share a `fedlens.experiment.session.Session` read their data once. With `until` the
+        Runs of one process that share a `fedlens.run.session.Session` read their data once. With `until` the
         run pauses after that round, with the status "paused" and without a model file; `resume` continues it.
         All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
         the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` (Ctrl-C) after the last
         complete round is saved; `resume(out)` then continues the run. `before` is called with the built experiment and
         its directory, which has no file yet; an error that it raises ends the run.
         """
-        from fedlens.experiment.build import build, data_directory
-        from fedlens.experiment.plan import plan
-        from fedlens.experiment.run_description import write_settings
-        from fedlens.experiment.rundir import RunDir
         from fedlens.observers.built_in import observers_of, own_observers
+        from fedlens.run.build import build, data_directory
+        from fedlens.run.run_description import write_settings
+        from fedlens.run.rundir import RunDir
+        from fedlens.settings.plan import plan
 
         _check_until(until)
         root = data_directory(None if data_dir is None else Path(data_dir))
@@ -172,10 +172,10 @@ def resume(
     checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an
     object, pass an equal `model`; its weights come from the run.
     """
-    from fedlens.experiment import changes, checkpoint
-    from fedlens.experiment.build import build, data_directory
-    from fedlens.experiment.rundir import RunDir
     from fedlens.observers.built_in import observers_of, own_observers
+    from fedlens.run import changes, checkpoint
+    from fedlens.run.build import build, data_directory
+    from fedlens.run.rundir import RunDir
 
     _check_until(until)
     run = RunDir.open(Path(directory))
@@ -220,9 +220,9 @@ def _plan_to_resume(
     run: RunDir, config: Config, source: Source, round: int, about: Mapping[str, Any], accept_changes: bool
 ) -> Plan:
     """The plan of a run that goes on after `round`, on the device that its checkpoint `about` names."""
-    from fedlens.experiment.changes import device_of
-    from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
-    from fedlens.experiment.plan import plan
+    from fedlens.run.changes import device_of
+    from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
+    from fedlens.settings.plan import plan
 
     if about:  # compared before it is executed; a run without a checkpoint starts again
         command = quoted_command("resume", run.path, accept_changes=True)
@@ -244,10 +244,10 @@ def _restored(
     described: bool,
 ) -> tuple[RunState | None, list[dict[str, Any]]]:
     """The state of the last checkpoint and the accepted changes; the files of the run end with its round then."""
-    from fedlens.experiment.environment import changed_bits, machine
-    from fedlens.experiment.own_files import OWN_FILES, own_files
-    from fedlens.experiment.restore import restored
-    from fedlens.experiment.run_description import check_same_data
+    from fedlens.run.environment import changed_bits, machine
+    from fedlens.run.restore import restored
+    from fedlens.run.run_description import check_same_data
+    from fedlens.settings.own_files import OWN_FILES, own_files
 
     environment = run.read_environment() or {}
     if described:
@@ -303,9 +303,9 @@ def _carry_out(
 
     `root` is where the data are, if the directory still has to be told what is run.
     """
-    from fedlens.experiment.results import outline, summarize, write_final
-    from fedlens.experiment.run_description import describe
-    from fedlens.experiment.runner import Runner
+    from fedlens.run.run_description import describe
+    from fedlens.run.runner import Runner
+    from fedlens.use.results import outline, summarize, write_final
 
     observers.started(outline(built, directory))
     for sentence in built.notes[:_NOTES]:

@@ -27,15 +27,15 @@ from fedlens.core.atomic_files import refuse_link, write_atomically
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.formats.registry import FORMATS
-from fedlens.experiment.config import SLOTS, Config, plain, read_config
-from fedlens.experiment.config_source import Source, read_source
-from fedlens.experiment.device_here import chosen_for
-from fedlens.experiment.full_disk import disk_full, stopped_when_full
-from fedlens.experiment.progress import Progress, Silent
-from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.session import Session
-from fedlens.experiment.text_files import read_json
+from fedlens.files.full_disk import disk_full, stopped_when_full
+from fedlens.files.text_files import read_json
 from fedlens.report.differences import LEAST_SEEDS
+from fedlens.run.progress import Progress, Silent
+from fedlens.run.rundir import RunDir
+from fedlens.run.session import Session
+from fedlens.settings.config import SLOTS, Config, plain, read_config
+from fedlens.settings.config_source import Source, read_source
+from fedlens.use.device_here import chosen_for
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
@@ -152,7 +152,7 @@ def cost(
     `CostStopped` if the disk is full. A run that fails later is a row with its reason. `KeyboardInterrupt` passes; the
     same call continues.
     """
-    from fedlens.experiment.build import data_directory
+    from fedlens.run.build import data_directory
 
     if seeds < 1:
         raise ConfigError(f"the number of seeds is {seeds} (must be at least 1)", where="seeds")
@@ -284,8 +284,8 @@ def federated_work(
     norm (None for a model without the setting) and validation; test_drawn, whether the test images are drawn from
     the clients' own images; keeps_images, whether the pages have test images.
     """
-    from fedlens.experiment.build import build, images_of_the_run
-    from fedlens.experiment.plan import plan
+    from fedlens.run.build import build, images_of_the_run
+    from fedlens.settings.plan import plan
 
     values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
     planned = plan(read_config(values, source.locate), Source(values, *_places(source)))
@@ -349,7 +349,7 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Co
 
 def resolved_settings(source: Source, config: Config) -> dict[str, Any]:
     """The settings after `--set algorithm.name=...` and its like: without what belonged to the name before."""
-    from fedlens.experiment.plan import plan
+    from fedlens.settings.plan import plan
 
     if not source.renamed:
         return dict(source.values)
@@ -411,7 +411,7 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as the run writes them into its config.toml."""
     import tomli_w
 
-    from fedlens.experiment.plan import plan
+    from fedlens.settings.plan import plan
 
     source = Source(dict(settings))
     return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
@@ -452,8 +452,8 @@ def why_untested(
 
     A run with one model for all has tested it, and is left alone. Raises an error of a full disk.
     """
-    from fedlens.experiment.client_tests import too_costly, write_client_tests
     from fedlens.report.read import read_run
+    from fedlens.use.client_tests import too_costly, write_client_tests
 
     made = read_run(directory)
     if made.status != "finished" or made.split() != "validation":
@@ -481,7 +481,7 @@ def _write_begun(directory: Path, about: Mapping[str, Any]) -> None:
 
 
 def _write(directory: Path, content: Mapping[str, Any]) -> None:
-    from fedlens.experiment.rundir import plain as as_json
+    from fedlens.run.rundir import plain as as_json
 
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(as_json(content), indent=2, allow_nan=False, ensure_ascii=False)

@@ -22,21 +22,21 @@ from fedlens.core.atomic_files import read_regular, refuse_link, write_atomicall
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.core.random import Rng
 from fedlens.core.shell_command import setting, shell_command
-from fedlens.experiment import checkpoint
-from fedlens.experiment.changes import defining
-from fedlens.experiment.export import export, json_beside
-from fedlens.experiment.kept_images import AUTO, is_published
-from fedlens.experiment.progress import BareProgress, Progress, Silent
-from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.text_files import parsed_fact
-from fedlens.experiment.trained_model import TrainedModel, read_trained
+from fedlens.files.text_files import parsed_fact
 from fedlens.models.prepare import Preparation
 from fedlens.report.contact_sheet import png, sheet_of_views
 from fedlens.report.format import many
 from fedlens.result import Result
+from fedlens.run import checkpoint
+from fedlens.run.changes import defining
+from fedlens.run.progress import BareProgress, Progress, Silent
+from fedlens.run.rundir import RunDir
+from fedlens.settings.kept_images import AUTO, is_published
+from fedlens.use.export import export, json_beside
+from fedlens.use.trained_model import TrainedModel, read_trained
 
 if TYPE_CHECKING:
-    from fedlens.experiment.build import Built
+    from fedlens.run.build import Built
 
 _ENDING = ".safetensors"
 _NOT_OF_NETWORK = {"name", *Preparation.model_fields} - {"norm", "bottleneck"}

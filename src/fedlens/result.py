@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedlens.core.protocol import ModelSpec
-    from fedlens.experiment.rundir import RunDir
-    from fedlens.experiment.trained_model import TrainedModel
     from fedlens.models.user_models import Instance
+    from fedlens.run.rundir import RunDir
+    from fedlens.use.trained_model import TrainedModel
 
 
 class Metrics(list[dict[str, Any]]):
@@ -79,7 +79,7 @@ class Result:
     def warnings(self) -> list[dict[str, Any]]:
         """The warnings of the run, such as a diverging loss: `kind`, `since`, `until`, `sentence`, `try`, ...
 
-        Empty without a warning; see `fedlens.experiment.divergence`.
+        Empty without a warning; see `fedlens.observers.divergence`.
         """
         return list(self.summary.get("warnings", ()))
 
@@ -91,14 +91,14 @@ class Result:
     @property
     def model(self) -> nn.Module:
         """The final model, in evaluation mode."""
-        from fedlens.experiment.results import read_module
+        from fedlens.use.results import read_module
 
         return read_module(self._run.model_path, self._model, self._accept_changes)
 
     @property
     def best_model(self) -> nn.Module:
         """The model of the best round, in evaluation mode; `summary["best"]` has the round and the reason."""
-        from fedlens.experiment.results import read_module
+        from fedlens.use.results import read_module
 
         return read_module(self._run.best_path, self._model, self._accept_changes)
 
@@ -126,8 +126,8 @@ class Result:
 
         Raises `DataError` if the paths name no image, and `RunDirectoryError` if the run has no such model.
         """
-        from fedlens.experiment.device_here import device_here
-        from fedlens.experiment.predict import Output, predict
+        from fedlens.use.device_here import device_here
+        from fedlens.use.predict import Output, predict
 
         output = None if out is None else Output(Path(out), pictures, force)
         trained = self._trained(round).on(device_here(device)[0])
@@ -144,20 +144,20 @@ class Result:
         """Writes a model of the run as one file that needs no fedlens, and returns its path.
 
         `format` is "onnx", "pt2" or "safetensors", by default the ending of `file`; `round` is that of `predict`.
-        See `fedlens.experiment.export.export` for the contents and the errors.
+        See `fedlens.use.export.export` for the contents and the errors.
         """
-        from fedlens.experiment.export import export
+        from fedlens.use.export import export
 
         return export(self._trained(round), Path(file), format, force).file
 
     def _trained(self, round: str | int | None) -> TrainedModel:
-        from fedlens.experiment.trained_model import read_trained
+        from fedlens.use.trained_model import read_trained
 
         return read_trained(self._run, round, self._model, self._accept_changes)
 
     @property
     def _run(self) -> RunDir:
-        from fedlens.experiment.rundir import RunDir
+        from fedlens.run.rundir import RunDir
 
         return RunDir.open(self.directory)
 
@@ -197,7 +197,7 @@ def load_result(
     since is an error, unless `accept_changes` is set.
     """
     from fedlens.core.protocol import ModelSpec
-    from fedlens.experiment.rundir import RunDir
+    from fedlens.run.rundir import RunDir
 
     run = RunDir.open(Path(directory))
     if model is None:

@@ -10,8 +10,8 @@ import pytest
 
 from fedlens.api import Experiment, Result
 from fedlens.core.tree import digest
-from fedlens.experiment import checkpoint
-from fedlens.experiment.progress import Silent
+from fedlens.run import checkpoint
+from fedlens.run.progress import Silent
 
 USERS = str(Path(__file__).with_name("users.py"))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens.api import Experiment, Result, resume
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 from tests.contract.contract_kit import (
     ALGORITHMS,
     CHOSEN,

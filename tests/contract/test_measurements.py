@@ -12,10 +12,10 @@ from fedlens.algorithms.client_evaluation import everywhere
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import ClientStates, RoundContext
 from fedlens.core.random import Rng
-from fedlens.experiment.build import build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 from fedlens.tasks.central_evaluation import central
 from tests.contract.contract_kit import HELD_OUT, settings
 from tests.unit.house.task_table import one_class_a_pixel, per_pixel

@@ -13,11 +13,11 @@ from fedlens.api import Result
 from fedlens.core.errors import ConfigError
 from fedlens.core.frozen import FrozenSplit
 from fedlens.core.tree import fixed_leaves
-from fedlens.experiment import checkpoint
-from fedlens.experiment.build import Built, build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
+from fedlens.run import checkpoint
+from fedlens.run.build import Built, build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 from tests.contract.contract_kit import PARTITIONS, Stopping, lines, outcome
 from tests.new_process import new_process
 from tests.unit.engines.ray_kit import NEEDS_RAY

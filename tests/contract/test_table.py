@@ -16,8 +16,8 @@ from fedlens.core.tree import digest
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.registry import PARTITIONS as REGISTERED_PARTITIONS
-from fedlens.experiment.build import build
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.plan import plan
 from tests.contract.contract_kit import (
     ALGORITHMS,
     CHOSEN,

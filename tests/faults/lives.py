@@ -36,7 +36,8 @@ from fedlens.__main__ import main as command
 from fedlens.cli.main import app
 from fedlens.core import atomic_files as files
 from fedlens.core import tensorfile
-from fedlens.experiment import build, checkpoint, environment, results, runner
+from fedlens.run import build, checkpoint, environment, runner
+from fedlens.use import results
 
 PRELOADED = (api, app, build, checkpoint, environment, files, results, runner, fedlens.report.run_page)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedlens.core.model_digest import weights_digest
 from fedlens.core.payload import encode
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import RunFailed
-from fedlens.experiment.progress import Silent
+from fedlens.run.progress import Silent
 from tests.faults import faulty
 from tests.faults.run_kit import outcome, sha
 from tests.unit.engines.ray_kit import NEEDS_RAY

@@ -17,7 +17,7 @@ from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment
 from fedlens.cli.main import app
 from fedlens.core.errors import RunDirectoryError, RunFailed
-from fedlens.experiment.rundir import RunDir
+from fedlens.run.rundir import RunDir
 from tests.faults.run_kit import sha, summary
 from tests.faults.test_edited_runs import forged
 from tests.faults.test_run_directories import Stops

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedlens import resume
 from fedlens.cli.main import app
 from fedlens.core.errors import FedlensError
-from fedlens.experiment import checkpoint
-from fedlens.experiment.rundir import RunDir
+from fedlens.run import checkpoint
+from fedlens.run.rundir import RunDir
 from tests.faults.run_kit import outcome, summary
 from tests.faults.test_run_directories import ROUNDS, Stops, here, stopped  # noqa: F401
 

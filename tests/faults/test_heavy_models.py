@@ -20,8 +20,8 @@ from fedlens.core.random import Rng
 from fedlens.core.tree import copied
 from fedlens.engines import processes
 from fedlens.engines.shared_memory import Packer
-from fedlens.experiment import checkpoint, run_state, runner
 from fedlens.local import leafwise
+from fedlens.run import checkpoint, run_state, runner
 from tests.unit.engines.engine_kit import fresh
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

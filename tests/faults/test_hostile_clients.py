@@ -14,7 +14,7 @@ import pytest
 from fedlens import Experiment, load_result
 from fedlens.core.errors import HookError, one_line, told
 from fedlens.core.schema import METRICS, Bound, Schema
-from fedlens.experiment.progress import Silent
+from fedlens.run.progress import Silent
 from tests.faults import faulty
 from tests.faults.run_kit import sha
 from tests.faults.test_refused_replies import ENGINES, FILE, experiment

@@ -19,7 +19,7 @@ from fedlens.analyses.analyze import analyze
 from fedlens.cli.main import app
 from fedlens.core.errors import DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 
 pytestmark = pytest.mark.timeout(120)  # a pipe that is waited for never ends
 

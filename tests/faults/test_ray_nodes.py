@@ -15,7 +15,7 @@ from fedlens.api import Experiment, resume
 from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Reply
 from fedlens.engines import ray_cluster
-from fedlens.experiment.progress import Silent
+from fedlens.run.progress import Silent
 from tests.contract.contract_kit import outcome
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import RunFailed
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 from tests.faults import faulty
 from tests.faults.run_kit import outcome, sha
 

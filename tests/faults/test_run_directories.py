@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedlens import Experiment, resume
 from fedlens.cli.main import app
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment import checkpoint
-from fedlens.experiment.progress import Silent
+from fedlens.run import checkpoint
+from fedlens.run.progress import Silent
 from tests.faults import faulty
 from tests.faults.run_kit import experiment, fedlens, outcome, summary
 from tests.unit.data.layouts import IDX_FILES, with_facts, write_mnist

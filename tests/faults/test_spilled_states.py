@@ -17,10 +17,10 @@ from fedlens import Experiment, resume
 from fedlens.core import model_digest
 from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.core.payload import encode
-from fedlens.experiment import checkpoint
-from fedlens.experiment.progress import Silent
-from fedlens.experiment.run_state import RunState
-from fedlens.experiment.state_files import StateFiles, fault_of
+from fedlens.run import checkpoint
+from fedlens.run.progress import Silent
+from fedlens.run.run_state import RunState
+from fedlens.run.state_files import StateFiles, fault_of
 from tests.faults.run_kit import lives, outcome, summary
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

@@ -30,7 +30,7 @@ import torch
 from fedlens import Experiment, Study, cost
 from fedlens.api import resume
 from fedlens.core.states import ClientStates
-from fedlens.experiment.progress import ProgressBase, Silent
+from fedlens.run.progress import ProgressBase, Silent
 from fedlens.studies.progress import SilentStudy
 
 ARCHIVES = Path(__file__).with_name("folders")
@@ -133,9 +133,7 @@ def start(name: str, folder: Path) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             experiment.run(folder, report=False, progress=Stop(STOPS[name], interrupted))
     elif name == "scaffold":  # 8 kB hold three of the six states
-        with mock.patch(
-            "fedlens.experiment.run_saver.ClientStates", lambda store, _: ClientStates(store, 8_000)
-        ):
+        with mock.patch("fedlens.run.run_saver.ClientStates", lambda store, _: ClientStates(store, 8_000)):
             experiment.run(folder, report=False, until=STOPS[name])
     else:
         experiment.run(folder, report=False, until=STOPS[name])

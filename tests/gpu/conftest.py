@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedlens.engines import devices
-from fedlens.experiment import environment, memory_check
+from fedlens.run import environment
+from fedlens.settings import memory_check
 from fedlens.studies import gpu_runs
 
 SIMULATED = os.environ.get("SIMGPU") == "1"

@@ -12,7 +12,7 @@ import torch
 
 from fedlens.api import Experiment, Result
 from fedlens.core.tree import Tree
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 from tests.contract.contract_kit import lines, outcome, settings, weights
 from tests.gpu.conftest import SIMULATED
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedlens.api import Experiment
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.moved_targets import moved_boxes, moved_masks
 from fedlens.data.augment import AUGMENTS
 from fedlens.data.augmented import Augmentation
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.moved_targets import moved_boxes, moved_masks
 from tests.contract.contract_kit import lines, weights
 from tests.contract.test_augmented_scenes import network, scenes
 

@@ -19,8 +19,9 @@ from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload, linear
 from fedlens.cli.main import app
 from fedlens.engines import devices
 from fedlens.engines.hardware import Hardware, hardware
-from fedlens.experiment import checkpoint, device_here
-from fedlens.experiment.rundir import RunDir
+from fedlens.run import checkpoint
+from fedlens.run.rundir import RunDir
+from fedlens.use import device_here
 from tests.gpu.conftest import SIMULATED
 
 RECIPE = """

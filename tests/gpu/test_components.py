@@ -10,10 +10,10 @@ import torch
 
 from fedlens.api import Result
 from fedlens.data.dataset import Examples
-from fedlens.experiment.build import build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 from tests.contract.contract_kit import HELD_OUT, LOCAL, NORM_NET
 from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, agree, both, model, near, run, small, tiers
 from tests.unit.house.task_table import one_class_a_pixel, per_pixel

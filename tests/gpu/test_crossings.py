@@ -33,8 +33,8 @@ from fedlens.core.stacked import StackedTrees
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.engines.executor import Executor, Item
-from fedlens.experiment.progress import Silent
 from fedlens.local.optimizers import descend
+from fedlens.run.progress import Silent
 from tests.contract.contract_kit import nightly_but
 
 ROUND = 5  # of six: inputs are compared in the first three, and the last one is evaluated in more detail

@@ -11,8 +11,8 @@ import torch
 from fedlens.api import resume
 from fedlens.core.errors import ConfigError
 from fedlens.engines import devices, hardware, on_gpus
-from fedlens.experiment import build
-from fedlens.experiment.progress import Silent
+from fedlens.run import build
+from fedlens.run.progress import Silent
 from tests.contract.contract_kit import Stopping, experiment, outcome, weights
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens import Study
-from fedlens.experiment.rundir import RunDir
+from fedlens.run.rundir import RunDir
 from tests.contract.contract_kit import nightly_but
 from tests.gpu.conftest import SIMULATED
 from tests.gpu.device_kit import GPU, GROUP_NORM, agree, near, run, small

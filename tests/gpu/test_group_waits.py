@@ -21,11 +21,11 @@ from fedlens.core.random import Rng
 from fedlens.data.dataset import Examples
 from fedlens.engines import executor
 from fedlens.engines.executor import Executor
-from fedlens.experiment.build import build
-from fedlens.experiment.plan import plan
 from fedlens.local import hook_checks
 from fedlens.local.rules import ClientRule, LocalContext, Traits
 from fedlens.local.vectorized.steps import Steps
+from fedlens.run.build import build
+from fedlens.settings.plan import plan
 
 STEPS, CLIENTS = 4, 3
 SMALL = {"name": "synthetic", "shape": [1, 8, 8], "classes": 4, "train": 90, "test": 20}

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from fedlens.analyses.analyze import analyze
 from fedlens.analyses.registry import ANALYSES
 from fedlens.api import Experiment, Result, resume
-from fedlens.experiment.export import export
-from fedlens.experiment.predict import predict
-from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.trained_model import read_trained
 from fedlens.pretraining import pretrain
+from fedlens.run.rundir import RunDir
+from fedlens.use.export import export
+from fedlens.use.predict import predict
+from fedlens.use.trained_model import read_trained
 from tests.contract.contract_kit import Stopping, nightly_but, outcome
 from tests.gpu.conftest import SIMULATED
 from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, both, run, small

@@ -12,7 +12,7 @@ from fedlens import Experiment, resume
 from fedlens.core.schema import tensors_in
 from fedlens.core.states import ClientStates, Store
 from fedlens.engines import inline
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 from tests.contract.contract_kit import nightly_but, outcome
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

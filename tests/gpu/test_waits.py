@@ -17,10 +17,10 @@ from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.data.partition.partition import Partition
 from fedlens.engines.executor import Executor
-from fedlens.experiment.build import build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 from fedlens.tasks.classification import Classification
 from tests.contract import contract_kit
 from tests.unit.house.task_table import per_pixel

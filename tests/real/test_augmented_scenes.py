@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.moved_targets import moved_boxes, moved_masks
 from fedlens.data.augment import AUGMENTS
 from fedlens.data.augmented import Chain
 from fedlens.data.datasets.bccd import bccd
 from fedlens.data.datasets.camvid import camvid
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.moved_targets import moved_boxes, moved_masks
 
 pytestmark = pytest.mark.real
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.box_batch import BoxBatch
 from fedlens.data.datasets.bccd import bccd
 from fedlens.data.normalize import normalize
 from fedlens.tasks.detection import Detection
+from fedlens.vision.box_batch import BoxBatch
 from tests.unit.models.zoo_kit import made
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

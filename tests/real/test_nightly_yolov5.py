@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core.box_batch import BoxBatch
 from fedlens.data.datasets.bccd import bccd
 from fedlens.data.loading import loaded
 from fedlens.tasks.detection import Detection, dictionaries
+from fedlens.vision.box_batch import BoxBatch
 from tests.unit.models.zoo_kit import made
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

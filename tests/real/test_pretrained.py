@@ -15,10 +15,10 @@ from fedlens import Experiment
 from fedlens.core.protocol import ModelSpec
 from fedlens.data.datasets.cifar import cifar10
 from fedlens.data.normalize import moments
-from fedlens.experiment.checkpoint import read_model
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.models.weights_file import read_weights
+from fedlens.run.checkpoint import read_model
 
 pytestmark = pytest.mark.real
 ACCURACY = 0.9173  # 8.27 % error, as its author states

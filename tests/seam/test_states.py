@@ -9,7 +9,7 @@ import torch
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Reduce, Reply, Request
 from fedlens.core.random import Rng
-from fedlens.experiment.state_files import StateFiles
+from fedlens.run.state_files import StateFiles
 from tests.seam.seam_kit import ENGINES, Points, gate
 
 

@@ -17,15 +17,15 @@ from fedlens.cli.cost import RunTitle
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
-from fedlens.experiment import client_tests
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.progress import Progress, Silent
-from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.session import Session
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes
 from fedlens.report.read import Run, read_run
+from fedlens.run.progress import Progress, Silent
+from fedlens.run.rundir import RunDir
+from fedlens.run.session import Session
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.use import client_tests
 
 SETTINGS: dict[str, Any] = {
     "name": "small",

@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from fedlens import Experiment
 from fedlens.cli.main import app
 from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
-from fedlens.experiment.config_source import Source, override
-from fedlens.experiment.progress import ProgressBase
-from fedlens.experiment.rundir import RunDir
 from fedlens.models.registry import MODELS
 from fedlens.models.weights import load_weights
 from fedlens.models.weights_file import read_weights
 from fedlens.pretraining import pretrain
 from fedlens.report.contact_sheet import sheet_of_views
+from fedlens.run.progress import ProgressBase
+from fedlens.run.rundir import RunDir
+from fedlens.settings.config_source import Source, override
 from tests.unit.cli.printed import parsed
 from tests.unit.data.datasets.small_files import leaf, write_leaf
 from tests.unit.data.pictures import write

@@ -17,12 +17,12 @@ from fedlens.core.atomic_files import make_folder, refused, write_atomically
 from fedlens.core.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
 from fedlens.core.shell_command import setting, shell_command
 from fedlens.core.signatures import place_of
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.resolve import Resolved, resolve
-from fedlens.experiment.rundir import plain
-from fedlens.experiment.text_files import read_json
+from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures
 from fedlens.report.analysis_page import INDEX, write_analysis_page
+from fedlens.run.rundir import plain
+from fedlens.settings.config_source import Source
+from fedlens.settings.resolve import Resolved, resolve
 
 if TYPE_CHECKING:
     from torch import nn

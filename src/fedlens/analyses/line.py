@@ -17,7 +17,7 @@ from fedlens.core.frozen import held
 from fedlens.core.random import Rng
 from fedlens.core.read_ahead import first as first_of
 from fedlens.core.tree import Tree, tree_of
-from fedlens.experiment.build import Built
+from fedlens.run.build import Built
 
 Batches = Sequence[tuple[Any, Any]]  # inputs and targets
 Statistics = Literal["recomputed", "interpolated", "none"]

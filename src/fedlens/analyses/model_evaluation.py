@@ -19,7 +19,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.read_ahead import first
 from fedlens.core.threads import own_cores
 from fedlens.core.tree import Tree
-from fedlens.experiment.build import Built
+from fedlens.run.build import Built
 from fedlens.tasks.central_evaluation import evaluation_batch, measured_together, stretches_of, task_metrics
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task

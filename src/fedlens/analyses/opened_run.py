@@ -15,16 +15,16 @@ from fedlens.api import settings_of
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import spec_of
-from fedlens.experiment.build import Built, build, data_directory
-from fedlens.experiment.config import read_config
-from fedlens.experiment.device_here import engine_here
-from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
-from fedlens.experiment.plan import plan
-from fedlens.experiment.recording_check import no_clients, no_local_models
-from fedlens.experiment.recordings import RecordedRound, recorded_rounds
-from fedlens.experiment.run_description import check_same_data
-from fedlens.experiment.rundir import RunDir
+from fedlens.observers.recordings import RecordedRound, recorded_rounds
 from fedlens.report.format import many
+from fedlens.run.build import Built, build, data_directory
+from fedlens.run.run_description import check_same_data
+from fedlens.run.rundir import RunDir
+from fedlens.settings.config import read_config
+from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
+from fedlens.settings.plan import plan
+from fedlens.settings.recording_check import no_clients, no_local_models
+from fedlens.use.device_here import engine_here
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,11 +17,11 @@ from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.core.shell_command import shell_command
 from fedlens.engines.devices import resolved
 from fedlens.engines.hardware import hardware
-from fedlens.experiment.changes import check_lines
-from fedlens.experiment.checkpoint import peek, rounds_saved
-from fedlens.experiment.own_files import OWN_FILES, refuse_edited_since
-from fedlens.experiment.recordings import folder_of, intact_round
-from fedlens.experiment.rundir import RunDir
+from fedlens.observers.recordings import folder_of, intact_round
+from fedlens.run.changes import check_lines
+from fedlens.run.checkpoint import peek, rounds_saved
+from fedlens.run.rundir import RunDir
+from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
 
 if TYPE_CHECKING:
     from torch import nn

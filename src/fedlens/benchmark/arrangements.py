@@ -12,7 +12,7 @@ from fedlens.benchmark.interleave import fastest
 from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload
 from fedlens.core.registry import read_settings, settings_model
 from fedlens.engines.registry import ENGINES
-from fedlens.experiment.config_source import Source, override
+from fedlens.settings.config_source import Source, override
 
 _TRIAL_IMAGES = 2_000  # of a trial round, about
 

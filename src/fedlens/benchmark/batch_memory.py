@@ -16,9 +16,9 @@ from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.engines.devices import Computing
-from fedlens.experiment.datadir import data_directory
-from fedlens.experiment.environment import describe_environment
-from fedlens.experiment.plan import Plan
+from fedlens.run.environment import describe_environment
+from fedlens.settings.datadir import data_directory
+from fedlens.settings.plan import Plan
 
 
 def batch_memory(

@@ -14,10 +14,10 @@ from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.traits import traits_of
-from fedlens.experiment.build import build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 
 MODELS = {cifar_cnn: "hsu-cnn", mnist_cnn: "mcmahan-cnn", linear: "linear"}
 _MANY = 1_000_000  # rounds: more than any benchmark takes

@@ -16,7 +16,7 @@ from fedlens.benchmark.profile_memory import client_again
 from fedlens.core.profiling import recording
 from fedlens.core.protocol import Ask, BatchedOp, Payload
 from fedlens.engines.client_groups import Groups
-from fedlens.experiment.build import Built
+from fedlens.run.build import Built
 
 LAUNCH_SECONDS = 5e-6  # about, from the call of an operation to the start of its kernel
 _IDLE = (

@@ -25,15 +25,15 @@ from fedlens.core.protocol import Client, ClientExamples, ModelSpec, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import fixed_leaves, tree_of
 from fedlens.data.augmented import Augmentation
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import read_source
-from fedlens.experiment.model_kind import prepared_for
-from fedlens.experiment.plan import Plan, plan
-from fedlens.experiment.text_models import with_vocabulary
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.training_memory import training_memory
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import read_source
+from fedlens.settings.model_kind import prepared_for
+from fedlens.settings.plan import Plan, plan
+from fedlens.settings.text_models import with_vocabulary
 from fedlens.tasks.task import Task
 
 STEPS = 3  # the optimizer's state exists from the second step on, and the heap has settled

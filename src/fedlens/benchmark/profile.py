@@ -18,14 +18,14 @@ from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.protocol import Program
 from fedlens.engines.devices import usable_cores
-from fedlens.experiment.build import Built, build, data_directory
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source, override, read_source
-from fedlens.experiment.environment import describe_environment
-from fedlens.experiment.plan import plan
-from fedlens.experiment.resolve import resolve
-from fedlens.experiment.results import subject
 from fedlens.models.registry import MODELS
+from fedlens.run.build import Built, build, data_directory
+from fedlens.run.environment import describe_environment
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source, override, read_source
+from fedlens.settings.plan import plan
+from fedlens.settings.resolve import resolve
+from fedlens.use.results import subject
 
 
 def profile(

@@ -16,7 +16,7 @@ from fedlens.core.parse_text import parse_json
 from fedlens.core.protocol import Ask, Failure, Id, Payload
 from fedlens.core.random import random_state_kept
 from fedlens.engines.executor import Executor, Item
-from fedlens.experiment.build import Built
+from fedlens.run.build import Built
 
 
 def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:

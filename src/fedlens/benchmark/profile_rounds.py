@@ -19,13 +19,13 @@ from fedlens.core.driver import Driver, Tally
 from fedlens.core.profiling import recording
 from fedlens.core.protocol import State
 from fedlens.core.states import ClientStates
-from fedlens.experiment import checkpoint
-from fedlens.experiment.build import Built
-from fedlens.experiment.changes import defining
-from fedlens.experiment.failed_round import hopeless
-from fedlens.experiment.round_work import round_context
-from fedlens.experiment.run_state import RunState
-from fedlens.experiment.state_files import StateFiles
+from fedlens.run import checkpoint
+from fedlens.run.build import Built
+from fedlens.run.changes import defining
+from fedlens.run.failed_round import hopeless
+from fedlens.run.round_work import round_context
+from fedlens.run.run_state import RunState
+from fedlens.run.state_files import StateFiles
 
 _SECONDS = 20.0  # of rounds, about, unless their number is given
 _FEWEST, _MOST = 2, 30  # pairs

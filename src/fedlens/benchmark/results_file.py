@@ -12,8 +12,8 @@ from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import Workload
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.environment import describe_environment
-from fedlens.experiment.rundir import plain
+from fedlens.run.environment import describe_environment
+from fedlens.run.rundir import plain
 
 FORMAT = 2
 

@@ -70,7 +70,7 @@ def analyze(
     with reported(debug, as_json):
         from fedlens.analyses.analyze import analyze as make
         from fedlens.analyses.analyze import check_request
-        from fedlens.experiment.rundir import plain
+        from fedlens.run.rundir import plain
 
         heard = (lambda sentence: None) if quiet or as_json else say
         settings = analysis_settings(changes or [])

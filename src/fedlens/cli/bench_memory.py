@@ -54,7 +54,7 @@ def memory(
         with stdout_kept_clean(as_json):
             from fedlens.benchmark.batch_memory import batch_memory, parsed_batches
             from fedlens.cli.run import overrides
-            from fedlens.experiment.environment import command_words
+            from fedlens.run.environment import command_words
 
             document = batch_memory(
                 recipe,

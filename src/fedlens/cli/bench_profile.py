@@ -60,7 +60,7 @@ def profile(
             from fedlens.benchmark import profile as module
             from fedlens.cli.bench_profile_tables import print_profile
             from fedlens.cli.run import overrides
-            from fedlens.experiment.environment import command_words
+            from fedlens.run.environment import command_words
 
             if recipe is not None:
                 document = module.profile(

@@ -95,7 +95,7 @@ def speed(
         from fedlens.benchmark.results_file import writable
         from fedlens.benchmark.speed import workload
         from fedlens.core.errors import ConfigError
-        from fedlens.experiment.device_here import device_here
+        from fedlens.use.device_here import device_here
 
         names = dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))
         loads = [workload(name) for name in names]

@@ -12,7 +12,7 @@ import typer
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
 from fedlens.cli.output import Interrupted, print_columns, reported, stdout_kept_clean
 from fedlens.core.printable import printable
-from fedlens.experiment.progress import Forecast, Silent
+from fedlens.run.progress import Forecast, Silent
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -43,8 +43,8 @@ def check(
     """Read all of your data, decode every image, and list problems (exit code 1) and warnings (exit code 0)."""
     with reported(debug, as_json):
         from fedlens.data.formats.folder_check import check_folder
-        from fedlens.experiment.config_source import Source, override
-        from fedlens.experiment.own_data_recipe import check_writable, write_recipe
+        from fedlens.settings.config_source import Source, override
+        from fedlens.settings.own_data_recipe import check_writable, write_recipe
 
         if write is not None:
             check_writable(write)
@@ -112,7 +112,7 @@ def _show(checked: Check) -> None:
 def _show_use(checked: Check, write: Path | None) -> None:
     """Says how to train on the data: the table of an experiment, and the command if one was written."""
     from fedlens.core.shell_command import shell_command
-    from fedlens.experiment.own_data_recipe import dataset_table
+    from fedlens.settings.own_data_recipe import dataset_table
 
     if checked.ready is None or (write is None and checked.hardly_any_left):
         if write is not None:

@@ -42,7 +42,7 @@ def info(
         from fedlens.core.registry import settings_model
         from fedlens.data.catalogue import presence
         from fedlens.data.datasets.registry import DATASETS
-        from fedlens.experiment.datadir import data_directory
+        from fedlens.settings.datadir import data_directory
 
         record = _record(name)
         root = data_directory(data_dir)

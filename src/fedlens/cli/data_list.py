@@ -27,7 +27,7 @@ def list_datasets(
     """List the datasets: which are on this machine, their sizes and licences, and how to get the others."""
     with reported(debug, as_json):
         from fedlens.data.catalogue import CATALOGUE, presence
-        from fedlens.experiment.datadir import data_directory
+        from fedlens.settings.datadir import data_directory
 
         root = data_directory(data_dir)
         found = {name: presence(record, root) for name, record in CATALOGUE.items()}

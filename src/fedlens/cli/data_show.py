@@ -36,11 +36,11 @@ def show(
     """Draw random training examples of each class, with their masks or boxes. Texts are printed."""
     with reported(debug):
         from fedlens.core.errors import ConfigError
-        from fedlens.experiment.datadir import data_directory
-        from fedlens.experiment.make_partition import read_dataset
         from fedlens.report.contact_sheet import png
         from fedlens.report.dataset_samples import Samples, sheet
         from fedlens.report.pictures import write_picture
+        from fedlens.settings.datadir import data_directory
+        from fedlens.settings.make_partition import read_dataset
 
         rows = []
         for change in each or [""]:

@@ -36,9 +36,9 @@ def export(
 ) -> None:
     """Export a model of a finished run: ONNX, a PyTorch program (pt2), or its weights (safetensors)."""
     with reported(debug, as_json):
-        from fedlens.experiment.export import export as write
-        from fedlens.experiment.rundir import RunDir
-        from fedlens.experiment.trained_model import parsed_round, read_trained
+        from fedlens.run.rundir import RunDir
+        from fedlens.use.export import export as write
+        from fedlens.use.trained_model import parsed_round, read_trained
 
         trained = read_trained(RunDir.open(run), parsed_round(round), accept_changes=accept_changes)
         exported = write(trained, out, None if format is None else str(format), force)

@@ -60,7 +60,7 @@ def list_names(
 def _rows(kind: Kind) -> list[tuple[str, str]]:
     """Each name with its one-line summary; imports no PyTorch."""
     if kind is Kind.RECIPES:
-        from fedlens.experiment.config_source import recipes
+        from fedlens.settings.config_source import recipes
 
         return [(name, _first_comment(path)) for name, path in recipes().items()]
     module, name = REGISTRIES[kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedlens.experiment.trained_model import TrainedModel
+    from fedlens.use.trained_model import TrainedModel
 
 
 def model_text(trained: TrainedModel) -> str:

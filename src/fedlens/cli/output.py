@@ -170,7 +170,7 @@ def say(*lines: object) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON value on standard output; numbers that are not finite become null."""
-    from fedlens.experiment.rundir import plain
+    from fedlens.run.rundir import plain
 
     text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
     text = UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -15,8 +15,8 @@ from fedlens.cli.output import complain, console, print_json, reported, say
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
-    from fedlens.experiment.predict import Output
-    from fedlens.experiment.trained_model import TrainedModel
+    from fedlens.use.predict import Output
+    from fedlens.use.trained_model import TrainedModel
 
 _SHOWN = 5  # faulty files that are named; predictions.csv has all
 
@@ -56,11 +56,11 @@ def predict(
     """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
     with reported(debug, as_json):
         from fedlens.core.atomic_files import not_regular
-        from fedlens.experiment.device_here import device_here
-        from fedlens.experiment.predict import Output
-        from fedlens.experiment.predict import predict as predictions
-        from fedlens.experiment.rundir import RunDir
-        from fedlens.experiment.trained_model import parsed_round, read_trained
+        from fedlens.run.rundir import RunDir
+        from fedlens.use.device_here import device_here
+        from fedlens.use.predict import Output
+        from fedlens.use.predict import predict as predictions
+        from fedlens.use.trained_model import parsed_round, read_trained
 
         directory = RunDir.open(run)
         if out is None and directory.predictions_path.is_symlink():

@@ -17,7 +17,6 @@ from fedlens.cli.heartbeat import Heartbeat
 from fedlens.cli.output import complain, console, discard, unwritten
 from fedlens.cli.status_line import StatusLine, fitting
 from fedlens.core.printable import printable
-from fedlens.experiment.progress import Forecast, ProgressBase
 from fedlens.report.cost_measures import measure
 from fedlens.report.format import (
     POOLED,
@@ -32,6 +31,7 @@ from fedlens.report.format import (
     size,
     split_of,
 )
+from fedlens.run.progress import Forecast, ProgressBase
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -202,7 +202,7 @@ class ProgressDisplay(ProgressBase):
         self, summary: dict[str, Any], directory: Path, files: Mapping[str, Path] | None = None
     ) -> None:
         """Prints the outcome, the result page and `files`; with --quiet only the path, or the first file."""
-        from fedlens.experiment.rundir import RunDir
+        from fedlens.run.rundir import RunDir
 
         page = RunDir(directory).report_path
         result = page if page.is_file() else directory

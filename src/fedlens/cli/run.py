@@ -32,7 +32,7 @@ class RunCommand(TyperCommand):
 
 def _refuse_option(option: str, args: Sequence[str]) -> None:
     from fedlens.core.errors import ConfigError
-    from fedlens.experiment.config import settings_named
+    from fedlens.settings.config import settings_named
 
     keys = settings_named(option.lstrip("-").replace("-", "_"))
     if keys:

@@ -91,7 +91,7 @@ def _ended(directory: Path, outcome: dict[str, Any]) -> dict[str, Any]:
     Only these and the directory if the run could not write a summary.
     """
     from fedlens.core.errors import FedlensError
-    from fedlens.experiment.rundir import RunDir
+    from fedlens.run.rundir import RunDir
 
     summary = None
     with suppress(FedlensError):

@@ -16,6 +16,6 @@ def show(
 ) -> None:
     """Print a recipe's TOML, for example to edit a copy: `fedlens show digits > my.toml`."""
     with reported(debug):
-        from fedlens.experiment.config_source import recipe_path
+        from fedlens.settings.config_source import recipe_path
 
         say(recipe_path(recipe).read_text(encoding="utf-8").removesuffix("\n"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedlens.core.work import Work
-from fedlens.experiment.progress import Forecast
 from fedlens.report.format import count, duration, many
+from fedlens.run.progress import Forecast
 
 _CLIENTS = 3  # after so many answers, or after _SECONDS with _PART done, the first estimate is made
 _SECONDS, _PART = 15.0, 0.02

@@ -22,7 +22,7 @@ STATE_MEMORY = 1024  # MiB: the budget of an engine that does not say another
 
 
 class Store(Protocol):
-    """Where states lie that memory has no room for. `fedlens.experiment.state_files` has the one of a run."""
+    """Where states lie that memory has no room for. `fedlens.run.state_files` has the one of a run."""
 
     def put(self, payload: Payload, /) -> str:
         """Keeps a state, and gives the key that stands for its content: equal states may have one key."""

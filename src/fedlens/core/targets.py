@@ -11,7 +11,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Targets(Protocol):
-    """The targets of n examples that do not fit in one tensor; `fedlens.core.box_batch.BoxBatch` is one."""
+    """The targets of n examples that do not fit in one tensor; `fedlens.vision.box_batch.BoxBatch` is one."""
 
     def __len__(self) -> int:
         """The number of examples."""

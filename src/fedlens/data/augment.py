@@ -20,11 +20,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import Entry, Registry
 from fedlens.core.transfers import uploaded
 from fedlens.data.augmented import Augmentation, Augmented
+from fedlens.vision.change import Change
 
 _HERE = "fedlens.data.augment"
 

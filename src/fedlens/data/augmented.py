@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError, told
 from fedlens.core.signatures import METHODS, check_signature, name_of
+from fedlens.vision.change import Change
 
 
 class Augmented(NamedTuple):
@@ -147,7 +147,7 @@ def _checked(step: Step, result: Any, n: int) -> Augmented:
         raise ConfigError(
             f"the augmentation {name} returned {_form(change)} as its change",
             where="data.augment",
-            hint="return a fedlens.core.change.Change, or None if no pixel moves",
+            hint="return a fedlens.vision.change.Change, or None if no pixel moves",
         )
     return Augmented(images, targets, change)
 

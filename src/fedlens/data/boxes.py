@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedlens.core.errors import DataError
 
 if TYPE_CHECKING:
-    from fedlens.core.box_batch import BoxBatch
+    from fedlens.vision.box_batch import BoxBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Boxes:
         """The objects of the images at the positions `rows`, int64 [k], as tensors."""
         import torch  # here, because listing and partitioning data start without PyTorch
 
-        from fedlens.core.box_batch import BoxBatch
+        from fedlens.vision.box_batch import BoxBatch
 
         taken = self.take(rows)
         image = np.repeat(np.arange(len(taken)), np.diff(taken.offsets))

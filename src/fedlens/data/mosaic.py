@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.change import Change, Pieces
 from fedlens.core.errors import ConfigError
-from fedlens.core.moved_targets import quick_slices
 from fedlens.data.augmented import Augmentation, Augmented
+from fedlens.vision.change import Change, Pieces
+from fedlens.vision.moved_targets import quick_slices
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
 from fedlens.core.transfers import uploaded
 from fedlens.data.augmented import Augmentation, Augmented
+from fedlens.vision.change import Change
 
 Side = Annotated[int, Field(ge=1, le=8192)]
 Placed = tuple[

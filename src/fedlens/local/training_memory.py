@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedlens.core.detector import Detector
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.task import Task
+from fedlens.vision.detector import Detector
 
 _HEAP = 1.5
 """Memory of a process for each byte of tensors: on the heap of a CPU, blocks of other sizes leave gaps, and oneDNN lays

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedlens.core.detector import Detector, NoRaw
+from fedlens.vision.detector import Detector, NoRaw
 
 
 def multiply_adds(module: nn.Module, example: Tensor) -> int | None:

@@ -16,10 +16,10 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
-from fedlens.core.detector import Detector, NoRaw
 from fedlens.core.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.mobilenet_names import mobilenet_v3_leaf
+from fedlens.vision.detector import Detector, NoRaw
 
 _BACKGROUND = 3  # anchors of an image without a box that SSD trains as background, as many as for one box
 _MOBILENET_V3 = "mobilenetv3_large_100"
@@ -279,7 +279,7 @@ def adapted(net: nn.Module, classes: int) -> TorchvisionDetector:
     raise ConfigError(
         f"{type(net).__name__} is not a FasterRCNN, SSD, RetinaNet or FCOS of torchvision",
         where="model",
-        hint="write a module that is called as fedlens.core.detector.Detector says",
+        hint="write a module that is called as fedlens.vision.detector.Detector says",
     )
 
 

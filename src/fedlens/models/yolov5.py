@@ -17,12 +17,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlens.core.detector import Detector
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.yolov5_assignment import ANCHORS, unmatched_share
 from fedlens.models.yolov5_blocks import Backbone, Neck, Size
 from fedlens.models.yolov5_decoding import CLASSES, OBJECTNESS, Suppression, detections
 from fedlens.models.yolov5_loss import Gains, losses
+from fedlens.vision.detector import Detector
 
 STRIDES = (8, 16, 32)
 _UNMATCHED = 0.02  # the share of boxes that no anchor fits, above which a note says so

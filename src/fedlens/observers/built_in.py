@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedlens.core.errors import ConfigError
-from fedlens.experiment.build import Built
-from fedlens.experiment.observer import Observer, Place
-from fedlens.experiment.observers import Observers
-from fedlens.experiment.plan import Plan
-from fedlens.experiment.recording import Recorder
-from fedlens.experiment.rundir import RunDir, file_names
 from fedlens.observers.divergence_watch import DivergenceWatch, EndInVain
 from fedlens.observers.example_stages import ExampleStages
 from fedlens.observers.last_evaluation import LastEvaluation
 from fedlens.observers.nearest_neighbours import NearestNeighbours
+from fedlens.observers.recording import Recorder
 from fedlens.observers.round_lines import ClientsFile, MetricsFile
+from fedlens.run.build import Built
+from fedlens.run.observer import Observer, Place
+from fedlens.run.observers import Observers
+from fedlens.run.rundir import RunDir, file_names
+from fedlens.settings.plan import Plan
 
 
 def observers_of(built: Built, directory: RunDir, own: Sequence[Observer], listener: Observer) -> Observers:

@@ -12,8 +12,7 @@ from fedlens.core.protocol import Payload, State
 from fedlens.core.schema import not_finite
 from fedlens.core.tree import all_finite
 from fedlens.core.types import client_name
-from fedlens.experiment.build import Built
-from fedlens.experiment.divergence import (
+from fedlens.observers.divergence import (
     Extremes,
     Warned,
     divergence_of,
@@ -21,16 +20,17 @@ from fedlens.experiment.divergence import (
     rejected_by_bound,
     text_of,
 )
-from fedlens.experiment.failed_round import diverged
-from fedlens.experiment.not_finite import NotFiniteReplies
-from fedlens.experiment.observer import ObservedRun, Observer, Place
+from fedlens.run.build import Built
+from fedlens.run.failed_round import diverged
+from fedlens.run.not_finite import NotFiniteReplies
+from fedlens.run.observer import ObservedRun, Observer, Place
 
 
 class DivergenceWatch(Observer):
     """Reports what each round shows of divergence, and ends a run whose model is not finite.
 
     Attributes:
-        divergence: the warnings so far; see `fedlens.experiment.divergence`.
+        divergence: the warnings so far; see `fedlens.observers.divergence`.
         warned: the new warnings of the last round.
     """
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import State
-from fedlens.experiment.build import Built
-from fedlens.experiment.example_predictions import remove_examples
-from fedlens.experiment.observer import ObservedRun, Observer, Place
-from fedlens.experiment.predict_examples import write_examples
+from fedlens.observers.example_predictions import remove_examples
+from fedlens.observers.predict_examples import write_examples
+from fedlens.run.build import Built
+from fedlens.run.observer import ObservedRun, Observer, Place
 
 
 class ExampleStages(Observer):

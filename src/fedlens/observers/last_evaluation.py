@@ -7,12 +7,12 @@ from typing import Any
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import State, Steps
 from fedlens.core.work import Phase
-from fedlens.experiment.build import Built
-from fedlens.experiment.evaluation_collector import EvaluationCollector, write_evaluation
-from fedlens.experiment.final_evaluation import remove_images
-from fedlens.experiment.held_out_predictions import remove_held_out_images
-from fedlens.experiment.observer import ObservedRun, Observer, Place
-from fedlens.experiment.write_held_out import write_held_out
+from fedlens.observers.evaluation_collector import EvaluationCollector, write_evaluation
+from fedlens.observers.final_evaluation import remove_images
+from fedlens.observers.held_out_predictions import remove_held_out_images
+from fedlens.observers.write_held_out import write_held_out
+from fedlens.run.build import Built
+from fedlens.run.observer import ObservedRun, Observer, Place
 
 
 class LastEvaluation(Observer):

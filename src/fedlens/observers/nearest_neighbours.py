@@ -8,8 +8,8 @@ import torch
 
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import State
-from fedlens.experiment.build import Built
-from fedlens.experiment.observer import Observer, Place
+from fedlens.run.build import Built
+from fedlens.run.observer import Observer, Place
 
 
 class NearestNeighbours(Observer):

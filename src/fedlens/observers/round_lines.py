@@ -9,9 +9,9 @@ from typing import Any
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import Payload, State
 from fedlens.core.types import client_name
-from fedlens.experiment.build import Built
-from fedlens.experiment.client_summary import client_summary
-from fedlens.experiment.observer import Observer, Place
+from fedlens.observers.client_summary import client_summary
+from fedlens.run.build import Built
+from fedlens.run.observer import Observer, Place
 
 
 class MetricsFile(Observer):

@@ -9,14 +9,14 @@ from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
 from fedlens.core.shell_command import quoted_command, shell_command
-from fedlens.experiment import jsonl
-from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.text_files import read_json
+from fedlens.files import jsonl
+from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures, shown
 from fedlens.report.format import setting
 from fedlens.report.read import read_run
 from fedlens.report.render import write_page
 from fedlens.report.study_page import ShownFigure, legend_keys
+from fedlens.run.rundir import RunDir
 
 PAGE, INDEX = "analysis.html", "analysis.json"
 _ROWS = 200  # of a table

@@ -15,10 +15,10 @@ from typing import Any
 from fedlens.core.atomic_files import open_readable
 from fedlens.core.errors import FedlensError, RunDirectoryError
 from fedlens.core.parse_text import read_text
-from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.format import is_share, metric_value, setting
 from fedlens.report.read import Run, read_run, subtable
+from fedlens.run.rundir import RunDir
 
 CENTRALIZED = "centralized"
 SEEDS = ("data", "initialization")  # what a run shares with its bound: images, held-out images, first weights

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, metric_value, smaller_is_better
 from fedlens.report.read import Run, subtable
+from fedlens.run.rundir import RunDir
 
 FEW = 20  # with fewer measured clients, the worst tenth is the worst client
 _PREFIX = "validation_"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
-from fedlens.experiment.rundir import RunDir
 from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps
@@ -30,6 +29,7 @@ from fedlens.report.differences import (
 )
 from fedlens.report.format import finite, is_share, is_share_of_images
 from fedlens.report.read import Run, read_run, subtable
+from fedlens.run.rundir import RunDir
 
 
 def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.held_out_predictions import HeldOutPredictions
+from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.cost_measures import listed
 from fedlens.report.format import client_name, many, percent
 from fedlens.report.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of

@@ -16,12 +16,12 @@ from fedlens.core.random import Rng
 from fedlens.data.augment import AUGMENTS
 from fedlens.data.augmented import Chain
 from fedlens.data.dataset import Dataset
-from fedlens.experiment.augment_chain import augment_chain
-from fedlens.experiment.config_source import Source, override
-from fedlens.experiment.final_evaluation import scaled_down
-from fedlens.experiment.resolve import resolve
+from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.contact_sheet import sheet_of_views, tiled
 from fedlens.report.format import many
+from fedlens.settings.augment_chain import augment_chain
+from fedlens.settings.config_source import Source, override
+from fedlens.settings.resolve import resolve
 from fedlens.tasks.box_picture import boxes_drawn
 from fedlens.tasks.mask_picture import mask_picture
 from fedlens.tasks.picture import BLACK, captioned, enlarged

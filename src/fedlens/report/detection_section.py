@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.detection_figures import BoxResults, precision_recall
 from fedlens.report.format import count, many, percent

@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.core.mask_colors import VOID_COLOR, ink_on, mask_colors
-from fedlens.experiment.example_predictions import (
+from fedlens.observers.example_predictions import (
     PIXELS,
     STAGES,
     ExamplePredictions,
     scaled_mask,
 )
-from fedlens.experiment.final_evaluation import scaled_down
-from fedlens.experiment.rundir import RunDir
+from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.classification_section import data_url
 from fedlens.report.downsample import short
 from fedlens.report.format import finite, many, percent
 from fedlens.report.read import Run, subtable
 from fedlens.report.shown_images import LEAVES_OUT, shows_images
+from fedlens.run.rundir import RunDir
+from fedlens.vision.mask_colors import VOID_COLOR, ink_on, mask_colors
 
 _SCORE = 0.25  # from which a predicted box is drawn, if the settings do not say it
 _MOST = 2_000_000  # characters of all pictures in a page

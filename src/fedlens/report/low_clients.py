@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.held_out_predictions import HeldOutPredictions
+from fedlens.observers.held_out_predictions import HeldOutPredictions
 
 LEVEL = 0.05  # over all clients
 GAP = 0.1  # below the others, at least

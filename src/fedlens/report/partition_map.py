@@ -13,12 +13,12 @@ from fedlens.data.formats.cells import coordinates
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.s2_places import cell_borders, read_places
 from fedlens.data.table import Table
-from fedlens.experiment.datadir import data_directory
-from fedlens.experiment.make_partition import read_dataset
-from fedlens.experiment.rundir import RunDir
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import many
 from fedlens.report.palette import TEN
+from fedlens.run.rundir import RunDir
+from fedlens.settings.datadir import data_directory
+from fedlens.settings.make_partition import read_dataset
 
 _DOTS = 20_000
 _GREY = "#c3c8d0"

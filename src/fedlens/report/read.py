@@ -15,9 +15,9 @@ from typing import Any
 from fedlens.core.errors import DataError
 from fedlens.core.shell_command import quoted_command
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.final_evaluation import FinalEvaluation
-from fedlens.experiment.rundir import RunDir
+from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.format import finite, is_share, split_of
+from fedlens.run.rundir import RunDir
 
 # The names that `fedlens.algorithms.client_evaluation` gives to metrics over clients.
 _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def warnings(self) -> list[Mapping[str, Any]]:
-        """What is wrong with the result; see `fedlens.experiment.divergence`."""
+        """What is wrong with the result; see `fedlens.observers.divergence`."""
         warnings = self.summary.get("warnings")
         known = warnings if isinstance(warnings, list) else []
         return [w for w in known if isinstance(w, Mapping) and {"since", "until"} <= w.keys()]

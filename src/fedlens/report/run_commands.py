@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlens.core.shell_command import shell_command
-from fedlens.experiment.datadir import data_directory
 from fedlens.report.read import Run, subtable
+from fedlens.settings.datadir import data_directory
 
 
 def resuming_command(run: Run) -> str:

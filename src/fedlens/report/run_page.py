@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment.rundir import RunDir
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
@@ -39,6 +38,7 @@ from fedlens.report.run_commands import (
 from fedlens.report.shown_images import may_get_images
 from fedlens.report.suspicious_labels import label_section
 from fedlens.report.test_section import section_of_test
+from fedlens.run.rundir import RunDir
 
 _MACHINE = {
     "os": "operating system",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.format import MISSING, many, percent

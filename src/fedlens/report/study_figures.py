@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from fedlens.core.errors import ConfigError, DataError, nearest
 from fedlens.core.registry import settings_model
-from fedlens.experiment.config_errors import explained
 from fedlens.report.study_analysis_figures import analysis_figure
 from fedlens.report.study_captions import joined
 from fedlens.report.study_choices import is_number
@@ -22,6 +21,7 @@ from fedlens.report.study_groups import METHOD, SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
 from fedlens.report.study_maps import effective_rate_figure, heat_figure
 from fedlens.report.study_results import StudyInfo, StudyResults
+from fedlens.settings.config_errors import explained
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
 FIGURES: dict[str, Callable[..., StudyFigure]] = {

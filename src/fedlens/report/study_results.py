@@ -20,8 +20,8 @@ from typing import Any, Literal
 from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import DataError, RunDirectoryError
 from fedlens.core.shell_command import shell_command
-from fedlens.experiment import jsonl
-from fedlens.experiment.text_files import read_json
+from fedlens.files import jsonl
+from fedlens.files.text_files import read_json
 
 Role = Literal["tune", "final", "pretrain"]
 Status = Literal["finished", "failed", "stopped"]

@@ -1,6 +1,6 @@
 """Held-out images whose label is contradicted confidently by models that did not train on them.
 
-See `fedlens.experiment.confident_learning` for what one model says. It suggests another class if that class is also
+See `fedlens.observers.confident_learning` for what one model says. It suggests another class if that class is also
 more probable than the label. Of several models, an image is listed if more than half of them suggest the same other
 class; images are ranked by the margin, the mean over all models, which is 0 for a
 model that does not contradict.
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.held_out_predictions import HeldOutPredictions
-from fedlens.experiment.rundir import RunDir
+from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.classification_section import data_url
 from fedlens.report.format import many, percent
 from fedlens.report.read import Run
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
 from fedlens.report.table_format import csv_text
+from fedlens.run.rundir import RunDir
 
 SHOWN = 12  # images of a client on a page
 CLIENTS = 10

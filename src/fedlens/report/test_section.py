@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_section as classes
 from fedlens.report.detection_section import detection_section
 from fedlens.report.read import Run, read_evaluation

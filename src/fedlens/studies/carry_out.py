@@ -11,10 +11,10 @@ from fedlens.api import Experiment, resume
 from fedlens.core.atomic_files import make_folder
 from fedlens.core.errors import FedlensError, RunFailed, told
 from fedlens.core.interrupts import from_code
-from fedlens.experiment.full_disk import disk_full, stopped_when_full
-from fedlens.experiment.own_files import refuse_edited
-from fedlens.experiment.progress import Silent
+from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.report.study_results import RunLine
+from fedlens.run.progress import Silent
+from fedlens.settings.own_files import refuse_edited
 from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
@@ -24,7 +24,7 @@ from fedlens.studies.run_analyses import analyzed, records
 from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
 
 if TYPE_CHECKING:
-    from fedlens.experiment.session import Session
+    from fedlens.run.session import Session
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedlens.experiment.config import Config
 from fedlens.report.study_results import Role
+from fedlens.settings.config import Config
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.pretrained import PREFIX

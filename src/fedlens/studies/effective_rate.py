@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fedlens.experiment.config import Config
+from fedlens.settings.config import Config
 
 
 def server_momentum(config: Config) -> float:
     """beta, the momentum of the server; 0 without.
 
     Args:
-        config: with every setting of the algorithm filled in, as `fedlens.experiment.plan.plan` returns it.
+        config: with every setting of the algorithm filled in, as `fedlens.settings.plan.plan` returns it.
     """
     server = config.server
     if server is not None and server["name"] != "plain":
@@ -22,9 +22,9 @@ def effective_rate(config: Config) -> float:
 
     Source: hsu2019 section 4.2, with the clients' rate eta (`local.lr`) and the server's momentum beta.
 
-    >>> from fedlens.experiment.config import read_config
-    >>> from fedlens.experiment.config_source import Source
-    >>> from fedlens.experiment.plan import plan
+    >>> from fedlens.settings.config import read_config
+    >>> from fedlens.settings.config_source import Source
+    >>> from fedlens.settings.plan import plan
     >>> values = {"rounds": 1, "model": "linear", "local": {"lr": 0.01}, "algorithm": "fedavgm",
     ...           "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}}
     >>> effective_rate(plan(read_config(values), Source(values)).config)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import FedlensError
-from fedlens.experiment.session import Session
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
+from fedlens.run.session import Session
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.gpu_runs import runs_on_gpus
 from fedlens.studies.halving import reaching

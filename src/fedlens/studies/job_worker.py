@@ -14,13 +14,10 @@ from typing import Any
 import torch
 
 # Imported here, in the process that all workers are forked from.
-import fedlens.experiment.build
-import fedlens.experiment.plan
-import fedlens.experiment.runner  # noqa: F401
 from fedlens.core.registry import load_file
 from fedlens.core.threads import share_cores
 from fedlens.engines.devices import show_only
-from fedlens.experiment.session import Session
+from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.store import working

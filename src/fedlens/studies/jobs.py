@@ -86,7 +86,7 @@ class InProcess:
     """Carries out runs in this process, one after the other: for debugging, and where no process may be started."""
 
     def __init__(self, options: RunOptions, progress: StudyProgress | None = None) -> None:
-        from fedlens.experiment.session import Session
+        from fedlens.run.session import Session
 
         self._options, self._progress = options, progress or SilentStudy()
         self._session = Session()

@@ -8,11 +8,11 @@ from typing import Any
 
 from fedlens import __version__
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.config import read_config
-from fedlens.experiment.rundir import RunDir
 from fedlens.report.format import finite, split_of
 from fedlens.report.read import Run, subtable
 from fedlens.report.study_results import RunLine, Status
+from fedlens.run.rundir import RunDir
+from fedlens.settings.config import read_config
 from fedlens.studies.effective_rate import effective_rate
 from fedlens.studies.planned import PlannedRun
 

@@ -8,11 +8,11 @@ from typing import Any
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment.config import Config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.resolve import resolve
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine
+from fedlens.settings.config import Config
+from fedlens.settings.config_source import Source
+from fedlens.settings.resolve import resolve
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
@@ -32,8 +32,8 @@ def columns_of(config: Config) -> frozenset[str] | None:
 
     The columns over clients exist only if the run measures clients.
 
-    >>> from fedlens.experiment.config import read_config
-    >>> from fedlens.experiment.config_source import read_source
+    >>> from fedlens.settings.config import read_config
+    >>> from fedlens.settings.config_source import read_source
     >>> columns = columns_of(read_config(read_source("digits").values))
     >>> sorted(name for name in columns if name.startswith("test_"))
     ['test_accuracy', 'test_accuracy_balanced', 'test_accuracy_top5', 'test_calibration_error', 'test_loss']

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedlens.core.atomic_files import make_folder, read_regular, write_atomically
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.text_files import read_json
+from fedlens.files.text_files import read_json
 from fedlens.report.study_figures import write_study_figures
 from fedlens.report.study_frames import write_frames
 from fedlens.report.study_page import write_study_page

@@ -19,7 +19,7 @@ class PlannedRun:
     Attributes:
         settings: those of `Experiment`, as nested tables, complete enough to start from; with its seed.
         key: a short readable name, such as "fedavgm-alpha0.1-lr0.03-seed0".
-        files: SHA-256 of the user's Python files that the settings name, by path (`fedlens.experiment.own_files`).
+        files: SHA-256 of the user's Python files that the settings name, by path (`fedlens.settings.own_files`).
         start: the pre-training that the run starts from. `settings` hold its digest, so the digest of the run depends
             on it; see `fedlens.studies.pretrained`.
     """

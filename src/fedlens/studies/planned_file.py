@@ -10,7 +10,7 @@ from typing import Any
 
 from fedlens.core.atomic_files import read_regular, write_atomically
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.text_files import read_json
+from fedlens.files.text_files import read_json
 from fedlens.studies.planned import PlannedRun
 
 FILE = "planned.json"

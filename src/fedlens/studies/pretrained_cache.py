@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from fedlens import __version__
 from fedlens.core.errors import FedlensError
 from fedlens.core.user_cache import user_cache
-from fedlens.experiment.build import build, data_directory
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
-from fedlens.experiment.run_description import data_digest
-from fedlens.experiment.rundir import RunDir
+from fedlens.run.build import build, data_directory
+from fedlens.run.run_description import data_digest
+from fedlens.run.rundir import RunDir
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 from fedlens.studies.planned import PlannedRun
 
 if TYPE_CHECKING:
-    from fedlens.experiment.session import Session
+    from fedlens.run.session import Session
 
 _LEFT_OUT = shutil.ignore_patterns("checkpoint*", "states", "recordings", "images", ".*")
 

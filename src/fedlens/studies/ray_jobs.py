@@ -22,7 +22,7 @@ from fedlens.core.interrupts import postponed
 from fedlens.core.threads import share_cores, usable_cores
 from fedlens.engines.ray_cluster import connect, import_ray, one_line
 from fedlens.engines.ray_worker import Source, actor_class, load_source, user_sources
-from fedlens.experiment.full_disk import CONTINUE
+from fedlens.files.full_disk import CONTINUE
 from fedlens.report.study_results import RunLine
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out, line_of_failure
 from fedlens.studies.jobs import TRIES, Ended
@@ -31,7 +31,7 @@ from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.store import working
 
 if TYPE_CHECKING:
-    from fedlens.experiment.session import Session
+    from fedlens.run.session import Session
 
 LOCAL = "local"  # the address of a Ray that is started here
 _STORE = 256 * 2**20  # bytes of its object store
@@ -226,7 +226,7 @@ def answered(pickled: bytes, folders: Mapping[str, Any]) -> RayAnswer:
     """
     import torch
 
-    from fedlens.experiment.session import Session
+    from fedlens.run.session import Session
 
     task: RayTask = pickle.loads(pickled)
     torch.set_num_threads(task.threads)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, presence
-from fedlens.experiment.datadir import data_directory
 from fedlens.report.study_results import StudyResults
+from fedlens.settings.datadir import data_directory
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
 

@@ -10,8 +10,8 @@ from typing import Any
 from fedlens.analyses.analyze import FOLDER, analyze, file_name, read_index
 from fedlens.analyses.registry import ANALYSES, needs_of
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.experiment import jsonl
-from fedlens.experiment.rundir import RunDir
+from fedlens.files import jsonl
+from fedlens.run.rundir import RunDir
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.line import rounded
 from fedlens.studies.planned import PlannedRun

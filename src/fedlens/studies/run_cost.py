@@ -20,17 +20,17 @@ from fedlens.core.errors import FedlensError
 from fedlens.core.schema import nbytes
 from fedlens.data.dataset import Dataset
 from fedlens.data.decode_cache import Say
-from fedlens.experiment import checkpoint
-from fedlens.experiment.build import Built, build, data_directory, images_of_the_run
-from fedlens.experiment.config import Config, read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.held_out_predictions import MOST
-from fedlens.experiment.memory_check import memory_of_training
-from fedlens.experiment.plan import plan
-from fedlens.experiment.resolve import Resolved
-from fedlens.experiment.run_state import RunState
-from fedlens.experiment.rundir import RunDir
-from fedlens.experiment.session import Session, SharedDataset
+from fedlens.observers.held_out_predictions import MOST
+from fedlens.run import checkpoint
+from fedlens.run.build import Built, build, data_directory, images_of_the_run
+from fedlens.run.run_state import RunState
+from fedlens.run.rundir import RunDir
+from fedlens.run.session import Session, SharedDataset
+from fedlens.settings.config import Config, read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.memory_check import memory_of_training
+from fedlens.settings.plan import plan
+from fedlens.settings.resolve import Resolved
 from fedlens.studies.gpu_runs import GpuMemory
 
 PATIENCE = 20.0  # seconds of measuring; later models then count with a speed measured before

@@ -15,12 +15,12 @@ from fedlens.core.errors import ConfigError
 from fedlens.core.registry import import_name, load_target, settings_model
 from fedlens.engines.registry import ENGINES
 from fedlens.engines.traits import traits_of
-from fedlens.experiment.algorithm_check import algorithm_settings, check_algorithm
-from fedlens.experiment.config import Config, plain, read_config
-from fedlens.experiment.config_source import Source, find_beside, put_setting, read_source
-from fedlens.experiment.own_files import own_files
-from fedlens.experiment.plan import plan
 from fedlens.report.study_results import EFFECTIVE
+from fedlens.settings.algorithm_check import algorithm_settings, check_algorithm
+from fedlens.settings.config import Config, plain, read_config
+from fedlens.settings.config_source import Source, find_beside, put_setting, read_source
+from fedlens.settings.own_files import own_files
+from fedlens.settings.plan import plan
 from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.places import Places
 from fedlens.studies.planned import PlannedRun

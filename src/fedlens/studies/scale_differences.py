@@ -9,10 +9,10 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from fedlens.core.parse_text import parse_toml
-from fedlens.experiment.config import plain
 from fedlens.report.format import many, setting
 from fedlens.report.study_captions import shown
 from fedlens.report.study_results import EFFECTIVE
+from fedlens.settings.config import plain
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Method
 from fedlens.studies.pretrained import PREFIX

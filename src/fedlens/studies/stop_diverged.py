@@ -8,12 +8,12 @@ from typing import Any
 
 from fedlens.core.errors import RunFailed
 from fedlens.core.work import Work
-from fedlens.experiment.divergence import COLLAPSE, Divergence, Extremes
-from fedlens.experiment.progress import BareProgress, Progress, ProgressBase, Silent
-from fedlens.experiment.rundir import RunDir
+from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
+from fedlens.run.progress import BareProgress, Progress, ProgressBase, Silent
+from fedlens.run.rundir import RunDir
 from fedlens.studies.halving import DIVERGED
 
-KINDS = ("loss-not-finite", "loss-jump", COLLAPSE)  # of `fedlens.experiment.divergence`
+KINDS = ("loss-not-finite", "loss-jump", COLLAPSE)  # of `fedlens.observers.divergence`
 
 
 class RunDiverged(RunFailed):
@@ -25,7 +25,7 @@ class StopDiverged(ProgressBase):
 
     It also ends a self-supervised run whose embeddings have collapsed, as the run itself does unless it is resumed.
 
-    The limits are those of the warnings of every run, see `fedlens.experiment.divergence`. Interruptions do
+    The limits are those of the warnings of every run, see `fedlens.observers.divergence`. Interruptions do
     not change the round after which the run ends. All calls are passed on to `listener`.
 
     >>> stop = StopDiverged()

@@ -20,8 +20,8 @@ from fedlens.core.atomic_files import (
     sweep,
 )
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment import jsonl
-from fedlens.experiment.lock import locked
+from fedlens.files import jsonl
+from fedlens.files.lock import locked
 from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.planned_file import check_directory

@@ -11,12 +11,11 @@ import tomli_w
 
 from fedlens.core.atomic_files import write_atomically
 from fedlens.core.errors import ConfigError
-from fedlens.experiment.config_source import Source, override
-from fedlens.experiment.device_here import chosen_for
-from fedlens.experiment.full_disk import stopped_when_full
+from fedlens.files.full_disk import stopped_when_full
 from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
+from fedlens.settings.config_source import Source, override
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.estimate import StudyEstimate, estimate
@@ -32,6 +31,7 @@ from fedlens.studies.study_data import make_data
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from fedlens.studies.sweep import sweep
+from fedlens.use.device_here import chosen_for
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ from importlib.resources import files
 from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment.config import Config, read_config
 from fedlens.report.study_populations import needs_data, needs_runs
 from fedlens.report.study_results import Role
+from fedlens.settings.config import Config, read_config
 from fedlens.studies.expansion import Method
 from fedlens.studies.study_plan import StudyPlan
 
@@ -132,7 +132,7 @@ def _numbers(plan: StudyPlan, method: Method, points: int) -> dict[Role, int]:
 def run_work(config: Config) -> RunWork:
     """The images of a run with these settings, at clients of the mean size.
 
-    >>> from fedlens.experiment.config import read_config
+    >>> from fedlens.settings.config import read_config
     >>> run_work(read_config({"rounds": 10, "model": "hsu-cnn", "local": {"lr": 0.1, "epochs": 2},
     ...     "data": {"dataset": "cifar10", "partition": {"name": "iid", "clients": 100}},
     ...     "select": {"name": "uniform", "fraction": 0.1}, "evaluation": {"every": 5}}))

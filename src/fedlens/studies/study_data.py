@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.experiment.datadir import data_directory
 from fedlens.report.study_costs import CellCost, cost_values, read_costs
 from fedlens.report.study_populations import (
     CasePopulation,
@@ -18,6 +17,7 @@ from fedlens.report.study_populations import (
     read_populations,
 )
 from fedlens.report.study_results import read_data, write_data
+from fedlens.settings.datadir import data_directory
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.planned import PlannedRun
@@ -68,7 +68,7 @@ def _populations(
     cells: StudyCells, before: Sequence[CasePopulation], data_dir: Path | None, download: bool, say: Say
 ) -> list[CasePopulation]:
     """One population for each case, or for each method if the methods of a case have different data."""
-    from fedlens.experiment.run_partition import run_partition
+    from fedlens.settings.run_partition import run_partition
 
     made = {population.settings: population for population in before}
     populations: list[CasePopulation] = []

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.core.errors import ConfigError, nearest
-from fedlens.experiment.config import plain
 from fedlens.report.format import many
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
+from fedlens.settings.config import plain
 from fedlens.studies.caveats import caveats
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import check_claims, stated_document

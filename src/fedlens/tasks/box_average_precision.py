@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.core.box_batch import BoxBatch
+from fedlens.vision.box_batch import BoxBatch
 
 # As pycocotools computes them, to the last bit: a recall of 0.57 is below its 58th level.
 THRESHOLDS = np.linspace(0.5, 0.95, 10)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageDraw
 
-from fedlens.core.mask_colors import ink_on, mask_colors
 from fedlens.tasks.picture import BLACK, Line, captioned, enlarged
+from fedlens.vision.mask_colors import ink_on, mask_colors
 
 _WIDE = 448  # pixels that a picture has at least, so that labels fit
 _LABELLED = 60  # boxes up to which each has its class and score written on it
@@ -22,7 +22,7 @@ Boxes = NDArray[Any]
 
 
 def class_colour(label: int) -> Colour:
-    """The colour of a class, RGB from 0 to 255, as on pages; see `fedlens.core.mask_colors`.
+    """The colour of a class, RGB from 0 to 255, as on pages; see `fedlens.vision.mask_colors`.
 
     >>> class_colour(0), class_colour(80) == tuple(mask_colors(81)[80].tolist())
     ((0, 114, 178), True)

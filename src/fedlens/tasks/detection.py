@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.change import Change
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.detector import Detector
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
-from fedlens.core.moved_targets import moved_boxes
 from fedlens.core.transfers import downloaded, uploaded
 from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, Curve, best_f1, curves, matched
 from fedlens.tasks.box_picture import boxes_drawn
 from fedlens.tasks.task import Task
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.change import Change
+from fedlens.vision.detector import Detector
+from fedlens.vision.moved_targets import moved_boxes
 
 KEPT = 300  # detections of an image in a prediction
 _ANCHORS = 9 * 4 / 3 / 64  # of a pixel, in the detector with the most: RetinaNet on strides from 8 on
@@ -36,7 +36,7 @@ class Detection(Task):
     """Boxes with a class. A module returns named losses in training, and boxes, labels and scores in evaluation.
 
     Modules are called as those of torchvision are, but for two things: images are one tensor [n, C, H, W], and classes
-    are counted from 0. See `fedlens.core.detector.Detector`. Targets are a `BoxBatch`.
+    are counted from 0. See `fedlens.vision.detector.Detector`. Targets are a `BoxBatch`.
 
     Args:
         score: the metric that the best model is chosen by.
@@ -248,14 +248,14 @@ class Detection(Task):
     def graph(self, module: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
         """What `raw` of the detector returns: its outputs before boxes are decoded and suppressed.
 
-        Raises `ConfigError` for a module that does not inherit from `fedlens.core.detector.Detector`.
+        Raises `ConfigError` for a module that does not inherit from `fedlens.vision.detector.Detector`.
         """
         if isinstance(module, Detector):
             return module.raw(inputs)
         raise ConfigError(
             f"the model {type(module).__name__} has no `raw`, the outputs before boxes are decoded, so it has no graph",
             where="model",
-            hint="export it as safetensors, or inherit from fedlens.core.detector.Detector and define `raw`",
+            hint="export it as safetensors, or inherit from fedlens.vision.detector.Detector and define `raw`",
         )
 
     def showing(self, score: float) -> Detection:
@@ -263,7 +263,7 @@ class Detection(Task):
         return replace(self, shown_score=score)
 
     def move(self, targets: BoxBatch, change: Change) -> BoxBatch:
-        """The boxes of the changed images; see `fedlens.core.moved_targets.moved_boxes`."""
+        """The boxes of the changed images; see `fedlens.vision.moved_targets.moved_boxes`."""
         return moved_boxes(targets, change)
 
     def row(

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedlens.core.dataset_info import VOID
-from fedlens.core.mask_colors import mask_colors
 from fedlens.tasks.picture import BLACK, Line, captioned, enlarged
+from fedlens.vision.mask_colors import mask_colors
 
 _OPACITY = 0.55  # of the colours over the image
 _GAP = 4  # pixels between two panels

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.change import Change
 from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.measured import Measured
-from fedlens.core.moved_targets import moved_masks
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.mask_picture import mask_picture
 from fedlens.tasks.task import counted, present
+from fedlens.vision.change import Change
+from fedlens.vision.moved_targets import moved_masks
 
 _MOST_CLASSES = VOID  # ids 0 to 254
 _UNMARKED = 0.9  # share of the pixels of random targets that have a class
@@ -260,7 +260,7 @@ class Segmentation(ClassWeighted):
         return columns
 
     def move(self, targets: Tensor, change: Change) -> Tensor:
-        """The masks of the changed images; see `fedlens.core.moved_targets.moved_masks`."""
+        """The masks of the changed images; see `fedlens.vision.moved_targets.moved_masks`."""
         return moved_masks(targets, change)
 
     def draw(

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.change import Change
 from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.schema import SHARE
 from fedlens.core.tree import Tree, TreeSpec
+from fedlens.vision.change import Change
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,8 +11,8 @@ from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.cli.progress_display import opening_lines
 from fedlens.core.errors import ConfigError
 from fedlens.core.registry import read_settings
-from fedlens.experiment.progress import Silent
 from fedlens.local.chain import chain
+from fedlens.run.progress import Silent
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1}

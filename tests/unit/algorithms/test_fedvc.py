@@ -7,9 +7,9 @@ from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedvc import fedvc
 from fedlens.core.errors import ConfigError
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source, override, read_source
-from fedlens.experiment.plan import plan
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source, override, read_source
+from fedlens.settings.plan import plan
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1, "batch_size": 4}

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedlens.api import Experiment
-from fedlens.experiment.build import Built, build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import read_source
-from fedlens.experiment.plan import plan
-from fedlens.experiment.results import read_module
+from fedlens.run.build import Built, build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import read_source
+from fedlens.settings.plan import plan
+from fedlens.use.results import read_module
 
 SHORT = ("rounds=2", "engine.name='inline'", "record.images=false")
 

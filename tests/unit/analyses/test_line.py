@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedlens.analyses.line import line, training_batches, with_statistics
 from fedlens.analyses.loss_surface import plane
 from fedlens.analyses.model_evaluation import evaluator_of
-from fedlens.experiment.build import Built
+from fedlens.run.build import Built
 from tests.unit.analyses.analysis_kit import built_of, models_of
 
 NORMALIZED = "model={name='resnet20', norm='batch'}"

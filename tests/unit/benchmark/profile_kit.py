@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fedlens.core.protocol import Ask, RoundContext
 from fedlens.core.random import Rng
-from fedlens.experiment.build import Built, build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import read_source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import Built, build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import read_source
+from fedlens.settings.plan import plan
 
 SMALL = ["select.clients_per_round=3", "local.epochs=1", "rounds=3"]
 

@@ -23,7 +23,7 @@ from benchmarks.atlas_record import FILES, STEPS, RecordRefused, headline, outco
 from benchmarks.atlas_unfinished import KEPT, UNFINISHED, KeepingProgress, number_kept
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.core.errors import ConfigError, RunDirectoryError
-from fedlens.experiment.lock import locked
+from fedlens.files.lock import locked
 from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 from fedlens.report.study_tables import study_tables
 from fedlens.studies import records as records_file

@@ -211,7 +211,7 @@ def test_the_process_prints_its_measurement_on_its_last_line() -> None:
 
 OWN = """
 from torch import nn
-from fedlens.core.detector import Detector
+from fedlens.vision.detector import Detector
 
 class Pixels(nn.Module):
     def __init__(self, channels, classes):

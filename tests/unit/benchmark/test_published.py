@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.published import overrides_of
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source, override
-from fedlens.experiment.plan import plan
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source, override
+from fedlens.settings.plan import plan
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from typing import Any
 
 import fedlens
 from fedlens.core.errors import RunFailed
-from fedlens.experiment.config_source import read_source
 from fedlens.report.run_page import write_report
+from fedlens.settings.config_source import read_source
 from tests.unit.report.fake_run import line, make_run
 
 ROUNDS = 3

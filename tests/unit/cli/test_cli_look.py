@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedlens import __version__
 from fedlens.cli.list import REGISTRIES
 from fedlens.cli.main import app
-from fedlens.experiment import config_source as sources
+from fedlens.settings import config_source as sources
 from tests.unit.cli.conftest import command
 from tests.unit.report.fake_run import make_run
 

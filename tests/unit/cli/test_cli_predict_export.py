@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from fedlens import Experiment, Result
 from fedlens.cli.main import app
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment import checkpoint
+from fedlens.run import checkpoint
 from tests.unit.data.pictures import pixels, write
-from tests.unit.experiment import placed_kit as kit
+from tests.unit.use import placed_kit as kit
 
 runner = CliRunner()
 

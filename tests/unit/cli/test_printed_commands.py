@@ -16,10 +16,10 @@ from fedlens.cli.main import app
 from fedlens.cli.sweep import parsed_seeds
 from fedlens.core.errors import DataError
 from fedlens.cost_runs import federated_work
-from fedlens.experiment.config_source import Source
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.read import read_run
 from fedlens.report.run_commands import images_command, measuring_command, repeating_command, resuming_command
+from fedlens.settings.config_source import Source
 from fedlens.studies.reproductions import reproduction, study_command
 from tests.unit.cli.printed import parsed
 

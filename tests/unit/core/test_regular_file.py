@@ -12,7 +12,7 @@ import pytest
 from fedlens.core.errors import ConfigError, DataError, FedlensError
 from fedlens.core.regular_file import NotRegularError, open_descriptor, open_regular
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.config_source import read_source
+from fedlens.settings.config_source import read_source
 
 
 @pytest.fixture

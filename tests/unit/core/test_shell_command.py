@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens.core.shell_command import quoted_command, setting, shell_command
-from fedlens.experiment.config_source import Source, override
+from fedlens.settings.config_source import Source, override
 from tests.unit.cli.printed import parsed
 
 VALUES: dict[str, Any] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedlens.core.box_batch import BoxBatch
 from fedlens.core.targets import Targets, cat, take
+from fedlens.vision.box_batch import BoxBatch
 
 BOXES = torch.tensor([[0.0, 0, 4, 4], [1, 1, 2, 2], [0, 0, 1, 1]])
 THREE = BoxBatch(BOXES, torch.tensor([3, 5, 7]), torch.tensor([0, 0, 2]), 4)  # images 1 and 3 show nothing

@@ -13,10 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedlens.core import moved_targets
-from fedlens.core.box_batch import BoxBatch
 from fedlens.core.errors import ConfigError
-from fedlens.core.moved_targets import moved_boxes, moved_masks
 from fedlens.core.random import Rng
 from fedlens.data.augment import AUGMENTS
 from fedlens.data.augmented import Chain
@@ -24,6 +21,9 @@ from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.mosaic import Mosaic, make_mosaic
 from fedlens.data.partition.partition import Partition
+from fedlens.vision import moved_targets
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.moved_targets import moved_boxes, moved_masks
 
 SEEDS = st.integers(0, 2**31)
 SIDES = st.integers(1, 15)

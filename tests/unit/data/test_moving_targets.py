@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core import moved_targets
-from fedlens.core.box_batch import BoxBatch
 from fedlens.core.dataset_info import VOID
-from fedlens.core.moved_targets import moved_boxes, moved_masks
 from fedlens.core.random import Rng
 from fedlens.data.augment import AUGMENTS, Augmented
 from fedlens.data.augmented import Chain
 from fedlens.data.boxes import Boxes
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
+from fedlens.vision import moved_targets
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.moved_targets import moved_boxes, moved_masks
 
 HEIGHT, WIDTH = 12, 16
 EXACT = [("pad-crop-flip",), ("crop",), ("flip",), ("upended",), ("crop", "flip", "upended", "pad-crop-flip")]

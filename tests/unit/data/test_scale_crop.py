@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.change import Change
 from fedlens.core.errors import ConfigError
-from fedlens.core.moved_targets import moved_boxes, moved_masks
 from fedlens.data import scale_crop
 from fedlens.data.scale_crop import ScaleCrop, fixed_point_scaled, make_scale_crop
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.change import Change
+from fedlens.vision.moved_targets import moved_boxes, moved_masks
 
 COLOUR = (3, 20, 26)
 SIDES = st.integers(1, 24)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.mask_colors import FIXED, mask_colors
 from fedlens.data.decoding import Fit, fitted, placement
 from fedlens.data.image_form import ImageForm
 from fedlens.data.undo_fit import boxes_of_file, mask_of_file
+from fedlens.vision.mask_colors import FIXED, mask_colors
 
 FITS = get_args(Fit)
 SIZES = [

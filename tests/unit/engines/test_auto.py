@@ -20,9 +20,9 @@ from fedlens.engines.devices import GPU_CONTEXT
 from fedlens.engines.inline import Inline
 from fedlens.engines.registry import ENGINES as REGISTRY
 from fedlens.engines.vectorized import Vectorized
-from fedlens.experiment.build import images_of_the_run
-from fedlens.experiment.config import read_config
-from fedlens.experiment.progress import Silent
+from fedlens.run.build import images_of_the_run
+from fedlens.run.progress import Silent
+from fedlens.settings.config import read_config
 from tests.contract.contract_kit import Stopping, weights
 from tests.identity.identity_kit import course, model, parts, same, world
 

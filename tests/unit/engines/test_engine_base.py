@@ -15,9 +15,9 @@ from fedlens.engines.auto import auto
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 from fedlens.engines.traits import EngineTraits, traits_of
-from fedlens.experiment.changes import changed, defining
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
+from fedlens.run.changes import changed, defining
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
 from tests.unit.engines.engine_kit import OPS, NoData, answers_to, ask, expected, fresh, opened, same, vectors
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedlens.core.registry import Entry, Factory, settings_model
-from fedlens.experiment.config import SLOTS, Config
+from fedlens.settings.config import SLOTS, Config
 from tests.unit.house.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
 from tests.unit.house.settings_tables import REGISTRIES, TABLE
 from tests.unit.house.settings_tables import _default as default_of

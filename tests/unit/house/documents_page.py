@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedlens.experiment.config_source import recipes
+from fedlens.settings.config_source import recipes
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import DocumentRow, document_rows
 

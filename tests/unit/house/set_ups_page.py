@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment.config import Config, read_config
-from fedlens.experiment.config_source import read_source, recipes
+from fedlens.settings.config import Config, read_config
+from fedlens.settings.config_source import read_source, recipes
 
 PAGE = Path(__file__).parents[3] / "docs" / "set-ups.md"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")

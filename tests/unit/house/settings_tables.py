@@ -22,9 +22,9 @@ from fedlens.data.augment import AUGMENTS
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES
-from fedlens.experiment.config import Config, Neighbours, Seeds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
+from fedlens.settings.config import Config, Neighbours, Seeds
 from fedlens.tasks.registry import TASKS
 
 REGISTRIES: dict[str, Registry] = {

@@ -18,10 +18,10 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
-from fedlens.experiment.build import build
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
 from fedlens.tasks.registry import TASKS
 from tests.contract import contract_kit
 from tests.unit.tasks.detection_kit import grid_detector, squares

@@ -14,9 +14,9 @@ from pydantic import Field
 from fedlens import Experiment
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.registry import Entry, settings_model
-from fedlens.experiment.build import build
-from fedlens.experiment.config_source import read_source
-from fedlens.experiment.plan import plan
+from fedlens.run.build import build
+from fedlens.settings.config_source import read_source
+from fedlens.settings.plan import plan
 from tests.unit.house import algorithm_pages
 from tests.unit.house.algorithm_pages import (
     COMMAND,

@@ -22,8 +22,8 @@ from benchmarks.atlas_record import (
     refuse_machine,
 )
 from benchmarks.atlas_unfinished import KEPT, UNFINISHED
-from fedlens.experiment.config import read_config
 from fedlens.report.study_results import RunLine, StudyInfo, StudyResults, read_lines, write_lines
+from fedlens.settings.config import read_config
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproduce import costs, listed_studies
 from tests.unit.house import atlas_page

@@ -104,8 +104,8 @@ def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> 
     ]
     options = {word for word in words if word.startswith("--")}
     assert options <= {"--set", "--out", "--rounds", "--seed", "--download"}
-    from fedlens.experiment.config_source import read_source
-    from fedlens.experiment.plan import plan
+    from fedlens.settings.config_source import read_source
+    from fedlens.settings.plan import plan
 
     plan(Experiment.load(recipe, overrides).config, read_source(recipe, overrides))
 

@@ -14,8 +14,8 @@ import typer
 from fedlens.cli.main import app
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.partition.registry import PARTITIONS
-from fedlens.experiment.config_source import recipes
 from fedlens.models.registry import MODELS
+from fedlens.settings.config_source import recipes
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import document_rows, left_out, reproductions
 from tests.unit.house import set_ups_page

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import fedlens
-from fedlens.experiment.config_source import recipes
+from fedlens.settings.config_source import recipes
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

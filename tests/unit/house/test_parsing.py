@@ -19,7 +19,7 @@ EXEMPT = {
     "data/catalogue.py": "a file of the package",
     "data/formats/coco_instances.py": "reads the user's data, and says at which line and column they are wrong",
     "engines/devices.py": "the output of a process of its own",
-    "experiment/changes.py": "settings that were made JSON on the same line",
+    "run/changes.py": "settings that were made JSON on the same line",
     "pretraining.py": "settings that were made JSON on the same line",
     "report/page_contents.py": "a page that was made before in the same call",
     "studies/reproduce.py": "a file of the package",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedlens import Experiment
-from fedlens.experiment.config_source import read_source, recipes
-from fedlens.experiment.plan import plan
+from fedlens.settings.config_source import read_source, recipes
+from fedlens.settings.plan import plan
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]

@@ -9,11 +9,11 @@ import pytest
 
 from fedlens.core.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.experiment.config import read_config
 from fedlens.report.stated_values import stated_values
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import DATA_FIGURES, needs_data
 from fedlens.report.study_tables import check_tables
+from fedlens.settings.config import read_config
 from fedlens.studies.document import stated_document
 from fedlens.studies.records import records
 from fedlens.studies.reproduce import computed_cost, costs, study_scales

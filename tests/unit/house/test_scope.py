@@ -14,8 +14,8 @@ import torch
 from fedlens import Experiment, Result
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.experiment.config import Config
 from fedlens.models.prepare import Preparation
+from fedlens.settings.config import Config
 from fedlens.tasks.registry import TASKS
 
 DOCS = Path(__file__).parents[3] / "docs"

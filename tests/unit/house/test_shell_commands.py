@@ -28,7 +28,7 @@ QUOTES = {  # modules with other uses of `shlex`: a command as it was given, a p
     "cli/partition_make.py",
     "core/errors.py",
     "core/shell_command.py",
-    "experiment/environment.py",
+    "run/environment.py",
     "report/run_page.py",
 }
 

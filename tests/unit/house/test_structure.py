@@ -37,9 +37,9 @@ FOREIGN = {
     "data/formats/probe.py: getattr(image, 'n_frames', 1)",
     "data/formats/probe.py: getattr(image, 'tile', '')",
     "engines/shared_memory.py: hasattr(os, 'memfd_create')",
-    "experiment/config_errors.py: getattr(checked, name, None)",
-    "experiment/resolve.py: getattr(checked, name)",
-    "experiment/rundir.py: hasattr(value, 'item')",
+    "settings/config_errors.py: getattr(checked, name, None)",
+    "settings/resolve.py: getattr(checked, name)",
+    "run/rundir.py: hasattr(value, 'item')",
     "local/vectorized/context.py: getattr(value, f.name)",
     "local/vectorized/layers.py: getattr(layer, name, None)",
 }
@@ -163,7 +163,7 @@ def _classes(modules: dict[str, ast.Module]) -> list[ast.ClassDef]:
 
 def naming_a_task(modules: dict[str, ast.Module]) -> set[str]:
     """The modules that name classification in their code, where only the dataset's kind may say what the task is."""
-    rooms = ("local/", "engines/", "algorithms/", "experiment/")
+    rooms = ("local/", "engines/", "algorithms/", "settings/", "run/", "observers/", "use/")
     return {
         path
         for path, tree in modules.items()
@@ -199,15 +199,15 @@ def test_no_class_name_stands_for_two_things() -> None:
 def test_no_algorithm_or_engine_is_asked_for_its_class() -> None:
     assert asked_by_class(parsed()) == set()
     for line in ("isinstance(algorithm, Averaging)", "issubclass(kind, (int, Ray))"):
-        assert asked_by_class(parsed() | {"experiment/new.py": ast.parse(line)}) == {
-            f"experiment/new.py: {line}"
+        assert asked_by_class(parsed() | {"run/new.py": ast.parse(line)}) == {
+            f"run/new.py: {line}"
         }
 
 
 def test_no_engine_is_told_by_its_name() -> None:
     assert naming_an_engine(parsed()) == set()
     for line in ("engine['name'] == 'ray'", "frozenset({'default', 'inline'})"):
-        assert naming_an_engine({"experiment/new.py": ast.parse(line)}), line
+        assert naming_an_engine({"run/new.py": ast.parse(line)}), line
 
 
 def test_one_predicate_tells_a_client_from_data_at_the_server() -> None:

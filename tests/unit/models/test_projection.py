@@ -12,7 +12,7 @@ from fedlens.core.protocol import ModelSpec
 from fedlens.core.registry import read_settings
 from fedlens.models.projection import last_linear, projection
 from fedlens.models.registry import MODELS
-from tests.unit.experiment.test_build import made, planned
+from tests.unit.run.test_build import made, planned
 
 HERE = str(Path(__file__))
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import part, spec_of
-from fedlens.experiment.single_images import fails_on_one_image, refuse_single_images
 from fedlens.local.rate_scales import module_scales
 from fedlens.local.settings import LocalSettings
 from fedlens.models.backbone import backbone_of
@@ -24,6 +23,7 @@ from fedlens.models.freeze import freeze
 from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.registry import MODELS
 from fedlens.models.segmentation import ENCODERS
+from fedlens.settings.single_images import fails_on_one_image, refuse_single_images
 from fedlens.tasks.classification import Classification
 from tests.unit.models.zoo_kit import images, made, parameters, shape_only
 

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torchvision.models import detection
 from torchvision.models.detection.ssd import SSD
 
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.detector import NoRaw
 from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
-from fedlens.experiment.single_images import fails_on_one_image
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import training_memory
 from fedlens.models.registry import MODELS
 from fedlens.models.torchvision_detectors import adapted
 from fedlens.models.user_models import Instance, UserModel
+from fedlens.settings.single_images import fails_on_one_image
 from fedlens.tasks.detection import Detection, dictionaries
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.detector import NoRaw
 from tests.unit.models.zoo_kit import made, parameters, shape_only
 from tests.unit.tasks.detection_kit import batch
 

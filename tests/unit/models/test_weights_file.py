@@ -17,10 +17,10 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 from fedlens.core.errors import ConfigError, DataError, FedlensError
-from fedlens.experiment.checkpoint import write_model
 from fedlens.models import weights_file
 from fedlens.models.weights_file import file_of_run, read_weights
 from fedlens.models.weights_setting import names_a_file
+from fedlens.run.checkpoint import write_model
 
 TREE = {"conv.weight": torch.arange(6.0).reshape(2, 3), "conv.bias": torch.ones(2)}
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedlens.core.errors import RunDirectoryError
-from fedlens.experiment.final_evaluation import (
+from fedlens.observers.final_evaluation import (
     PIXELS,
     WORST,
     FinalEvaluation,

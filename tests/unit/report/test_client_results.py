@@ -16,7 +16,6 @@ from fedlens import Experiment, Result, resume
 from fedlens.cli.client_table import client_lines, worst_text
 from fedlens.core.errors import RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.progress import Silent
 from fedlens.report.client_results import (
     ClientHistories,
     WorstClients,
@@ -29,6 +28,7 @@ from fedlens.report.client_results import (
 from fedlens.report.read import read_run
 from fedlens.report.run_commands import measuring_command
 from fedlens.report.run_page import write_report
+from fedlens.run.progress import Silent
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import assert_self_contained, read_page
 

@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedlens.core.mask_colors import mask_colors
-from fedlens.experiment.example_predictions import PIXELS, ExamplePredictions
-from fedlens.experiment.final_evaluation import scaled_down
+from fedlens.observers.example_predictions import PIXELS, ExamplePredictions
+from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.run_page import write_report
+from fedlens.vision.mask_colors import mask_colors
 from tests.unit.report.fake_run import make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 

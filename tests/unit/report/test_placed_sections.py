@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import jaccard_score
 
-from fedlens.experiment.final_evaluation import FinalEvaluation
+from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.detection_figures import BoxResults, precision_recall
 from fedlens.report.format import heading, is_share, label
 from fedlens.report.run_page import write_report

@@ -11,7 +11,6 @@ import pytest
 import fedlens
 from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.experiment.run_partition import run_partition
 from fedlens.report import pictures
 from fedlens.report import study_population_figures as figures
 from fedlens.report.study_populations import (
@@ -22,6 +21,7 @@ from fedlens.report.study_populations import (
     read_populations,
 )
 from fedlens.report.study_results import StudyResults, read_data, write_data
+from fedlens.settings.run_partition import run_partition
 
 pytest.importorskip("matplotlib")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.experiment.held_out_predictions import HeldOutPredictions
+from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.suspicious_labels import CLIENTS, label_card, suspicious_labels, write_labels
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.core.errors import DataError
-from fedlens.experiment.session import Session
 from fedlens.report.study_results import LINES, write_lines
+from fedlens.run.session import Session
 from fedlens.studies import run_cost
 from fedlens.studies.carry_out import RunOptions, carry_out
 from fedlens.studies.estimate import estimate, mean_rounds

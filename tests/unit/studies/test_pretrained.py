@@ -12,8 +12,8 @@ import pytest
 
 import fedlens
 from fedlens.core.errors import ConfigError
-from fedlens.experiment.checkpoint import read_model
 from fedlens.report.study_results import StudyResults
+from fedlens.run.checkpoint import read_model
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.planned import DueRun
 from fedlens.studies.pretrained_cache import cached_folder

@@ -19,7 +19,6 @@ from fedlens.cli.main import app
 from fedlens.cli.output import CommandOutput
 from fedlens.cli.sweep import show
 from fedlens.core.errors import ConfigError, DataError
-from fedlens.experiment.config import read_config
 from fedlens.report.claim_verdicts import claim_verdicts
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.stated_values import StatedValue
@@ -37,6 +36,7 @@ from fedlens.report.study_results import (
     write_lines,
 )
 from fedlens.report.study_tables import study_tables
+from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
 from fedlens.studies.document import of_stand_ins, read_document
 from fedlens.studies.records import StudyRecord, records

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fedlens.api import Experiment, resume
-from fedlens.experiment.progress import ProgressBase
-from fedlens.experiment.rundir import RunDir
+from fedlens.run.progress import ProgressBase
+from fedlens.run.rundir import RunDir
 from fedlens.studies.stop_diverged import RunDiverged, StopDiverged, refuse_diverged
 
 

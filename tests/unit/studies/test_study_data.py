@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from fedlens.benchmark.model_cost import model_cost
-from fedlens.experiment.config_source import read_source
 from fedlens.report.study_costs import read_costs
 from fedlens.report.study_populations import read_populations
 from fedlens.report.study_results import StudyResults, read_data
 from fedlens.report.study_tables import study_tables
+from fedlens.settings.config_source import read_source
 from fedlens.studies.study import Study
 from fedlens.studies.study_data import make_data
 from fedlens.studies.study_plan import StudyPlan

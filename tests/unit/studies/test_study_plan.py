@@ -10,11 +10,11 @@ import pytest
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
-from fedlens.experiment.config import read_config
-from fedlens.experiment.config_source import Source, override, read_source
-from fedlens.experiment.plan import plan as planned
 from fedlens.models.simple import mlp
 from fedlens.report.study_results import RunLine
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source, override, read_source
+from fedlens.settings.plan import plan as planned
 from fedlens.studies import run_settings
 from fedlens.studies.effective_rate import effective_rate
 from fedlens.studies.study_plan import StudyPlan

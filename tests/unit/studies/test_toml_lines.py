@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.experiment.config_source import recipes
+from fedlens.settings.config_source import recipes
 from fedlens.studies.toml_lines import Path, toml_lines
 
 TEXT = '''\

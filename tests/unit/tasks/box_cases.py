@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.core.box_batch import BoxBatch
+from fedlens.vision.box_batch import BoxBatch
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.core.box_batch import BoxBatch
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples, channel_moments
+from fedlens.vision.box_batch import BoxBatch
 
 CLASSES = ("bright", "dark")
 SIDE, CELLS = 32, 4

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core.box_batch import BoxBatch
-from fedlens.core.change import Change
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.errors import ConfigError
-from fedlens.core.mask_colors import mask_colors
 from fedlens.tasks.box_picture import class_colour
 from fedlens.tasks.detection import KEPT, Detection, detection, dictionaries
+from fedlens.vision.box_batch import BoxBatch
+from fedlens.vision.change import Change
+from fedlens.vision.mask_colors import mask_colors
 from tests.unit.tasks.detection_kit import GridDetector, batch
 
 TASK = Detection()

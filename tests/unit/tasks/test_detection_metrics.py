@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.core.box_batch import BoxBatch
 from fedlens.core.measured import Measured, total
 from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, curve, matched
 from fedlens.tasks.detection import Detection
+from fedlens.vision.box_batch import BoxBatch
 from tests.unit.tasks.box_cases import Case, evaluated_by_coco, random_case
 
 TASK = Detection()

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.core.box_batch import BoxBatch
 from fedlens.core.errors import ConfigError
 from fedlens.tasks.classification import Classification
 from fedlens.tasks.detection import Detection
 from fedlens.tasks.evaluation_size import FULL, Resized, Windows, evaluation_size
 from fedlens.tasks.segmentation import Segmentation
+from fedlens.vision.box_batch import BoxBatch
 
 TASK = Segmentation()
 SHAPE = (3, 11, 14)

@@ -28,7 +28,7 @@ from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, find_lists
 from fedlens.data.datasets.inaturalist_metadata import balanced, read_metadata
 from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
-from fedlens.experiment.make_partition import make_partition
+from fedlens.settings.make_partition import make_partition
 from tests.unit.data.layouts import with_facts
 
 SPECIES = [("Plantae", "Acer rubrum"), ("Aves", "Pica pica"), ("Aves", "Corvus corax")]

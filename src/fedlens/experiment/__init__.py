@@ -1,1 +1,0 @@
-"""An experiment: its settings, its run directory, its checkpoints and the loop over the rounds."""

@@ -1,0 +1,1 @@
+"""Files that fedlens writes: atomically, line by line, one owner at a time."""

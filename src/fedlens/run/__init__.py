@@ -1,0 +1,1 @@
+"""A run: its directory, its checkpoints, and the loop over the rounds."""

@@ -1,0 +1,492 @@
+"""Makes the objects of an experiment from its settings, and refuses what does not fit before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fedlens.algorithms.averaging import Parts
+from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
+from fedlens.core.dataset_info import DatasetInfo
+from fedlens.core.engine_base import EngineBase
+from fedlens.core.errors import ConfigError, DataError
+from fedlens.core.frozen import FrozenSplit
+from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program, State
+from fedlens.core.registry import OwnSettings, feeding, settings_model
+from fedlens.core.tree import count, fixed_leaves
+from fedlens.data.boxes import Boxes
+from fedlens.data.client_datasets import ClientDatasets
+from fedlens.data.feature_cache import with_features
+from fedlens.data.federated import federate
+from fedlens.data.loading import loaded
+from fedlens.data.normalize import moments
+from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.reassigned import reassigned
+from fedlens.data.table import Table
+from fedlens.engines.hardware import announcements, hardware
+from fedlens.local.chain import chain
+from fedlens.local.class_counts import counts_of
+from fedlens.local.settings import LocalSettings
+from fedlens.models.user_models import downloads, try_model
+from fedlens.models.weights import InitialWeights
+from fedlens.run.initial_weights import initial_weights, with_digest
+from fedlens.run.neighbours import LabelledImages, labelled_images
+from fedlens.run.session import Session, SharedDataset
+from fedlens.settings.algorithm_check import check_combinations
+from fedlens.settings.augment_chain import attempt, augment_chain
+from fedlens.settings.config import Config
+from fedlens.settings.datadir import data_directory
+from fedlens.settings.memory_check import check_memory
+from fedlens.settings.model_kind import prepared_for, refuse_other_kind
+from fedlens.settings.plan import SLOT_REGISTRIES, Plan
+from fedlens.settings.recording_check import check_recording
+from fedlens.settings.resolve import Resolved, located
+from fedlens.settings.single_images import refuse_single_images
+from fedlens.settings.text_models import refuse_image_settings, table_of, with_vocabulary
+from fedlens.tasks.central_evaluation import evaluation_batch
+from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
+from fedlens.tasks.task import Task
+from fedlens.vision.detector import Detector
+
+_NAMED = 5  # classes without test examples that are named
+
+
+@dataclass(frozen=True)
+class Built:
+    """An experiment that is ready to run."""
+
+    config: Config
+    holders: ClientDatasets
+    partition: Partition
+    algorithm: AlgorithmBase
+    engine: EngineBase
+    model: ModelSpec
+    unwrapped: ModelSpec  # without the layers that the task puts around it: what model files hold
+    parameters: int
+    trainable: int  # of them, those that are trained
+    federation: FederationInfo
+    task: Task
+    clients_per_round: int | None
+    source: ClientDataSource  # the same data, or the features of them
+    evaluation_size: EvaluationSize  # at which images are evaluated
+    notes: tuple[str, ...] = ()  # which weights were loaded; what was left out of the data, or corrected
+    labelled: LabelledImages | None = None  # whose nearest neighbours measure the encoder
+    shared: SharedDataset | None = None  # the data in a session, with their digest once it is known
+
+    @property
+    def program(self) -> Program:
+        """What an engine is opened with."""
+        return Program(self.algorithm.ops, self.source, self.config.seeds.training)
+
+    def on_device(self, state: State) -> State:
+        """The server's state where the engine computes, if the server's code may compute there too."""
+        return self.engine.on_device(state) if self.algorithm.follows_device else state
+
+    @property
+    def layout(self) -> str:
+        """How the model's images lie in memory: 'channels last' or 'contiguous'."""
+        program = self.engine.applied(Program({}, self.holders, 0))
+        last = program.arithmetic.lays_out(self.model.build(initial=False), torch.device(program.device))
+        return "channels last" if last else "contiguous"
+
+
+def build(
+    planned: Plan,
+    data_dir: Path,
+    download: bool,
+    engine: EngineBase | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+    initial: Path | None = None,
+    session: Session | None = None,
+) -> Built:
+    """Loads the data, partitions it, and makes the algorithm and the engine.
+
+    `initial` is the file of the initial model in the directory of a run that is resumed; `model.weights` is not read
+    again then. `session` has data and partitions of earlier runs.
+
+    Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
+    damaged.
+    """
+    try:
+        return _build(planned, data_dir, download, engine, say, initial, session)
+    except ConfigError as error:
+        if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
+            raise
+        raise located(error, "", planned.locate) from error
+
+
+def _build(
+    planned: Plan,
+    data_dir: Path,
+    download: bool,
+    engine: EngineBase | None,
+    say: Callable[[str], None],
+    initial: Path | None,
+    session: Session | None,
+) -> Built:
+    config, chosen = planned.config, planned.chosen
+    check_combinations(config)
+    prepare = chosen["model"].shared
+    if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
+        prepare.initial_weights.look_in(data_dir / "weights")
+        with downloads(download):
+            prepare.initial_weights.read_before_data()
+    holders, partition, task, task_table, shared = _distributed(planned, data_dir, download, say, session)
+    data = holders.dataset
+    config = config.model_copy(update={"task": task_table})
+    if data.chosen:
+        table = {**config.data.dataset, **data.chosen}
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
+    model_choice = with_vocabulary(chosen["model"], data.info)
+    config = config.model_copy(update={"model": table_of(model_choice, config.model)})
+    federation = _federation(holders, partition, task)
+    model, unwrapped, module, weights = _model(config, model_choice, holders, task, initial, download)
+    if weights is not None:
+        config = with_digest(config, weights)
+    loaded_weights = (weights.note,) if weights is not None and weights.note else ()
+    parts = _parts(planned, config, model, task, federation, data.info)
+    bare: Algorithm = chosen["algorithm"](parts)
+    algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
+    at_clients = task.local_leaves(parts.spec) | algorithm.personal
+    if weights is not None:  # clients begin with their own leaves of the initial model
+        weights.travels = bool(at_clients)
+    refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
+    size = algorithm.clients_per_round(federation)
+    recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
+    _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
+    source = _source(planned, holders, model, module)
+    engine = planned.engine() if engine is None else engine
+    config = _fitting(engine, config, algorithm, source, federation, size, say)
+    largest = federation.largest if size is not None else int(partition.sizes().sum())
+    seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
+    notes = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
+    trained = replace(model, input_shape=holders.training_shape)
+    check_memory(module, trained, task, config.local, largest, config.engine, say)
+    return Built(
+        config,
+        holders,
+        partition,
+        algorithm,
+        engine,
+        model,
+        unwrapped,
+        count(parts.spec),
+        count(parts.spec, trainable=True),
+        federation,
+        task,
+        size,
+        source,
+        parts.evaluation_size,
+        (
+            *loaded_weights,
+            *data.notes,  # mistakes in the data before what was chosen
+            *recorded,
+            *_without_test_examples(holders, task),
+            *notes,
+        ),
+        labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
+        shared,
+    )
+
+
+class _BuiltModel(NamedTuple):
+    """A model as it is trained, as the user named it, once built, and its initial weights."""
+
+    wrapped: ModelSpec
+    unwrapped: ModelSpec
+    module: nn.Module
+    weights: InitialWeights | None
+
+
+def _model(
+    config: Config,
+    choice: Resolved,
+    holders: ClientDatasets,
+    task: Task,
+    initial: Path | None,
+    download: bool,
+) -> _BuiltModel:
+    """Builds the model once. Raises `ConfigError` if it refuses the dataset's images or the task its outputs."""
+    data = holders.dataset
+    unwrapped = ModelSpec(
+        choice.factory,
+        choice.name,
+        choice.settings,
+        data.input_shape,
+        max(1, len(data.classes)),  # images without labels have no class
+        config.seeds.initialization,
+        prepared_for(task, choice.shared),
+    )
+    model = task.wrap(unwrapped)
+    weights = initial_weights(model, initial)
+    with downloads(download):
+        module = choice.made(model.build)
+    if isinstance(model.factory, OwnSettings) or data.kind == "language":
+        for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
+            blank = task.blank(2, shape)
+            choice.made(partial(try_model, module, blank, model.classes, task.misfit))
+    return _BuiltModel(replace(model, fixed=fixed_leaves(module)), unwrapped, module, weights)
+
+
+def _federation(holders: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:
+    data = holders.dataset
+    return FederationInfo(
+        partition.sizes(),
+        len(data.classes),
+        data.input_shape,
+        holders.held(),
+        holders.held_out_sizes(),
+        data.kind,
+        task.most_counts(data.input_shape),
+    )
+
+
+def _parts(
+    planned: Plan, config: Config, model: ModelSpec, task: Task, federation: FederationInfo, info: DatasetInfo
+) -> Parts:
+    """The components that the algorithm is made of."""
+    chosen = planned.chosen
+    prepare, setting = chosen["model"].shared, config.evaluation.size
+    kept = prepare is not None and prepare.cache_features
+    table = setting if isinstance(setting, str | tuple) else setting.model_dump()
+    size = evaluation_size(table, task, info.input_shape, kept)
+    batch = evaluation_batch(config.evaluation.batch_size, task, info, size)
+    return Parts(
+        model,
+        task,
+        config.local,
+        federation,
+        measure(config, federation),
+        batch,
+        config.evaluation.clients,
+        **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
+        client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
+        evaluation_size=size,
+    )
+
+
+def _refuse_single_images(
+    local: LocalSettings,
+    model: ModelSpec,
+    task: Task,
+    holders: ClientDatasets,
+    partition: Partition,
+    algorithm: AlgorithmBase,
+    federation: FederationInfo,
+) -> None:
+    """Raises `ConfigError` if a holder trains on a batch of one image, and the model cannot."""
+    sizes, shape = partition.sizes(), holders.training_shape
+    if algorithm.clients_per_round(federation) is None:  # one holder of all data
+        refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"], shape=shape)
+        return
+    trained = list(algorithm.candidates(federation))
+    names = [partition.ids[client] for client in trained]
+    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients, shape)
+
+
+def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
+    """A sentence that names the classes without test examples, if any."""
+    names = holders.dataset.classes
+    if not task.counts_classes or not task.averages_classes:
+        return []
+    counts = counts_of(task, holders.data_of("@test"), len(names))
+    if task.placed and not counts.any():
+        raise DataError(
+            f"no test {task.example} of '{holders.dataset.name}' has a class, so no metric is defined",
+            where="data.dataset",
+            hint="check the annotations of the test data: every pixel or image is without a class",
+        )
+    absent = [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
+    if not absent:
+        return []
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
+    return [f"no test {task.example} has the class {listed}{more}: {task.absence}"]
+
+
+def _about_boxes(module: torch.nn.Module, targets: object) -> list[str]:
+    """What a detector says about the boxes of the training images, such as how many its anchors do not fit."""
+    if not (isinstance(module, Detector) and isinstance(targets, Boxes)):
+        return []
+    return module.notes(torch.tensor(targets.boxes))
+
+
+def _source(
+    planned: Plan, holders: ClientDatasets, model: ModelSpec, module: torch.nn.Module
+) -> ClientDataSource:
+    """What workers read: the data, or the features of a frozen part that are kept.
+
+    Raises `ConfigError` where the training images change from epoch to epoch.
+    """
+    split = FrozenSplit.of(module)
+    if split is None:
+        return holders
+    if planned.augments:
+        raise ConfigError(
+            f"the augmentation '{planned.augments[0].name}' changes the images at random, so the features of an image "
+            "cannot be kept",
+            where="model.cache_features",
+            hint="remove data.augment, or set model.cache_features = false",
+        )
+    if holders.dataset.train.changing:
+        raise ConfigError(
+            f"the images of '{holders.dataset.name}' are drawn anew in every step, so their features cannot be kept",
+            where="model.cache_features",
+            hint="set model.cache_features = false",
+        )
+    shape = split.features(torch.zeros(1, *model.input_shape)).shape[1:]
+    return with_features(holders, model, tuple(shape), int(planned.config.data.cache * 2**30))
+
+
+def _distributed(
+    planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None], session: Session | None
+) -> tuple[ClientDatasets, Partition, Task, dict[str, Any], SharedDataset | None]:
+    """The clients' data, their partition, the task, its table with every setting filled in, and what is shared."""
+    config, chosen = planned.config, planned.chosen
+    reader, seeds = chosen["data.dataset"], config.seeds
+    shared = None if session is None else session.dataset(reader, data_dir, download, seeds.data)
+    dataset = reader(data_dir, download, seeds.data) if shared is None else shared.dataset
+    resolved = planned.task(dataset.info)
+    task = _checked_task(resolved, dataset.info)
+    refuse_other_kind(chosen["model"].name, chosen["model"].factory, dataset.info)
+    refuse_image_settings(dataset.info, planned.augments, chosen["model"])
+    cache = int(config.data.cache * 2**30)
+    dataset = loaded(dataset, cache, say) if shared is None else shared.loaded(cache, say)
+    mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
+    augment, augmented = augment_chain(planned.augments, dataset, task)
+
+    def partitioner(table: Table) -> Partition:
+        drawn: Partition = chosen["data.partition"](table, seeds.partition)
+        return reassigned(drawn, seeds.partition) if config.data.reassign else drawn
+
+    held_out = (config.data.validation, seeds.data, config.data.validation_from)
+
+    def federated() -> tuple[ClientDatasets, Partition]:
+        return federate(dataset, partitioner, *held_out)
+
+    if session is None or shared is None:
+        data, partition = federated()
+    else:
+        key = (cache, chosen["data.partition"].identity, seeds.partition, config.data.reassign, *held_out)
+        data, partition = session.federated(shared, key, federated)
+    notes = (*augmented.notes, *data.dataset.notes[len(dataset.notes) :])
+    data = replace(
+        data,
+        dataset=replace(data.dataset, mean=mean, std=std, notes=notes),
+        augment=augment,
+        prefetch=config.data.prefetch,
+        views=task.views,
+    )
+    if data.augment is not None and not data.augment.apart:
+        attempt(data.augment, data.dataset, task)
+    if len(dataset.test) == 0:
+        raise DataError(
+            f"the dataset '{dataset.name}' has no test {task.example}s to evaluate a model on",
+            where="data.dataset",
+        )
+    return data, partition, task, resolved.table(), shared
+
+
+def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
+    """The task, checked against the dataset."""
+    task = resolved()
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"the task '{resolved.name}' is of the class {type(task).__name__}, which does not inherit from Task",
+            where="task.name",
+            hint="inherit from fedlens.tasks.task.Task",
+        )
+
+    def validated() -> Task:
+        task.validate(info)
+        return task
+
+    resolved.made(validated)
+    return task.fitted(info)
+
+
+def _fitting(
+    engine: EngineBase,
+    config: Config,
+    algorithm: AlgorithmBase,
+    source: ClientDataSource,
+    federation: FederationInfo,
+    cohort: int | None,
+    say: Callable[[str], None],
+) -> Config:
+    """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
+    engine.check(algorithm.ops)
+    images = images_of_the_run(config, federation, cohort)
+    line = engine.choose(algorithm.ops, source, federation.eligible.tolist(), cohort, images)
+    table = config.engine if engine.table is None else engine.table
+    bare = Program(algorithm.ops, source, config.seeds.training)
+    placed = engine.applied(bare)
+    # An engine of the user's own that does not say where it computes keeps its setting.
+    chosen = config.engine.get("device") == "auto" and placed is not bare
+    if chosen:
+        table = {**table, "device": placed.device}
+    for sentence in announcements(hardware(), table, line, chosen):
+        say(sentence)
+    config = config.model_copy(update={"engine": table})
+    asks = algorithm.evaluation_asks
+    if config.evaluation.overlap and engine.ahead and asks > 1:
+        raise ConfigError(
+            f"an evaluation asks {asks} times here, of the server and of clients, and one that overlaps with the "
+            "next round can ask once",
+            where="evaluation.overlap",
+            hint="set evaluation.clients = 'none', or evaluation.overlap = false",
+        )
+    return config
+
+
+def refuse_replaced(
+    paper: Resolved, algorithm: AlgorithmBase, parts: Parts, overridden: frozenset[str] = frozenset()
+) -> None:
+    """Raises `ConfigError` if a setting of the algorithm feeds a component that the user's table replaces.
+
+    A setting is accepted if the component is the same anyway. One at its default is accepted unless it was
+    `overridden`: a run's own config.toml contains all settings.
+    """
+    fields = settings_model(paper.factory).model_fields
+    for slot, part in algorithm.replaced.items():
+        for name in feeding(paper.factory, slot) if part != parts.slots[slot] else ():
+            value, default = paper.settings[name], fields[name].default
+            # A default that is a word, such as tau_eff = "mean", is not a value that the table could ignore.
+            asked = f"algorithm.{name}" in overridden and not isinstance(default, str)
+            given = value != default or asked
+            if given and not fields[name].is_required():
+                raise ConfigError(
+                    f"the table [{slot}] replaces the {slot} component that '{paper.name}' sets up with '{name}'",
+                    where=f"algorithm.{name}",
+                    hint=f"set {slot}.{name} instead where it exists, or remove [{slot}]",
+                )
+
+
+def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | None) -> float:
+    """About how many images a run trains on, counting each use of an image."""
+    sizes = federation.sizes[federation.eligible]
+    mean = float(sizes.mean()) if len(sizes) else 0.0
+    local = config.local
+    per_client = local.work * (local.examples or mean)
+    if local.steps:
+        per_client = local.steps * local.batch(max(1, round(mean)))
+    return config.rounds * (cohort or len(sizes)) * per_client
+
+
+def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
+    """The names of the data that the server evaluates the model on: `@test`, `@validation`, `@train`."""
+    asked = {
+        "@test": True,
+        "@validation": "@validation" in federation.held,
+        "@train": config.evaluation.train,
+    }
+    return tuple(name for name, measured in asked.items() if measured)
+
+
+__all__ = ["Built", "build", "data_directory", "measure"]

@@ -1,0 +1,89 @@
+"""What a run writes before its first round, and whether the data are still the same when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedlens.core.errors import RunDirectoryError
+from fedlens.data.partition.partition import Partition
+from fedlens.run.build import Built
+from fedlens.run.environment import command_words, describe_environment
+from fedlens.run.initial_weights import write_initial
+from fedlens.run.pooled_facts import CHOSEN, chosen_at_start
+from fedlens.run.rundir import FORMAT, RunDir
+from fedlens.run.session import Session
+from fedlens.settings.config import plain
+from fedlens.settings.own_files import OWN_FILES, own_files
+
+_NEIGHBOURS = "neighbours"  # in environment.json: the images of `evaluation.neighbours`
+
+
+def write_settings(directory: RunDir, built: Built) -> None:
+    """Writes config.toml, and before it which of its settings the reader chose, as it looks the same afterwards."""
+    directory.write_environment({CHOSEN: chosen_at_start(directory, built)})
+    directory.write_config(tomli_w.dumps(plain(built.config)))
+
+
+def describe(directory: RunDir, built: Built, root: Path, session: Session | None = None) -> None:
+    """Writes environment.json, partition.npz, and the weights from a file; `root` is the data directory."""
+    shared = None if session is None else session.machine()
+    environment = describe_environment(command_words(sys.argv), built.config.seed, shared)
+    environment |= {"layout": built.layout, "device": built.engine.applied(built.program).device}
+    data: dict[str, Any] = {
+        "data_dir": str(root.resolve()),
+        "data_sha256": data_digest(built),
+        "data_licence": built.holders.dataset.licence,
+        CHOSEN: chosen_at_start(directory, built),
+    }
+    if built.labelled is not None:
+        data[_NEIGHBOURS] = built.labelled.description()
+    data[OWN_FILES] = own_files(plain(built.config))
+    weights = write_initial(built.unwrapped, directory)
+    directory.write_environment({**environment, "format": FORMAT, **data, **weights})
+    built.partition.save(directory.partition_path)
+
+
+def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:
+    """Raises `RunDirectoryError` if the partition, the data or the images of `evaluation.neighbours` differ.
+
+    They are compared with environment.json; after a change of the settings of `evaluation.neighbours` its images may
+    differ.
+    """
+    what = None
+    if Partition.load(directory.partition_path).digest != built.partition.digest:
+        what = "the data now give a different partition than at the start of the run"
+    elif environment.get("data_sha256", (now := data_digest(built))) != now:
+        what = "the images or labels differ from those at the start of the run"
+    elif _changed_neighbours(environment.get(_NEIGHBOURS), built):
+        what = "the images or labels of evaluation.neighbours differ from those at the start of the run"
+    if what is not None:
+        then = environment.get("data_dir", "unknown")
+        hint = f"set --data-dir to the original data (it was {then}), or start a new run"
+        raise RunDirectoryError(what, where=str(directory.path), hint=hint)
+
+
+def _changed_neighbours(before: Any, built: Built) -> bool:
+    """Whether the same settings now give other labelled images."""
+    if built.labelled is None or not isinstance(before, dict):
+        return False
+    now = built.labelled.description()
+    return bool(before.get("settings") == now["settings"] and before.get("sha256") != now["sha256"])
+
+
+def data_digest(built: Built) -> str:
+    """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
+    if built.shared is not None and built.shared.digest is not None:
+        return built.shared.digest
+    data = built.holders.dataset
+    hashed = hashlib.sha256()
+    for split in (data.train, data.test):
+        split.feed(hashed)
+    digest = hashed.hexdigest()
+    if built.shared is not None:
+        built.shared.digest = digest
+    return digest

@@ -1,0 +1,249 @@
+"""The round loop: train, evaluate, tell the observers, save."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.core.driver import Driven, Driver, Tally
+from fedlens.core.errors import FedlensError, HookError, RunFailed
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
+from fedlens.core.norm_bounds import NormBounds
+from fedlens.core.protocol import State
+from fedlens.core.signatures import place_of
+from fedlens.core.states import Mark
+from fedlens.core.traffic import Traffic
+from fedlens.core.types import client_name
+from fedlens.core.work import Work
+from fedlens.run.best_round import better, missing_score
+from fedlens.run.build import Built
+from fedlens.run.changes import Change
+from fedlens.run.failed_round import hopeless
+from fedlens.run.observers import Observers
+from fedlens.run.round_metrics import in_microseconds, round_metrics
+from fedlens.run.round_work import round_context, round_work
+from fedlens.run.run_saver import RunSaver
+from fedlens.run.run_state import RunState, fix_again, placed
+from fedlens.run.rundir import RunDir
+
+
+@dataclass
+class _Trained:
+    """A trained round whose evaluation may still be running."""
+
+    round: int
+    state: State
+    tally: Tally
+    seconds: float
+    work: Work  # the evaluation
+    norms: dict[str, Any] = field(default_factory=dict)  # of all replies so far
+    clients: Mark | None = None  # the client states after the round, if another round has begun since
+    measuring: Tally = field(default_factory=Tally)
+    evaluation: Driven | None = None
+
+
+class Runner:
+    """Runs one experiment into one run directory, from the start or from a checkpoint.
+
+    The order of a round, and when an observer is told of it, is that of `fedlens.run.observer.Observer`.
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        directory: RunDir,
+        observers: Observers,
+        run_state: RunState | None = None,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        self.built, self.directory, self.observers = built, directory, observers
+        self.run_state, self.changes = run_state, changes
+        # By client and reason. Unlike those of `run_state`, they include a round that failed.
+        self.failures = {} if run_state is None else run_state.failures
+        self._elapsed = 0.0 if run_state is None else float(run_state.line["elapsed"])
+        self._cpu_before = 0.0 if run_state is None else run_state.cpu_seconds
+        self._ahead: _Trained | None = None  # the last round, until it is recorded
+        self._saver = RunSaver(built, directory, observers, changes, run_state)
+        if run_state is not None:
+            observers.restore(run_state.parts)
+
+    def run(self, until: int | None = None) -> None:
+        """Runs to round `until`, by default the last; saves it, or the last complete one if the run ends early."""
+        config, engine, states = self.built.config, self.built.engine, self._saver.states
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
+        last = config.rounds if until is None else min(until, config.rounds)
+        try:
+            engine.listen(self._note_engine)
+            if self.run_state is not None:
+                engine.resume(self.run_state.round, config.rounds)
+                fix_again(*self.built.algorithm.model(self.run_state.state))
+            engine.open(self.built.program, states)
+            driver = Driver(engine, states, self.observers.answered)
+            if self.run_state is not None:
+                driver.norms = NormBounds.of(self.run_state.norms)
+            self._saver.sweep()
+            done = None if self.run_state is None else self.run_state.round
+            self.observers.began(self.built, done)
+            if self.run_state is None:
+                # Not in a variable of this function, which would keep the first state in memory for the whole run.
+                init = self.built.algorithm.init
+                self._measured(
+                    0, placed(self.built, init(self.built.model, self.built.federation)), driver, Tally(), 0.0
+                )
+            else:
+                states.restore(self.run_state.clients.saved())
+                self.run_state.state = placed(self.built, self.run_state.state)
+            for round in range(self._reached.round + 1, last + 1):
+                self._round(round, driver)
+            self._record(driver)  # a pause does not wait for the next round
+        finally:
+            try:
+                if self.run_state is not None:
+                    self._save()
+            finally:
+                engine.close()
+
+    def _note_engine(self, line: str | None, choice: Mapping[str, Any]) -> None:
+        """Writes the engine's choice to environment.json and reports it."""
+        self.directory.add_to_environment(engine=dict(choice))
+        if line is not None:
+            self.observers.note(line)
+
+    @property
+    def done(self) -> int:
+        """The last round that is recorded."""
+        return self._reached.round
+
+    @property
+    def _reached(self) -> RunState:
+        assert self.run_state is not None
+        return self.run_state
+
+    @property
+    def _state(self) -> State:
+        """The server state that the next round begins with."""
+        return self._ahead.state if self._ahead else self._reached.state
+
+    def _round(self, round: int, driver: Driver) -> None:
+        driver.tally = tally = Tally()
+        driver.work = round_work(self.built, "training", round, self.observers.working)
+        began = time.perf_counter()
+        try:
+            steps = self.built.algorithm.round(self._state, round_context(self.built, round))
+            steps = self.observers.asks(steps, "training", round, self._state)
+            state = placed(self.built, self._driven(steps, driver, round))
+            _refuse_no_mapping(state, "round", "the new state: a mapping of names to trees and values")
+        except RunFailed:
+            with suppress(FedlensError):  # report the error that ended the round
+                self._record(driver)
+            raise
+        seconds = time.perf_counter() - began
+        self._record(driver)
+        if tally.unbounded and tally.clients == 0:
+            state = self._state  # whatever the algorithm makes of no replies
+        self._measured(round, state, driver, tally, seconds)
+        if self._saver.due:
+            self._save()
+
+    def _driven(self, steps: Any, driver: Driver, round: int) -> State:
+        """The new state. In the first rounds, raises `HookError` if the algorithm changes the state in place."""
+        inputs = Inputs({"state": self._state}, contents=True) if round <= FIRST_VISITS else None
+        state: State = driver.drive(steps, round)
+        if inputs is not None:
+            algorithm = self.built.algorithm
+            inputs.refuse(f"`round` of {type(algorithm).__name__}", place_of(algorithm.round))
+        return state
+
+    def _measured(self, round: int, state: State, driver: Driver, tally: Tally, seconds: float) -> None:
+        """Evaluates if it is time to, records the round, and makes it the last complete round.
+
+        An evaluation that may run beside the next round is only started here, and the rest follows after that round.
+        Raises `RunFailed` if no reply was accepted, or the loss is not finite.
+        """
+        config = self.built.config
+        self.observers.released(round, state, tally)
+        if tally.failed_round or not math.isfinite(tally.sums.get("loss", 0.0)):
+            self.failures = self._with(tally)
+            self.observers.failed(round, tally)
+            raise hopeless(round, tally, config.local.lr)
+        work = round_work(self.built, "evaluating", round, self.observers.working)
+        trained = _Trained(round, state, tally, seconds, work, driver.norms.payload())
+        self._ahead = trained
+        if round % config.evaluation.every == 0 or round == config.rounds:
+            driver.tally, driver.work = trained.measuring, trained.work
+            steps = self.built.algorithm.evaluate(state, round_context(self.built, round))
+            steps = self.observers.asks(steps, "evaluating", round, state)
+            # An engine that starts workers in the middle of a run takes asks ahead from then on.
+            beside = config.evaluation.overlap and self.built.engine.ahead
+            # The last round has no next round.
+            beside = beside and 0 < round < config.rounds and self.built.algorithm.evaluation_asks == 1
+            trained.evaluation = driver.begin(steps, round, ahead=beside)
+            if beside:
+                trained.clients = self._saver.states.mark()
+                return
+        self._record(driver)
+
+    def _record(self, driver: Driver) -> None:
+        """Completes the round that was trained last, if it is not complete yet."""
+        if self._ahead is None:
+            return
+        trained, self._ahead = self._ahead, None
+        tally, round, observers = trained.tally, trained.round, self.observers
+        measured: Mapping[str, float] = {}
+        if trained.evaluation is not None:
+            driver.tally, driver.work = trained.measuring, trained.work
+            measured = trained.evaluation.finish()
+            _refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
+            measured = {
+                **observers.evaluated(round, trained.state, trained.measuring, measured),
+                **measured,
+            }
+            tally.and_measuring(trained.measuring)
+        elapsed = self._elapsed + time.monotonic() - self._began
+        line = round_metrics(round, measured, tally, trained.seconds, elapsed)
+        self.failures = self._with(tally)
+        observers.round_done(trained.state, tally, line, complete=False)
+        if round == 0 and (sentence := missing_score(self.built, line)):
+            observers.note(sentence)
+        best = better(self.built, self.run_state.best if self.run_state else None, line)
+        traffic = Traffic.of(self.run_state.traffic if self.run_state else {}).add(tally.traffic)
+        self.run_state = RunState(
+            round,
+            trained.state,
+            trained.clients or self._saver.states.mark(),
+            line,
+            observers.rows(trained.state, tally, line),
+            observers.parts(),
+            best,
+            self.failures,
+            observers.digests(),
+            trained.norms,
+            traffic.to_payload(),
+            in_microseconds(self._cpu_before + time.process_time() - self._cpu_began),
+        )
+        # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
+        self._saver.complete(self.run_state)
+        observers.append(self.run_state.rows)
+        observers.round_done(trained.state, tally, line, complete=True)
+
+    def _save(self) -> None:
+        self._saver.save(self._reached, None if self._ahead is None else self._ahead.clients)
+
+    def _with(self, tally: Tally) -> dict[str, Counter[str]]:
+        """The failures by client and reason, this round's included."""
+        before = self.run_state.failures if self.run_state else {}
+        failures = {client: Counter(reasons) for client, reasons in before.items()}
+        for client, reasons in tally.failures.items():
+            failures.setdefault(client_name(client, self.built.partition.ids), Counter()).update(reasons)
+        return failures
+
+
+def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:
+    if not isinstance(value, Mapping):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise HookError(f"`{method}` of the algorithm returned {kind}", hint=f"return {expected}")

@@ -1,0 +1,124 @@
+"""Checks whether the components of an algorithm fit together, before any data is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.algorithms.averaging import Parts
+from fedlens.core.errors import ConfigError
+from fedlens.core.protocol import FederationInfo, ModelSpec
+from fedlens.local.chain import chain
+from fedlens.settings.config import SLOTS, Config
+from fedlens.settings.plan import SLOT_REGISTRIES, Plan
+from fedlens.tasks.registry import TASKS
+
+_MANY = 10**5  # clients of a dataset that has its own
+_SHAPE, _CLASSES = (1, 4, 4), 10
+_LR = 1e-6  # the bound on a rate times the weight of a quadratic term is left to the run
+
+
+def check_combinations(config: Config, locate: Callable[[str], str] = str) -> None:
+    """Raises `ConfigError` if settings exclude each other. `locate` says where a person finds a key."""
+    if config.local.lr_warmup >= config.rounds:
+        raise ConfigError(
+            f"local.lr_warmup is {config.local.lr_warmup}, but the run has only {config.rounds} rounds, so the "
+            "learning rate would never reach local.lr",
+            where=locate("local.lr_warmup"),
+            hint="set it below rounds",
+        )
+    if config.data.validation_from == "client" and not config.data.validation:
+        raise ConfigError(
+            "`data.validation_from = 'client'` needs `data.validation` above 0",
+            where=locate("data.validation_from"),
+            hint="set data.validation = 0.2, the share that each client holds out",
+        )
+
+
+def check_algorithm(planned: Plan) -> None:
+    """Raises `ConfigError` if the algorithm refuses its settings, whatever the data and the model are.
+
+    The algorithm is made for a small model with batch normalization and clients of equal size. What depends on the
+    data, on the real model or on the size of `local.lr` is left to the run, and so are components of a user's own.
+    """
+    config, chosen = planned.config, planned.chosen
+    check_combinations(config, planned.locate)
+    if not _ready_made(config):
+        return
+    federation = _federation(config)
+    scale = {"head": 2.0} if config.local.lr_scale else {}  # its names are those of the real model
+    parts = Parts(
+        ModelSpec(_small_model, "linear", {}, _SHAPE, federation.classes, seed=0),
+        TASKS.find(federation.kind)(),
+        config.local.model_copy(update={"lr": _LR, "lr_scale": scale}),
+        federation,
+        ("@test", "@train") if config.evaluation.train else ("@test",),
+        measure_clients=config.evaluation.clients,
+        **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
+    )
+    rule = chain(*(one() for one in planned.rules)) if planned.rules else None
+    chosen["algorithm"](replace(parts, client=rule))
+
+
+def algorithm_settings(config: Config) -> dict[str, Any]:
+    """The settings that `check_algorithm` depends on, for a check of each combination once."""
+    tables = config.model_dump(
+        mode="json", fallback=repr, include={"algorithm", "local", "evaluation", *SLOTS}
+    )
+    tables["local"].pop("lr")
+    data = config.data
+    return {
+        **tables,
+        "rounds": config.rounds,
+        "partition": repr(data.partition),
+        "held_out": [data.validation > 0, data.validation_from],
+    }
+
+
+def _ready_made(config: Config) -> bool:
+    """Whether all components are those of fedlens."""
+    tables = [
+        config.algorithm,
+        *(table for table in config.slots.values() if table is not None),
+        *_rules(config),
+    ]
+    names = [table["name"] for table in tables]
+    return all(isinstance(name, str) and ":" not in name for name in names)
+
+
+def _rules(config: Config) -> list[Mapping[str, Any]]:
+    client = config.client
+    if client is None:
+        return []
+    return list(client) if isinstance(client, list) else [client]
+
+
+def _federation(config: Config) -> FederationInfo:
+    clients = config.data.partition.get("clients")
+    number = clients if isinstance(clients, int) else _MANY
+    held, held_out = {"@train": 100 * number, "@test": 100}, None
+    if config.data.validation > 0:
+        held["@validation"] = 10
+    if config.data.validation > 0 and config.data.validation_from == "client":
+        held_out = np.full(number, 10)
+    sizes = np.full(number, 100)
+    return FederationInfo(sizes, _classes(config), _SHAPE, held, held_out)
+
+
+def _classes(config: Config) -> int:
+    """Those of a target distribution if one is set: the number of the dataset's is not known yet."""
+    targets = [table.get("target") for table in (config.algorithm, *_rules(config))]
+    return next((len(target) for target in targets if isinstance(target, list)), _CLASSES)
+
+
+def _small_model(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(shape[0], 2, 1),
+        torch.nn.BatchNorm2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(2 * shape[1] * shape[2], classes),
+    )

@@ -1,0 +1,151 @@
+"""Resolves the settings of an experiment and checks them, before any data is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fedlens.aggregate.mean import AGGREGATES
+from fedlens.aggregate.server_steps import SERVERS
+from fedlens.algorithms.client_sampling import SELECTS
+from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, default_table
+from fedlens.core.dataset_info import DatasetInfo
+from fedlens.core.engine_base import BareEngine, EngineBase
+from fedlens.core.errors import ConfigError
+from fedlens.core.registry import Registry
+from fedlens.data.augment import AUGMENTS
+from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.partition.registry import PARTITIONS
+from fedlens.engines.registry import ENGINES
+from fedlens.models.prepare import Preparation
+from fedlens.models.registry import MODELS
+from fedlens.settings.config import SLOTS, Config
+from fedlens.settings.config_source import Source
+from fedlens.settings.resolve import Resolved, resolve
+from fedlens.tasks.registry import TASKS
+
+SLOT_REGISTRIES: Mapping[str, Registry] = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
+
+OBSERVERS = Registry("observer", {})
+
+_LABELLED = "evaluation.neighbours.dataset"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment whose settings are checked. Nothing is loaded yet; `config` has every setting filled in."""
+
+    config: Config
+    chosen: Mapping[str, Resolved]
+    augments: Sequence[Resolved]
+    rules: Sequence[Resolved]
+    locate: Callable[[str], str]
+    task: Callable[[DatasetInfo], Resolved]  # the task for a dataset
+    overridden: frozenset[str] = frozenset()  # keys that were set on the command line
+    observers: Sequence[Resolved] = ()
+
+    def engine(self) -> EngineBase:
+        """A new engine, as the settings say; the caller closes it."""
+        resolved = self.chosen["engine"]
+        engine = resolved()
+        wrapped: EngineBase = resolved.made(lambda: BareEngine.wrap(engine))
+        return wrapped
+
+
+def plan(config: Config, source: Source) -> Plan:
+    """Resolves every factory and checks its settings. Raises `ConfigError` for a wrong name or setting."""
+    tables: dict[str, tuple[Registry, Mapping[str, Any]]] = {
+        "data.dataset": (DATASETS, config.data.dataset),
+        "data.partition": (PARTITIONS, config.data.partition),
+        "model": (MODELS, config.model),
+        "algorithm": (ALGORITHMS, config.algorithm),
+        "engine": (ENGINES, config.engine),
+    }
+    neighbours = config.evaluation.neighbours
+    if neighbours is not None:
+        tables[_LABELLED] = DATASETS, neighbours.dataset
+    if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
+        unused = {slot: None for slot in SLOTS if not _was_set(slot, source)}
+        config = config.model_copy(update=unused)
+    if "algorithm" in source.renamed and config.select and config.select["name"] == "uniform":
+        # The selection in the recipe was the default of the recipe's algorithm.
+        chosen_by_user = {"select", "select.name"} & source.overridden
+        default = {} if chosen_by_user else default_table("select", config.algorithm)
+        settings = {key: value for key, value in config.select.items() if key != "name" or chosen_by_user}
+        config = config.model_copy(update={"select": {**default, **settings}})
+    tables |= {
+        slot: (SLOT_REGISTRIES[slot], table) for slot, table in config.slots.items() if table is not None
+    }
+    chosen = {
+        key: resolve(registry, table, key, source, shared=Preparation if key == "model" else None)
+        for key, (registry, table) in tables.items()
+    }
+    _refuse_task_settings(config.task, source)
+    client = config.client
+    rule_tables = client if isinstance(client, list) else [client] if client is not None else []
+    rules = [resolve(RULES, table, "client", source) for table in rule_tables]
+    augments = [resolve(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
+    observers = [resolve(OBSERVERS, table, "observe", source) for table in config.observe]
+    data = config.data.model_copy(
+        update={
+            "dataset": chosen["data.dataset"].table(),
+            "partition": chosen["data.partition"].table(),
+            "augment": [choice.table() for choice in augments],
+        }
+    )
+    if neighbours is not None:
+        neighbours = neighbours.model_copy(update={"dataset": chosen[_LABELLED].table()})
+    evaluation = config.evaluation.model_copy(update={"neighbours": neighbours})
+    tables_with_defaults: dict[str, Any] = {k: choice.table() for k, choice in chosen.items() if "." not in k}
+    if rules:
+        full = [rule.table() for rule in rules]
+        tables_with_defaults["client"] = full if isinstance(client, list) else full[0]
+    tables_with_defaults["observe"] = [observer.table() for observer in observers]
+    return Plan(
+        config.model_copy(update={"data": data, "evaluation": evaluation, **tables_with_defaults}),
+        chosen,
+        augments,
+        rules,
+        source.locate,
+        partial(_task, config.task, source),
+        source.overridden,
+        observers,
+    )
+
+
+def _task(table: Mapping[str, Any], source: Source, info: DatasetInfo) -> Resolved:
+    """The task that the settings name, or that the dataset's kind names. Raises `ConfigError` where there is none."""
+    if "name" not in table and info.kind == "unlabelled":
+        raise ConfigError(
+            f"the images of '{info.name}' have no labels, so a task has to be named",
+            where="task.name",
+            hint="set task.name = 'simsiam' or 'moco-v2'",
+        )
+    if "name" not in table and info.kind not in TASKS:
+        raise ConfigError(
+            f"'{info.name}' is for {info.kind}, which fedlens cannot train on yet",
+            where="data.dataset",
+            hint="'fedlens partition' can make and show its partitions",
+        )
+    return resolve(TASKS, {"name": info.kind, **table}, "task", source)
+
+
+def _refuse_task_settings(table: Mapping[str, Any], source: Source) -> None:
+    """Raises `ConfigError` if no task has these settings: without a name, the dataset decides later which it is."""
+    first: ConfigError | None = None
+    for kind in [table["name"]] if "name" in table else TASKS:
+        try:
+            resolve(TASKS, {**table, "name": kind}, "task", source)
+        except ConfigError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
+
+
+def _was_set(table: str, source: Source) -> bool:
+    """Whether an override set this table or a key in it."""
+    return any(key == table or key.startswith(f"{table}.") for key in source.overridden)

@@ -1,0 +1,1 @@
+"""What a finished run is used for: its results, predictions, exports."""

@@ -1,0 +1,1 @@
+"""Geometry of images, masks and boxes, which data, models and tasks share."""
