@@ -30,8 +30,8 @@ from typing import Any
 
 import tomli_w
 
-from fedlens.core.atomic_files import write_atomically
-from fedlens.core.errors import DataError, FedlensError
+from fedlens.base.errors import DataError, FedlensError
+from fedlens.files.atomic_files import write_atomically
 from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.report.format import count, many, size
 from fedlens.report.stated_values import stated_values

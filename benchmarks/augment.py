@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 
 from fedlens.benchmark.limit import cifar_cnn
-from fedlens.data.augment import AUGMENTS
-from fedlens.data.augmented import Chain, Step
+from fedlens.data.augmentation.augment import AUGMENTS
+from fedlens.data.augmentation.augmented import Chain, Step
 from fedlens.data.normalize import normalize
 
 SHAPE = (3, 32, 32)

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.vision import MEAN, STD, seconds
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augmented import Chain
+from fedlens.data.augmentation.mosaic import Mosaic
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
-from fedlens.data.mosaic import Mosaic
 from fedlens.data.normalize import normalize
 from fedlens.vision.box_batch import BoxBatch
 from fedlens.vision.moved_targets import LEAST_SHARE, LEAST_SIDE, moved_boxes, moved_masks

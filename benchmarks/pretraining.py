@@ -29,7 +29,7 @@ from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.protocol import Client, ClientExamples, ModelSpec
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.datasets.fractals import fractals
 from fedlens.local.rules import ClientRule

@@ -34,8 +34,8 @@ from fedlens.core.modules import loadable
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of
-from fedlens.data.augment import AUGMENTS
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import AUGMENTS
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.boxes import Boxes
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import VOID, Examples

@@ -368,7 +368,7 @@ MUTATIONS = [
         "unit/local/test_rate_scales.py",
     ),
     Mutation(
-        "core/frozen.py",
+        "base/frozen.py",
         'layer.__dict__["train"] = partial(_train, layer)',
         "pass",
         "unit/models/test_freeze.py",
@@ -495,10 +495,10 @@ MUTATIONS = [
         "unit/tasks/test_detection_metrics.py",
     ),
     Mutation(
-        "models/yolov5_loss.py",
+        "models/yolov5/loss.py",
         "aspect / (1 - iou + aspect)",
         "aspect / (1 + iou + aspect)",
-        "unit/models/test_yolov5_loss.py",
+        "unit/models/yolov5/test_yolov5_loss.py",
     ),
     Mutation(
         "vision/moved_targets.py",

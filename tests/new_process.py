@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fedlens.core.registry import USER_MODULE_PREFIX
+from fedlens.base.registry import USER_MODULE_PREFIX
 from fedlens.settings import own_files
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.tasks.classification import Classification
 
 

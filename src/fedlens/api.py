@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedlens.core.atomic_files import read_regular
-from fedlens.core.errors import ConfigError, FedlensError, told
-from fedlens.core.interrupts import watched
-from fedlens.core.shell_command import quoted_command
-from fedlens.core.summary_text import as_call, as_html, as_text
+from fedlens.base.errors import ConfigError, FedlensError, told
+from fedlens.base.interrupts import watched
+from fedlens.base.shell_command import quoted_command
+from fedlens.base.summary_text import as_call, as_html, as_text
+from fedlens.files.atomic_files import read_regular
 from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
 from fedlens.run.observer import Observer, observer_of
 from fedlens.run.progress import Listener, Progress, Silent

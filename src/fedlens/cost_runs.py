@@ -23,10 +23,10 @@ from typing import Any, Protocol
 
 from fedlens.algorithms.registry import default_table
 from fedlens.api import Experiment, resume
-from fedlens.core.atomic_files import refuse_link, write_atomically
-from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
+from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.formats.registry import FORMATS
+from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
 from fedlens.report.differences import LEAST_SEEDS

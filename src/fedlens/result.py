@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import ConfigError, FedlensError
-from fedlens.core.summary_text import as_html, as_text
+from fedlens.base.errors import ConfigError, FedlensError
+from fedlens.base.summary_text import as_html, as_text
 from fedlens.report.format import split_of
 
 if TYPE_CHECKING:

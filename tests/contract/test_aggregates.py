@@ -13,7 +13,7 @@ from fedlens.aggregate.mean import AGGREGATES
 from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from fedlens.algorithms.registry import RULES
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from tests.contract.contract_kit import ALGORITHMS, HELD_OUT, PERSONAL, USERS, Stopping, outcome
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

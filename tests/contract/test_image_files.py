@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from tests.contract.contract_kit import Stopping, outcome
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

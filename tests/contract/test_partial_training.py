@@ -10,8 +10,8 @@ import torch
 
 from fedlens import Experiment, resume
 from fedlens.api import Result
-from fedlens.core.errors import ConfigError
-from fedlens.core.frozen import FrozenSplit
+from fedlens.base.errors import ConfigError
+from fedlens.base.frozen import FrozenSplit
 from fedlens.core.tree import fixed_leaves
 from fedlens.run import checkpoint
 from fedlens.run.build import Built, build

@@ -34,8 +34,8 @@ import fedlens.report.run_page
 from fedlens import api
 from fedlens.__main__ import main as command
 from fedlens.cli.main import app
-from fedlens.core import atomic_files as files
 from fedlens.core import tensorfile
+from fedlens.files import atomic_files as files
 from fedlens.run import build, checkpoint, environment, runner
 from fedlens.use import results
 

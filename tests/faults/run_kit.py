@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.model_digest import weights_digest
 from fedlens.core.payload import encode
+from fedlens.files.model_digest import weights_digest
 from fedlens.run import checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedlens.base.registry import read_settings
 from fedlens.cli.data_check import check
 from fedlens.cli.main import app
-from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.formats.boxed import (

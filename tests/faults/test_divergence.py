@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens import Experiment, resume
+from fedlens.base.errors import RunFailed
 from fedlens.cli.main import app
-from fedlens.core.errors import RunFailed
 from fedlens.run.progress import Silent
 from tests.faults import faulty
 from tests.faults.run_kit import outcome, sha

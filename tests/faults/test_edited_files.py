@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from fedlens import load_result, resume
 from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment
+from fedlens.base.errors import RunDirectoryError, RunFailed
 from fedlens.cli.main import app
-from fedlens.core.errors import RunDirectoryError, RunFailed
 from fedlens.run.rundir import RunDir
 from tests.faults.run_kit import sha, summary
 from tests.faults.test_edited_runs import forged

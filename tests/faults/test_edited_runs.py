@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens import resume
+from fedlens.base.errors import FedlensError
 from fedlens.cli.main import app
-from fedlens.core.errors import FedlensError
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
 from tests.faults.run_kit import outcome, summary

@@ -13,13 +13,13 @@ import torch
 from fedlens import Experiment, resume
 from fedlens.aggregate import mean
 from fedlens.aggregate.server_steps import ServerSGD
-from fedlens.core import model_digest
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng
 from fedlens.core.tree import copied
 from fedlens.engines import processes
 from fedlens.engines.shared_memory import Packer
+from fedlens.files import model_digest
 from fedlens.local import leafwise
 from fedlens.run import checkpoint, run_state, runner
 from tests.unit.engines.engine_kit import fresh

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedlens import Experiment
-from fedlens.core.errors import ConfigError, HookError, RunFailed
+from fedlens.base.errors import ConfigError, HookError, RunFailed
 from fedlens.local.rules import LocalContext
 from tests.faults import hooked
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment, load_result
-from fedlens.core.errors import HookError, one_line, told
+from fedlens.base.errors import HookError, one_line, told
 from fedlens.core.schema import METRICS, Bound, Schema
 from fedlens.run.progress import Silent
 from tests.faults import faulty

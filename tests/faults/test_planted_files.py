@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from fedlens import Experiment, Study
 from fedlens.analyses.analyze import analyze
+from fedlens.base.errors import DataError, RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.core.errors import DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.run import checkpoint
 

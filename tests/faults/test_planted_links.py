@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens import resume
+from fedlens.base.errors import FedlensError
 from fedlens.cli.main import app
-from fedlens.core.errors import FedlensError
 from fedlens.report.run_page import write_report
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
@@ -192,7 +192,7 @@ def test_what_killed_processes_left_is_swept_and_a_file_in_use_is_not(here: Path
 
 
 def test_temporary_names_are_random_and_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedlens.core import atomic_files
+    from fedlens.files import atomic_files
 
     names: list[str] = []
     create = atomic_files.create

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from fedlens.api import Experiment
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Client, Failure, Outcome, Payload
 from fedlens.core.random import Rng
 from tests.unit.engines.engine_kit import OPS, answers_to, ask, expected, same, vectors
@@ -194,7 +194,7 @@ def test_another_cluster_than_the_one_that_this_process_is_on(gate: Driver) -> N
 
 JOIN = """
 import sys
-from fedlens.core.errors import FedlensError
+from fedlens.base.errors import FedlensError
 from fedlens.engines.ray import ray
 for address in sys.argv[1:]:
     engine = ray(address=address, connect_timeout=1.0)

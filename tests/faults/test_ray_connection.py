@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError, RunFailed
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.base.registry import read_settings
 from fedlens.engines import ray_cluster
 from fedlens.engines.ray import ray
 from fedlens.engines.ray_cluster import Cluster, connect

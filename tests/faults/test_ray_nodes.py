@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
 from fedlens.core.protocol import Reply
 from fedlens.engines import ray_cluster
 from fedlens.run.progress import Silent

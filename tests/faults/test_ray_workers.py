@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fedlens.core import interrupts
+from fedlens.base import interrupts
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines import ray_pool, ray_worker

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens import Experiment, resume
+from fedlens.base.errors import RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.core.errors import RunDirectoryError
 from fedlens.run import checkpoint
 from fedlens.run.progress import Silent
 from tests.faults import faulty

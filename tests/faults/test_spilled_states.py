@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment, resume
-from fedlens.core import model_digest
-from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.base.errors import RunDirectoryError, RunFailed
 from fedlens.core.payload import encode
+from fedlens.files import model_digest
 from fedlens.run import checkpoint
 from fedlens.run.progress import Silent
 from fedlens.run.run_state import RunState

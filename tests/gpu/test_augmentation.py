@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedlens.api import Experiment
-from fedlens.data.augment import AUGMENTS
-from fedlens.data.augmented import Augmentation
+from fedlens.data.augmentation.augment import AUGMENTS
+from fedlens.data.augmentation.augmented import Augmentation
 from fedlens.vision.box_batch import BoxBatch
 from fedlens.vision.moved_targets import moved_boxes, moved_masks
 from tests.contract.contract_kit import lines, weights

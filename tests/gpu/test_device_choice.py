@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedlens.api import resume
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.engines import devices, hardware, on_gpus
 from fedlens.run import build
 from fedlens.run.progress import Silent

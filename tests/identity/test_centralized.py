@@ -6,7 +6,7 @@ import torch
 
 from fedlens.algorithms.centralized import centralized
 from fedlens.algorithms.client_sampling import Uniform
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.random import Rng
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate

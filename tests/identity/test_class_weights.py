@@ -9,7 +9,7 @@ from fedlens.algorithms.client_sampling import Everyone
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedir import fedir, reweighted
 from fedlens.api import Experiment
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.chain import chain
 from fedlens.local.rules import proximal
 from fedlens.tasks.classification import classification

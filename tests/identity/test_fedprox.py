@@ -12,7 +12,7 @@ from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.moon import contrastive
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, LocalContext, Traits, plain, proximal, proximal_grad
 from tests.identity.identity_kit import (

@@ -13,7 +13,7 @@ import pytest
 from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
 from fedlens.local.rules import ClientRule, LocalContext, Traits

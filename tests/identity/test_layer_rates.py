@@ -17,7 +17,7 @@ from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.mime import mime
 from fedlens.algorithms.scaffold import scaffold, travel
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.engines.vectorized import Vectorized
 from fedlens.local import training
 from fedlens.local.rules import proximal

@@ -9,7 +9,7 @@ from fedlens.algorithms.client_sampling import Everyone
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fednova import fednova
 from fedlens.algorithms.scaffold import scaffold
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.random import Rng
 from fedlens.local.settings import LocalSettings
 from tests.identity.identity_kit import close, course, epoch, mean, model, parts, rng_of, world

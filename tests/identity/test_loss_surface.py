@@ -8,8 +8,8 @@ import torch
 
 from fedlens.analyses.line import line
 from fedlens.analyses.loss_surface import plane, sample_surface
+from fedlens.base.errors import ConfigError
 from fedlens.core.convex_combination import uniform_simplex
-from fedlens.core.errors import ConfigError
 from tests.identity.landscape_kit import at, evaluator
 
 BOWL = evaluator(lambda w: (w * w).sum(), 3)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.convex_combination import ModelMatrix
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.modules import Loadable, module_in
 from fedlens.core.protocol import ModelSpec

@@ -6,7 +6,7 @@ import torch
 from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedprox import fedprox
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from tests.identity.identity_kit import bare_client, close, course, mean, model, parts, rng_of, same, world
 
 SIZES = (6, 6, 6, 6, 6, 6, 6, 6)

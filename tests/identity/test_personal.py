@@ -21,8 +21,8 @@ from fedlens.algorithms.fedir import reweighted
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.personal import finetune, local_only
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.driver import Driver, Tally
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import ClientStates, ModelSpec, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline

@@ -17,7 +17,7 @@ from fedlens.analyses.representation import (
     neural_collapse_of,
     similarity,
 )
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.tasks.segmentation import Segmentation
 from tests.unit.analyses.analysis_kit import built_of, models_of
 

@@ -16,14 +16,14 @@ from fedlens.algorithms.centralized import centralized
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddane import feddane
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.base.errors import ConfigError
 from fedlens.core.driver import Driver
-from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.core.states import ClientStates
 from fedlens.core.tree import spec_of
-from fedlens.data.augment import Crop, Flip
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import Crop, Flip
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.partition.iid import iid

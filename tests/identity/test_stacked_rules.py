@@ -13,7 +13,7 @@ from torch import Tensor
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.errors import ConfigError, HookError
+from fedlens.base.errors import ConfigError, HookError
 from fedlens.core.protocol import Call, Client
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import tree_of

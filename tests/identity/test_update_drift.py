@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.analyses.drift import ALL, drift, updates_of
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import spec_of, tree_of
 
 

@@ -20,8 +20,8 @@ from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import contrastive
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.arithmetic import Arithmetic
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import Call, Client, ModelSpec
 from fedlens.core.random import Rng, Secrets

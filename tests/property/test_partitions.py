@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.federated import hold_out
 from fedlens.data.partition.dirichlet import dirichlet
 from fedlens.data.partition.iid import iid

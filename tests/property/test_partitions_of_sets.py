@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.partition.detection_frequency import detection_frequency
 from fedlens.data.partition.feature import NEUTRAL, feature
 from fedlens.data.partition.from_file import from_file

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.partition.dirichlet_classwise import dirichlet_classwise
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.natural import natural

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlens.base.errors import DecodingError
 from fedlens.core import tensorfile
-from fedlens.core.errors import DecodingError
 from fedlens.core.payload import decode, encode, pack, unpack
 from fedlens.core.tensorfile import Bounds, parse
 from tests.property.test_wire import PAYLOADS, same

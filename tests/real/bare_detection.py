@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedlens.models.yolov5 import yolov5n
+from fedlens.models.yolov5.detector import yolov5n
 
 CLASSES = ("RBC", "WBC", "Platelets")
 HEIGHT, WIDTH = 192, 256

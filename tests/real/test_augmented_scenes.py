@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.data.augment import AUGMENTS
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import AUGMENTS
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.datasets.bccd import bccd
 from fedlens.data.datasets.camvid import camvid
 from fedlens.vision.box_batch import BoxBatch

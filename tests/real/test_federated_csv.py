@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.cifar import cifar10
 from fedlens.data.datasets.federated_csv import federated_csv, official_cifar10, read_list
 

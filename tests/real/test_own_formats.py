@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Finding

@@ -17,8 +17,8 @@ from fedlens.algorithms.averaging import Averaging, Parts
 from fedlens.algorithms.client_sampling import Everyone
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import moon
+from fedlens.base.errors import ConfigError
 from fedlens.core.driver import Driver, Tally
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import (

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import fedlens
 from fedlens import cost_runs
+from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cli.cost import RunTitle
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes

@@ -17,8 +17,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedlens import Experiment
+from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, FedlensError, RunDirectoryError
 from fedlens.models.registry import MODELS
 from fedlens.models.weights import load_weights
 from fedlens.models.weights_file import read_weights

@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.aggregate.server_steps import Rate
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import Feeds
 from fedlens.core.protocol import Payload
-from fedlens.core.registry import Feeds
 from fedlens.core.tree import Tree, map_tree, zeros_like
 
 Kind = Literal["adagrad", "adam", "yogi"]

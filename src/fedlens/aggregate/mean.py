@@ -11,7 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
+from fedlens.base.registry import Entry, Registry
+from fedlens.base.signatures import place_of
 from fedlens.core.protocol import (
     Answer,
     Answers,
@@ -24,8 +26,6 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.reduction import REPLIES, How, Refusal, Update, add_reply
-from fedlens.core.registry import Entry, Registry
-from fedlens.core.signatures import place_of
 from fedlens.core.tree import Tree
 
 Weighting = Literal["examples", "uniform"]

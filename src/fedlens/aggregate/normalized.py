@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, Weighting
+from fedlens.base.registry import Feeds
 from fedlens.core.protocol import Answer, Reduce
 from fedlens.core.reduction import How, Update
-from fedlens.core.registry import Feeds
 from fedlens.core.tree import scale
 
 TauEff = Annotated[

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, checked, reweighted
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
+from fedlens.base.signatures import check_signature, place_of
 from fedlens.core.protocol import Answer, Payload, Reply
 from fedlens.core.reduction import How, Refusal, Update
-from fedlens.core.signatures import check_signature, place_of
 from fedlens.core.tree import Tree, norm, subtract
 
 _BLOCK = 2**22  # values of a block: 16 MB in float32

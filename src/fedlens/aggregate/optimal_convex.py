@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean, Weighting, reweighted
+from fedlens.base.errors import RunFailed
 from fedlens.core.convex_combination import ModelMatrix
-from fedlens.core.errors import RunFailed
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import (
     Answer,

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Protocol, TypeGuard
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import Entry, Feeds, Registry
 from fedlens.core.protocol import Payload
-from fedlens.core.registry import Entry, Feeds, Registry
 from fedlens.core.tree import Tree, add, map_tree, zeros_like
 
 Rate = Annotated[

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.tree import Tree, map_tree, select
@@ -198,7 +198,7 @@ def ceadmm(
     Tests: tests/identity/test_admm.py::ceadmm
 
     Example:
-        >>> from fedlens.core.registry import settings_model
+        >>> from fedlens.base.registry import settings_model
         >>> settings_model(ceadmm)().k_0
         5
     """
@@ -263,7 +263,7 @@ def iceadmm(
     Tests: tests/identity/test_admm.py::iceadmm
 
     Example:
-        >>> from fedlens.core.registry import settings_model
+        >>> from fedlens.base.registry import settings_model
         >>> settings_model(iceadmm)().r
         10.0
     """
@@ -329,7 +329,7 @@ def liadmm(
     Tests: tests/identity/test_admm.py::liadmm
 
     Example:
-        >>> from fedlens.core.registry import settings_model
+        >>> from fedlens.base.registry import settings_model
         >>> list(settings_model(liadmm).model_fields)
         ['gamma', 'gradient', 'absent']
     """

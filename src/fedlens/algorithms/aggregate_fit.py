@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.aggregate.mean import Aggregate
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec
 from fedlens.local.rules import ClientRule

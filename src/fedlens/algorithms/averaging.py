@@ -34,8 +34,10 @@ from fedlens.algorithms.component_calls import exchanged, first_state, wrong
 from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
 from fedlens.algorithms.server_rules import begun_by, prepared_by, shared_by, updated_by
 from fedlens.algorithms.task_fit import refuse_task
+from fedlens.base.errors import ConfigError
+from fedlens.base.signatures import check_methods, place_of
+from fedlens.base.user_objects import follows_device
 from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.errors import ConfigError
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import (
     Ask,
@@ -50,9 +52,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.reduction import Update
-from fedlens.core.signatures import check_methods, place_of
 from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
-from fedlens.core.user_objects import follows_device
 from fedlens.local.chain import chain
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule

@@ -15,8 +15,8 @@ from fedlens.algorithms.client_evaluation import (
     refuse_too_many,
     refuse_unmeasured,
 )
+from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import (
     Ask,
     Evaluation,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (

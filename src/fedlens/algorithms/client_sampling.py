@@ -9,9 +9,9 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 import numpy as np
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import Entry, Registry
 from fedlens.core.protocol import FederationInfo, RoundContext
-from fedlens.core.registry import Entry, Registry
 
 
 class Select(Protocol):

@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from fedlens.aggregate.mean import Aggregate, AggregateContext, checked
-from fedlens.core.errors import HookError, RoundRefused
+from fedlens.base.errors import HookError, RoundRefused
+from fedlens.base.signatures import place_of
 from fedlens.core.input_checks import FIRST_VISITS, INSTEAD, Inputs, PassedInputs
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, RoundContext
 from fedlens.core.reduction import How, Refusal, Update
-from fedlens.core.signatures import place_of
 from fedlens.core.tree import Tree
 from fedlens.local.rules import ClientRule
 

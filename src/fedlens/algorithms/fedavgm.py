@@ -9,7 +9,7 @@ from pydantic import Field
 from fedlens.aggregate.server_steps import Rate
 from fedlens.aggregate.server_steps import momentum as server_momentum
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.registry import Feeds
+from fedlens.base.registry import Feeds
 
 
 def fedavgm(

@@ -9,9 +9,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import settings_model
 from fedlens.core.protocol import ModelSpec
-from fedlens.core.registry import settings_model
 from fedlens.models.prepare import Preparation
 
 

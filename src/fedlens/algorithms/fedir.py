@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import (
     Answers,
     Ask,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedlens.aggregate.normalized import Normalized, TauEff
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 
 def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averaging:

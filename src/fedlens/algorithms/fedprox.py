@@ -10,7 +10,7 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import BySize
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.rules import Mu, proximal
 
 Scheme = Annotated[

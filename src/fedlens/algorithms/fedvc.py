@@ -11,7 +11,7 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import BySize, Everyone, Uniform
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.settings import LocalSettings
 
 Examples = Annotated[

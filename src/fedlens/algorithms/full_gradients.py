@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import AggregateContext, Mean, Weighting
 from fedlens.algorithms.averaging import Parts
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import (
     Answers,
     Ask,

@@ -22,7 +22,7 @@ from fedlens.algorithms.full_gradients import (
     mean_gradient,
     refuse_corrected,
 )
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field, Schema, TreeField

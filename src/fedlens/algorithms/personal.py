@@ -10,7 +10,7 @@ from pydantic import Field
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_evaluation import refuse_unmeasured, tuning
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 
 def local_only(parts: Parts) -> Averaging:
@@ -45,7 +45,7 @@ def local_only(parts: Parts) -> Averaging:
     Tests: tests/identity/test_personal.py::alone
 
     Example:
-        >>> from fedlens.core.registry import settings_model
+        >>> from fedlens.base.registry import settings_model
         >>> list(settings_model(local_only).model_fields)
         []
     """
@@ -114,7 +114,7 @@ def finetune(
     Tests: tests/identity/test_personal.py::tun
 
     Example:
-        >>> from fedlens.core.registry import settings_model
+        >>> from fedlens.base.registry import settings_model
         >>> list(settings_model(finetune).model_fields)
         ['epochs', 'local_lr', 'lr']
     """

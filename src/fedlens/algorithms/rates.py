@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.aggregate.mean import Aggregate
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.core.registry import Entry, Registry
+from fedlens.base.registry import Entry, Registry
 
 ALGORITHMS = Registry(
     "algorithm",

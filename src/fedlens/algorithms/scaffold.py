@@ -12,7 +12,7 @@ from pydantic import Field
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField

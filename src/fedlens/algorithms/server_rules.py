@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
+from fedlens.base.signatures import place_of
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
-from fedlens.core.signatures import place_of
 from fedlens.core.tree import Tree
 from fedlens.local.rules import ServerRule
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.rules import ClientRule
 from fedlens.tasks.task import Task
 

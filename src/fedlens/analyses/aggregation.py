@@ -11,8 +11,8 @@ from pydantic import Field
 from fedlens.analyses.line import line, training_batches
 from fedlens.analyses.loss_surface import plane, sample_surface
 from fedlens.analyses.opened_run import OpenedRun
+from fedlens.base.errors import ConfigError
 from fedlens.core.convex_combination import ModelMatrix
-from fedlens.core.errors import ConfigError
 from fedlens.core.random import Rng
 from fedlens.core.tree import map_tree
 from fedlens.observers.recordings import RecordedReply, RecordedRound

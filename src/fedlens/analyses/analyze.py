@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fedlens import __version__
 from fedlens.analyses.opened_run import On, OpenedRun, open_run
 from fedlens.analyses.registry import ANALYSES, Rows, needs_of
-from fedlens.core.atomic_files import make_folder, refused, write_atomically
-from fedlens.core.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
-from fedlens.core.shell_command import setting, shell_command
-from fedlens.core.signatures import place_of
+from fedlens.base.errors import ConfigError, FedlensError, HookError, RunDirectoryError, told
+from fedlens.base.shell_command import setting, shell_command
+from fedlens.base.signatures import place_of
+from fedlens.files.atomic_files import make_folder, refused, write_atomically
 from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures
 from fedlens.report.analysis_page import INDEX, write_analysis_page

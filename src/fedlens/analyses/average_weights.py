@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 
 def average_weights(weights: Sequence[float], count: int) -> Tensor:

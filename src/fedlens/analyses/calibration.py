@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedlens.analyses.model_evaluation import ModelEvaluator
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.measured import Measured, total
 from fedlens.core.tree import Tree
 from fedlens.tasks.classification import BINS, Classification

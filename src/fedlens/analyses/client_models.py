@@ -14,7 +14,7 @@ from fedlens.analyses.calibration import Reliability, reliability_of
 from fedlens.analyses.model_evaluation import ModelEvaluator
 from fedlens.analyses.opened_run import OpenedRun
 from fedlens.analyses.representation import classifier_inputs, neural_collapse, similarity
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import Tree
 from fedlens.tasks.classification import Classification
 from fedlens.tasks.nearest_neighbours import knn_accuracy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlens.analyses.average_weights import average_weights
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import Tree, TreeSpec, part, select, subtract
 
 ALL = "all"  # the name of all layers together

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from fedlens.analyses.model_evaluation import ModelEvaluator
+from fedlens.base.frozen import held
+from fedlens.base.read_ahead import first as first_of
 from fedlens.core.convex_combination import ModelMatrix
-from fedlens.core.frozen import held
 from fedlens.core.random import Rng
-from fedlens.core.read_ahead import first as first_of
 from fedlens.core.tree import Tree, tree_of
 from fedlens.run.build import Built
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedlens.analyses.average_weights import average_weights
 from fedlens.analyses.model_evaluation import ModelEvaluator
+from fedlens.base.errors import ConfigError
 from fedlens.core.convex_combination import ModelMatrix, uniform_simplex
-from fedlens.core.errors import ConfigError
 from fedlens.core.tree import Tree, part, select
 
 

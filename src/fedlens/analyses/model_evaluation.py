@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import torch
 
+from fedlens.base.errors import ConfigError
+from fedlens.base.read_ahead import first
+from fedlens.base.threads import own_cores
 from fedlens.core.arithmetic import PLAIN, Arithmetic
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, module_in
 from fedlens.core.protocol import ModelSpec, Program
 from fedlens.core.random import random_state_kept
-from fedlens.core.read_ahead import first
-from fedlens.core.threads import own_cores
 from fedlens.core.tree import Tree
 from fedlens.run.build import Built
 from fedlens.tasks.central_evaluation import evaluation_batch, measured_together, stretches_of, task_metrics

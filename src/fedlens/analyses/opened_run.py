@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
 from fedlens.api import settings_of
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.shell_command import quoted_command
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.shell_command import quoted_command
 from fedlens.core.tree import spec_of
 from fedlens.observers.recordings import RecordedRound, recorded_rounds
 from fedlens.report.format import many

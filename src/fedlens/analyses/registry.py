@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from fedlens.core.registry import Entry, Registry
+from fedlens.base.registry import Entry, Registry
 
 Needs: TypeAlias = Literal["local models", "local models or updates", "nothing"]
 Rows: TypeAlias = list[dict[str, Any]]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedlens.api import resume
-from fedlens.core.atomic_files import make_folder, refuse_link, refused
-from fedlens.core.errors import ConfigError, RunDirectoryError
-from fedlens.core.shell_command import shell_command
+from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.base.shell_command import shell_command
 from fedlens.engines.devices import resolved
 from fedlens.engines.hardware import hardware
+from fedlens.files.atomic_files import make_folder, refuse_link, refused
 from fedlens.observers.recordings import folder_of, intact_round
 from fedlens.run.changes import check_lines
 from fedlens.run.checkpoint import peek, rounds_saved

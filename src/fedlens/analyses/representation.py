@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.analyses.model_evaluation import ModelEvaluator
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import Tree
 from fedlens.local.features import listening
 from fedlens.models.projection import last_linear

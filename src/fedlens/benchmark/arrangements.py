@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedlens.base.registry import read_settings, settings_model
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.interleave import fastest
 from fedlens.benchmark.limit import BareLimit, BatchedLinear, Workload
-from fedlens.core.registry import read_settings, settings_model
 from fedlens.engines.registry import ENGINES
 from fedlens.settings.config_source import Source, override
 

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.benchmark.memory_step import STEPS, StepMemory, planned, trial
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.engines.devices import Computing
 from fedlens.run.environment import describe_environment

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
-from fedlens.core.errors import FedlensError
+from fedlens.base.errors import FedlensError
 
 Kind = Literal["limit", "by hand", "fedlens", "peer"]
 Choice = TypeVar("Choice")

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedlens.base.profiling import recording
 from fedlens.benchmark.profile_memory import client_again
-from fedlens.core.profiling import recording
 from fedlens.core.protocol import Ask, BatchedOp, Payload
 from fedlens.engines.client_groups import Groups
 from fedlens.run.build import Built
@@ -59,7 +59,7 @@ class LaunchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device: operations without a tensor on this kind of device are not counted.
         steps: the launches of each local step so far; the last entry is what came after the last step.
 
-    >>> from fedlens.core.profiling import scoped
+    >>> from fedlens.base.profiling import scoped
     >>> counter = LaunchCounter("cpu")
     >>> with counter, recording(counter.scope):
     ...     for x in scoped("data", [torch.ones(2), torch.ones(2)]):

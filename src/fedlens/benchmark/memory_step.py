@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from fedlens.base.errors import told
+from fedlens.base.free_memory import free_memory
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import told
-from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import Client, ClientExamples, ModelSpec, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.tree import fixed_leaves, tree_of
-from fedlens.data.augmented import Augmentation
+from fedlens.data.augmentation.augmented import Augmentation
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train

@@ -23,11 +23,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from fedlens.base.errors import ConfigError, RunFailed, nearest
 from fedlens.benchmark import limit
 from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
 from fedlens.benchmark.limit import Workload
-from fedlens.core.errors import ConfigError, RunFailed, nearest
-from fedlens.core.user_cache import user_cache
+from fedlens.files.user_cache import user_cache
 
 INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
 START_SECONDS = 600.0  # from the start of the script until it is ready

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.interleave import Kind
-from fedlens.core.errors import ConfigError, RunDirectoryError
 
 # Colour and legend of each kind of candidate.
 _KINDS: dict[Kind, tuple[str, str]] = {

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.benchmark.launches import count_launches
 from fedlens.benchmark.profile_memory import measure_memory
 from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_peak import Peak, peak_of
 from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
-from fedlens.core.errors import ConfigError, nearest
 from fedlens.core.protocol import Program
 from fedlens.engines.devices import usable_cores
 from fedlens.models.registry import MODELS

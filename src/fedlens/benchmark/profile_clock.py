@@ -12,7 +12,7 @@ WHOLE = ("evaluation", "rule")
 
 
 class Clock:
-    """Seconds by part; `part` is a recorder of `fedlens.core.profiling`.
+    """Seconds by part; `part` is a recorder of `fedlens.base.profiling`.
 
     A part inside another one stops the other's clock, so no moment counts twice.
 

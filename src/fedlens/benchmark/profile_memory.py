@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from fedlens.core.parse_text import parse_json
+from fedlens.base.parse_text import parse_json
 from fedlens.core.protocol import Ask, Failure, Id, Payload
 from fedlens.core.random import random_state_kept
 from fedlens.engines.executor import Executor, Item

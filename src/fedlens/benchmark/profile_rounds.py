@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from fedlens.base.profiling import recording
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.benchmark.profile_engine import TimedEngine, with_timed_ops
 from fedlens.core.driver import Driver, Tally
-from fedlens.core.profiling import recording
 from fedlens.core.protocol import State
 from fedlens.core.states import ClientStates
 from fedlens.run import checkpoint

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.errors import RunDirectoryError
 from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import Workload
-from fedlens.core.errors import RunDirectoryError
 from fedlens.run.environment import describe_environment
 from fedlens.run.rundir import plain
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.benchmark import arrangements
 from fedlens.benchmark.arrangements import Arrangement
 from fedlens.benchmark.comparison import ComparisonRow, rows_of
@@ -15,7 +16,6 @@ from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.interleave import Measurement, failure_recorded, fastest, take_turns
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, linear
 from fedlens.benchmark.peer import Peer, PeerProcess, installed, torch_version
-from fedlens.core.errors import ConfigError, nearest
 from fedlens.engines.devices import usable_cores
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from fedlens.base.errors import ConfigError
+from fedlens.base.parse_text import parse_toml
+from fedlens.cli.display.output import print_json, reported, say
 from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, Quiet, RunDataDir, RunDirectory
-from fedlens.cli.output import print_json, reported, say
-from fedlens.core.errors import ConfigError
-from fedlens.core.parse_text import parse_toml
 
 
 class EvaluatedOn(StrEnum):

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedlens.cli.display.output import print_columns, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json
-from fedlens.cli.output import print_columns, reported, stdout_kept_clean
 from fedlens.report.format import count, size
 
 
@@ -43,8 +43,8 @@ def memory(
     the recipe's data. A batch size that does not fit is a row with the reason.
     """
     with reported(debug, as_json) as output:
+        from fedlens.base.errors import ConfigError
         from fedlens.cli.bench_profile import sides
-        from fedlens.core.errors import ConfigError
 
         if (shape is None) != (classes is None):
             missing, given = ("--classes", "--shape") if classes is None else ("--shape", "--classes")

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.display.output import print_json, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName
-from fedlens.cli.output import print_json, reported, stdout_kept_clean
 
 _STANDARD_OUTPUT = Path("-")
 _OF_MODEL = ("shape", "classes")
@@ -87,7 +87,7 @@ def profile(
 
 def _check(context: typer.Context, recipe: str | None, model: str | None, peak: float | None) -> None:
     """Raises `ConfigError` where the options do not go together."""
-    from fedlens.core.errors import ConfigError
+    from fedlens.base.errors import ConfigError
 
     if recipe is None and model is None:
         raise ConfigError("neither a recipe nor a model is named", where="--model", hint="name one of them")
@@ -108,7 +108,7 @@ def _check(context: typer.Context, recipe: str | None, model: str | None, peak: 
 
 def sides(shape: str) -> Sequence[int]:
     """Channels, height and width."""
-    from fedlens.core.errors import ConfigError
+    from fedlens.base.errors import ConfigError
 
     sides = [int(side) for side in shape.split(",") if side.isdecimal()]
     if len(sides) != 3 or min(sides) < 1 or ",".join(map(str, sides)) != shape:

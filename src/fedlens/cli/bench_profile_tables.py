@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.cli.output import print_columns
+from fedlens.cli.display.output import print_columns
 from fedlens.report.format import many, percent, size
 
 Document = Mapping[str, Any]

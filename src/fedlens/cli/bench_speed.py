@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.cli.display.output import print_columns, reported
 from fedlens.cli.options import Debug, DeviceName
-from fedlens.cli.output import print_columns, reported
 
 if TYPE_CHECKING:
     from fedlens.benchmark.comparison import ComparisonRow
@@ -91,10 +91,10 @@ def speed(
     Each ratio is the median over pairs of turns, with a 95 % interval. Close other programs first.
     """
     with reported(debug):
+        from fedlens.base.errors import ConfigError
         from fedlens.benchmark.picture import draw
         from fedlens.benchmark.results_file import writable
         from fedlens.benchmark.speed import workload
-        from fedlens.core.errors import ConfigError
         from fedlens.use.device_here import device_here
 
         names = dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))
@@ -130,10 +130,10 @@ def _plan(
     seconds: float | None,
 ) -> BenchmarkPlan:
     """What the options ask for. Raises `ConfigError` where nothing is to be measured, or an option has no effect."""
+    from fedlens.base.errors import ConfigError
     from fedlens.benchmark import peer
     from fedlens.benchmark.arrangements import engine_table
     from fedlens.benchmark.speed import BenchmarkPlan
-    from fedlens.core.errors import ConfigError
 
     tables = [engine_table(text.strip()) for text in engines.split(",") if text.strip()]
     if not tables:
@@ -148,9 +148,9 @@ def _plan(
 
 def _drawable(file: Path, required: bool) -> bool:
     """Whether the picture can be drawn; without matplotlib that is an error only if the user asked for one."""
+    from fedlens.base.errors import ConfigError
     from fedlens.benchmark.picture import check
     from fedlens.benchmark.results_file import writable
-    from fedlens.core.errors import ConfigError
 
     writable(file)
     try:
@@ -165,9 +165,9 @@ def _drawable(file: Path, required: bool) -> bool:
 
 def _measured(loads: Sequence[Workload], plan: BenchmarkPlan, file: Path) -> list[ComparisonRow]:
     """The rows of all workloads. The file is written after each workload, in case a later one is interrupted."""
+    from fedlens.base.errors import FedlensError
     from fedlens.benchmark.results_file import as_record, write
     from fedlens.benchmark.speed import measure
-    from fedlens.core.errors import FedlensError
 
     rows: list[ComparisonRow] = []
     for load in loads:

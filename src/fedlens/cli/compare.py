@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.base.printable import printable
+from fedlens.cli.display.output import print_columns, print_json, reported
 from fedlens.cli.options import Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
-from fedlens.core.printable import printable
 
 if TYPE_CHECKING:
     from fedlens.report.compare import Comparison
@@ -51,7 +51,7 @@ def compare(
 ) -> None:
     """Compare runs: the score, such as accuracy, and its ratio to a centralized run; EMD, time and bytes."""
     with reported(debug, as_json):
-        from fedlens.core.errors import ConfigError
+        from fedlens.base.errors import ConfigError
         from fedlens.report.compare import Comparison, write_page_of, write_plot
 
         if metric is not None and plot is None:

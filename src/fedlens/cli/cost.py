@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.base.printable import printable
+from fedlens.cli.display.output import Interrupted, print_columns, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
-from fedlens.cli.output import Interrupted, print_columns, reported, stdout_kept_clean
-from fedlens.core.printable import printable
 from fedlens.run.progress import Forecast, Silent
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DatasetChanges, Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported, say
 from fedlens.data.diagnostics import shortened, summarized
 from fedlens.report.format import many
 
@@ -111,7 +111,7 @@ def _show(checked: Check) -> None:
 
 def _show_use(checked: Check, write: Path | None) -> None:
     """Says how to train on the data: the table of an experiment, and the command if one was written."""
-    from fedlens.core.shell_command import shell_command
+    from fedlens.base.shell_command import shell_command
     from fedlens.settings.own_data_recipe import dataset_table
 
     if checked.ready is None or (write is None and checked.hardly_any_left):

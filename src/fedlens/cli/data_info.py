@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 
 from fedlens.cli.data_list import SAID, as_object
+from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DataDir, Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def info(
 ) -> None:
     """Show the facts of a dataset: counts, licence, source, files, and the settings of its reader."""
     with reported(debug, as_json):
-        from fedlens.core.registry import settings_model
+        from fedlens.base.registry import settings_model
         from fedlens.data.catalogue import presence
         from fedlens.data.datasets.registry import DATASETS
         from fedlens.settings.datadir import data_directory
@@ -68,7 +68,7 @@ def info(
 
 def _record(name: str) -> DatasetFacts:
     """The facts of a dataset; those of a plug-in or a reader of your own come from its registry row."""
-    from fedlens.core.errors import ConfigError, nearest
+    from fedlens.base.errors import ConfigError, nearest
     from fedlens.data.catalogue import CATALOGUE, DatasetFacts
     from fedlens.data.datasets.registry import DATASETS
 

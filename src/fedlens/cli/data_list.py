@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DataDir, Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported, say
 
 if TYPE_CHECKING:
     from pathlib import Path

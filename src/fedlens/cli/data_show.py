@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.display.output import reported, say
 from fedlens.cli.options import DataDir, DatasetChanges, Debug, Download
-from fedlens.cli.output import reported, say
 
 _NAME = "A dataset (fedlens data list), file.py:function, or a folder of your own data."
 _COUNT = "Images of a class; by default 3 with masks or boxes, 4 of more than 20 classes, else 8."
@@ -35,7 +35,7 @@ def show(
 ) -> None:
     """Draw random training examples of each class, with their masks or boxes. Texts are printed."""
     with reported(debug):
-        from fedlens.core.errors import ConfigError
+        from fedlens.base.errors import ConfigError
         from fedlens.report.contact_sheet import png
         from fedlens.report.dataset_samples import Samples, sheet
         from fedlens.report.pictures import write_picture

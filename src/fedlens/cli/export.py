@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.model_text import model_text
+from fedlens.cli.display.model_text import model_text
+from fedlens.cli.display.output import complain, print_json, reported, say
 from fedlens.cli.options import AcceptEdits, Debug, Json, ModelRound
-from fedlens.cli.output import complain, print_json, reported, say
 
 
 class ModelFormat(StrEnum):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.cli.display.output import print_columns, print_json, reported
 from fedlens.cli.options import Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
 
 if TYPE_CHECKING:
-    from fedlens.core.registry import Registry
+    from fedlens.base.registry import Registry
 
 
 class Kind(StrEnum):

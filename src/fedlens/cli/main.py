@@ -11,14 +11,13 @@ import typer
 from typer.core import TyperGroup
 
 from fedlens import __version__
+from fedlens.base.printable import printable
 from fedlens.cli.analyze import analyze
 from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
 from fedlens.cli.cost import cost
 from fedlens.cli.data import data
-from fedlens.cli.export import export
-from fedlens.cli.list import list_names
-from fedlens.cli.output import (
+from fedlens.cli.display.output import (
     INTERRUPTED,
     OutputLost,
     complain,
@@ -29,6 +28,8 @@ from fedlens.cli.output import (
     open_standard_streams,
     print_json,
 )
+from fedlens.cli.export import export
+from fedlens.cli.list import list_names
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
 from fedlens.cli.pretrain import pretrain
@@ -39,7 +40,6 @@ from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
 from fedlens.cli.signals import ignore_signals, stopped_by_signals
 from fedlens.cli.sweep import sweep
-from fedlens.core.printable import printable
 
 # typer has no public name for the error of a wrong command line, which this is a kind of.
 _UsageError: Any = typer.BadParameter.__base__

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from fedlens.base.shell_command import quoted_command, shell_command
+from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DataDir, Debug, Download, Json
-from fedlens.cli.output import print_columns, print_json, reported, say
-from fedlens.core.shell_command import quoted_command, shell_command
 
 
 def make(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.display.output import reported, say
 from fedlens.cli.options import DataDir, DatasetChanges, Debug
-from fedlens.cli.output import reported, say
 from fedlens.cli.partition_show import PartitionFile
 
 

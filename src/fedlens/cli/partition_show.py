@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.display.output import print_columns, print_json, reported
 from fedlens.cli.options import Debug, Json
-from fedlens.cli.output import print_columns, print_json, reported
 
 PartitionFile = Annotated[Path, typer.Argument(metavar="FILE", help="A saved partition or a run directory.")]
 

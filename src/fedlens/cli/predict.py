@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedlens.cli.model_text import model_text
+from fedlens.cli.display.model_text import model_text
+from fedlens.cli.display.output import complain, console, print_json, reported, say
 from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, ModelRound
-from fedlens.cli.output import complain, console, print_json, reported, say
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def predict(
 ) -> None:
     """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
     with reported(debug, as_json):
-        from fedlens.core.atomic_files import not_regular
+        from fedlens.files.atomic_files import not_regular
         from fedlens.run.rundir import RunDir
         from fedlens.use.device_here import device_here
         from fedlens.use.predict import Output

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.base.shell_command import shell_command
+from fedlens.cli.display.output import reported
 from fedlens.cli.options import (
     AcceptEdits,
     Changes,
@@ -20,14 +22,12 @@ from fedlens.cli.options import (
     Report,
     Strict,
 )
-from fedlens.cli.output import reported
 from fedlens.cli.run import overrides
 from fedlens.cli.run_with_progress import train
-from fedlens.core.shell_command import shell_command
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.progress_display import ProgressDisplay
+    from fedlens.cli.display.progress_display import ProgressDisplay
 
 
 def pretrain(

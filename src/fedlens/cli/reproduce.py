@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.base.printable import printable
+from fedlens.base.shell_command import quoted_command
+from fedlens.cli.display.output import CommandOutput, print_columns, print_json, reported, say
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
-from fedlens.cli.output import CommandOutput, print_columns, print_json, reported, say
-from fedlens.core.printable import printable
-from fedlens.core.shell_command import quoted_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,8 +67,8 @@ def reproduce(
     The same command continues an interrupted study.
     """
     with reported(debug, as_json) as output:
+        from fedlens.base.errors import ConfigError
         from fedlens.cli.study_record import show_record
-        from fedlens.core.errors import ConfigError
         from fedlens.studies.records import records
         from fedlens.studies.reproduce import absent_data, chosen_scale, costs, listed_studies, refuse_absent
         from fedlens.studies.reproductions import folder_of, reproduction

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.cli.display.output import reported
 from fedlens.cli.options import Debug, Json, Quiet, Report, RunDataDir, RunDirectory, Strict
-from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.progress_display import ProgressDisplay
+    from fedlens.cli.display.progress_display import ProgressDisplay
 
 
 def resume(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from fedlens.cli.display.output import reported
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report, Strict
-from fedlens.cli.output import reported
 from fedlens.cli.run_with_progress import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.progress_display import ProgressDisplay
+    from fedlens.cli.display.progress_display import ProgressDisplay
 
 
 class RunCommand(TyperCommand):
@@ -31,7 +31,7 @@ class RunCommand(TyperCommand):
 
 
 def _refuse_option(option: str, args: Sequence[str]) -> None:
-    from fedlens.core.errors import ConfigError
+    from fedlens.base.errors import ConfigError
     from fedlens.settings.config import settings_named
 
     keys = settings_named(option.lstrip("-").replace("-", "_"))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedlens.cli.output import (
+from fedlens.base.shell_command import shell_command
+from fedlens.cli.display.output import (
     INTERRUPTED,
     CommandOutput,
     Interrupted,
@@ -20,8 +21,7 @@ from fedlens.cli.output import (
     flush_output,
     stdout_kept_clean,
 )
-from fedlens.cli.progress_display import ProgressDisplay, make_display
-from fedlens.core.shell_command import shell_command
+from fedlens.cli.display.progress_display import ProgressDisplay, make_display
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _ended(directory: Path, outcome: dict[str, Any]) -> dict[str, Any]:
 
     Only these and the directory if the run could not write a summary.
     """
-    from fedlens.core.errors import FedlensError
+    from fedlens.base.errors import FedlensError
     from fedlens.run.rundir import RunDir
 
     summary = None

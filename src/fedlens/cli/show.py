@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fedlens.cli.display.output import reported, say
 from fedlens.cli.options import Debug
-from fedlens.cli.output import reported, say
 
 
 def show(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedlens.cli.output import print_columns, say
+from fedlens.cli.display.output import print_columns, say
 
 if TYPE_CHECKING:
     from fedlens.studies.records import StudyRecord

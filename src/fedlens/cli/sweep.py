@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.base.shell_command import shell_command
+from fedlens.cli.display.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
 from fedlens.cli.options import AcceptChanges, Changes, DataDir, Debug, Download, Jobs, Json, Quiet, Report
-from fedlens.cli.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
-from fedlens.core.shell_command import shell_command
 
 if TYPE_CHECKING:
     from fedlens.studies.estimate import StudyEstimate
@@ -110,7 +110,7 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
 
     Raises `Interrupted` with the command that continues it, and `typer.Exit` with code 1 if runs failed.
     """
-    from fedlens.cli.sweep_display import SweepDisplay
+    from fedlens.cli.display.sweep_display import SweepDisplay
     from fedlens.studies.changed_study import refuse_changed
 
     change = refuse_changed(Path(how["out"]).expanduser(), study.plan(), dry_run or how["accept_changes"])
@@ -185,7 +185,7 @@ def parsed_seeds(text: str | None) -> list[int] | None:
     >>> parsed_seeds("0,1,5-7"), parsed_seeds(None)
     ([0, 1, 5, 6, 7], None)
     """
-    from fedlens.core.errors import ConfigError
+    from fedlens.base.errors import ConfigError
 
     if text is None:
         return None
@@ -203,7 +203,7 @@ def cluster_address(engine: str | None, address: str | None) -> str | None:
     >>> cluster_address("ray", None), cluster_address(None, None)
     ('local', None)
     """
-    from fedlens.core.errors import ConfigError
+    from fedlens.base.errors import ConfigError
 
     if engine not in (None, "ray"):
         raise ConfigError(

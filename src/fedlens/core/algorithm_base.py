@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
-from fedlens.core.errors import ConfigError, HookError
+from fedlens.base.errors import ConfigError, HookError
+from fedlens.base.signatures import OP, check_methods, check_signature
+from fedlens.base.user_objects import offered, offers_all
 from fedlens.core.protocol import (
     Algorithm,
     BatchedOp,
@@ -20,9 +22,7 @@ from fedlens.core.protocol import (
     RoundContext,
     State,
 )
-from fedlens.core.signatures import OP, check_methods, check_signature
 from fedlens.core.tree import Tree
-from fedlens.core.user_objects import offered, offers_all
 
 
 class AlgorithmBase(Algorithm):

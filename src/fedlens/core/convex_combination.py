@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import Tree
 
 

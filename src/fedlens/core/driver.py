@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
+from fedlens.base.profiling import scope, scoped
 from fedlens.core.norm_bounds import NormBounds
-from fedlens.core.profiling import scope, scoped
 from fedlens.core.protocol import (
     Answer,
     Answers,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from fedlens.base.signatures import check_methods
+from fedlens.base.user_objects import offers_all
 from fedlens.core.protocol import (
     Answer,
     Ask,
@@ -18,9 +20,7 @@ from fedlens.core.protocol import (
     Program,
     Tree,
 )
-from fedlens.core.signatures import check_methods
 from fedlens.core.states import STATE_MEMORY
-from fedlens.core.user_objects import offers_all
 from fedlens.core.work import StepCount
 
 

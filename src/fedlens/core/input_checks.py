@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
 from fedlens.core.stacked import Row
 
 FIRST_VISITS = (

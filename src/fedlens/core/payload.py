@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.base.errors import DecodingError, RunFailed, one_line
+from fedlens.base.parse_text import DEEPEST, parse_json
 from fedlens.core import tensorfile
-from fedlens.core.errors import DecodingError, RunFailed, one_line
-from fedlens.core.model_digest import contiguous
-from fedlens.core.parse_text import DEEPEST, parse_json
 from fedlens.core.types import Payload
+from fedlens.files.model_digest import contiguous
 
 _Seen = dict[Any, tuple[str, Tensor]]
 _DEEPEST = 90  # levels of a payload: each is up to two of its JSON, of which a reader accepts 200
@@ -145,7 +145,7 @@ def decode(node: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
     >>> decode({"map": {"w": {"tensor": "/w"}}}, {})
     Traceback (most recent call last):
-    fedlens.core.errors.DecodingError: not a payload: there is no tensor '/w' (/w); copy or send it again.
+    fedlens.base.errors.DecodingError: not a payload: there is no tensor '/w' (/w); copy or send it again.
     """
     payload = _decode(node, tensors, "")
     if not isinstance(payload, dict):

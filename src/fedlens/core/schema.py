@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
 from fedlens.core.stacked import Column, Row, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
 

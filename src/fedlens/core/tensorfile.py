@@ -23,11 +23,11 @@ import torch
 from safetensors import SafetensorError, TensorSpec, serialize_file
 from torch import Tensor
 
-from fedlens.core.atomic_files import create, open_readable
-from fedlens.core.errors import DecodingError, one_line
-from fedlens.core.model_digest import contiguous
-from fedlens.core.parse_text import parse_json
+from fedlens.base.errors import DecodingError, one_line
+from fedlens.base.parse_text import parse_json
 from fedlens.core.transfers import downloaded
+from fedlens.files.atomic_files import create, open_readable
+from fedlens.files.model_digest import contiguous
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -171,7 +171,7 @@ def parse(
     ({'w': tensor([5, 7], dtype=torch.uint8)}, {})
     >>> parse(len(header).to_bytes(8, "little") + header + bytes([5]))
     Traceback (most recent call last):
-    fedlens.core.errors.DecodingError: not a whole safetensors file: its tensors have 2 bytes, and 1 follow the header
+    fedlens.base.errors.DecodingError: not a whole safetensors file: its tensors have 2 bytes, and 1 follow the header
       (message); copy or send it again.
     """
     _check_size(len(data), bounds, where)

@@ -30,8 +30,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.errors import FedlensError
-from fedlens.core.frozen import held
+from fedlens.base.errors import FedlensError
+from fedlens.base.frozen import held
 
 Tree = Mapping[str, Tensor]
 NO_NORMS: Mapping[int, float] = MappingProxyType({})
@@ -67,7 +67,7 @@ class FixedBuffers(nn.Module):
 def spec_of(module: nn.Module) -> dict[str, Leaf]:
     """The spec of a module's state: parameters are weights, float buffers `buffer`, integer ones `counter`.
 
-    The buffers of a layer that is `FixedBuffers`, or that is held in evaluation mode (`fedlens.core.frozen`), are
+    The buffers of a layer that is `FixedBuffers`, or that is held in evaluation mode (`fedlens.base.frozen`), are
     `fixed`.
 
     >>> spec = spec_of(nn.BatchNorm1d(3))

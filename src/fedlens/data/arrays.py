@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.errors import DataError
 from fedlens.core.dataset_info import VOID
-from fedlens.core.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, channel_moments
 
 Layout = Literal["auto", "channels-first", "channels-last"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 if TYPE_CHECKING:
     from fedlens.vision.box_batch import BoxBatch

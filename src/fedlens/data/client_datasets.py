@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlens.base.read_ahead import ReadAhead
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
-from fedlens.core.read_ahead import ReadAhead
-from fedlens.core.targets import take
 from fedlens.core.transfers import uploaded
 from fedlens.core.types import is_client
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.normalize import normalize
 from fedlens.data.shifts import shifted
+from fedlens.data.targets import take
 
 _WHOLE = 2**26  # bytes of floats up to which a client's images are normalized at once, not per batch
 _AHEAD = 2**18  # bytes of images in memory from which a batch is worth augmenting in another thread

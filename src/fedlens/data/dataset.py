@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.threads import map_threads
 from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.threads import map_threads
 from fedlens.data.boxes import Boxes
 from fedlens.data.diagnostics import OnError
 from fedlens.data.image_form import ImageForm

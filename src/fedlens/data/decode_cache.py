@@ -13,11 +13,11 @@ from pathlib import Path
 import PIL
 
 from fedlens import __version__
-from fedlens.core.errors import DataError
-from fedlens.core.parse_text import parse_json
-from fedlens.core.threads import map_threads
-from fedlens.core.user_cache import user_cache
+from fedlens.base.errors import DataError
+from fedlens.base.parse_text import parse_json
+from fedlens.base.threads import map_threads
 from fedlens.data.images import ImageFiles
+from fedlens.files.user_cache import user_cache
 
 Say = Callable[[str], None]
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from fedlens.base.errors import DataError
+from fedlens.base.registry import load_target
 from fedlens.core.dataset_info import VOID
-from fedlens.core.errors import DataError
-from fedlens.core.registry import load_target
 
 Fit = Literal["crop", "pad", "stretch"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 OnError = Literal["stop", "skip"]
 Result = TypeVar("Result")

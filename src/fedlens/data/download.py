@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedlens import __version__
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all if known
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.core.frozen import FrozenSplit
+from fedlens.base.frozen import FrozenSplit
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
@@ -190,7 +190,7 @@ def with_features(
 
     Args:
         data: images that are not augmented.
-        model: the model; its modules take features in place of images (`fedlens.core.frozen.FrozenSplit`).
+        model: the model; its modules take features in place of images (`fedlens.base.frozen.FrozenSplit`).
         shape: the shape of one image's features.
         nbytes: the most that the features of both splits may take.
     """

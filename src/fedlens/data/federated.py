@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.data.augmented import Chain
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.partition.drawing import streams

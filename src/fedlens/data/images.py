@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
-from fedlens.core.threads import map_threads, own_cores
+from fedlens.base.errors import DataError
+from fedlens.base.threads import map_threads, own_cores
 from fedlens.data.decoding import Fit as Fit
 from fedlens.data.decoding import decode
 from fedlens.data.lazy_images import LazyImages

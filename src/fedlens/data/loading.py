@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.decode_cache import Say, judge

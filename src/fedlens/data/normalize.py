@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 Normalization = Literal["standard", "unit", "half", "imagenet"]
 Moments = tuple[tuple[float, ...], tuple[float, ...]]

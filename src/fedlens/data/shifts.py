@@ -15,7 +15,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import DataError, nearest
+from fedlens.base.errors import DataError, nearest
 from fedlens.core.transfers import uploaded
 from fedlens.data.partition.feature import NEUTRAL
 

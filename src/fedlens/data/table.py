@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedlens.core.errors import ConfigError, DataError, nearest
+from fedlens.base.errors import ConfigError, DataError, nearest
 
 
 @dataclass(frozen=True, eq=False)

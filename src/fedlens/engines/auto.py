@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from fedlens.base.errors import ConfigError
+from fedlens.base.free_memory import free_memory
 from fedlens.core.arithmetic import channels_last_pays
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import ConfigError
-from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import (
     Ask,
     BatchedOp,

@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fedlens.base.errors import ConfigError, HookError, RunFailed, out_of_memory, told
+from fedlens.base.interrupts import from_code
 from fedlens.core.arithmetic import Layout
-from fedlens.core.errors import ConfigError, HookError, RunFailed, out_of_memory, told
-from fedlens.core.interrupts import from_code
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,

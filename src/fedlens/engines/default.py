@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from fedlens.base.errors import HookError, RunFailed
+from fedlens.base.free_memory import free_memory
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import HookError, RunFailed
-from fedlens.core.free_memory import free_memory
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY

@@ -14,10 +14,10 @@ from typing import Annotated
 import torch
 from pydantic import AfterValidator, Field
 
+from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.base.threads import usable_cores as usable_cores
 from fedlens.core.arithmetic import Arithmetic, Layout, Precision
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Program
-from fedlens.core.threads import usable_cores as usable_cores
 from fedlens.engines.hardware import hardware
 
 GPU_CONTEXT = 2**29  # bytes of a GPU that each process takes before the first tensor

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from fedlens.base.errors import HookError, one_line, told
+from fedlens.base.interrupts import from_code
+from fedlens.base.profiling import scope
 from fedlens.core.calls import Calls
-from fedlens.core.errors import HookError, one_line, told
 from fedlens.core.input_checks import FIRST_VISITS, Inputs, version
-from fedlens.core.interrupts import from_code
 from fedlens.core.outcomes import StackedOutcomes
-from fedlens.core.profiling import scope
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,

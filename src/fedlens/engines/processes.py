@@ -18,11 +18,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.base.threads import usable_cores
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program, Reply
 from fedlens.core.states import STATE_MEMORY
-from fedlens.core.threads import usable_cores
 from fedlens.core.tree import HEAVY, Tree, copied
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import (

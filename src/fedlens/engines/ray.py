@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator, Field
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program
 from fedlens.core.states import STATE_MEMORY
 from fedlens.data.feature_cache import FeatureStore

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 
 HOST_AND_PORT = r"([^\s/:\[\]]+|\[[0-9a-fA-F:]+\]):\d+"
 NO_RAY_CLIENT = (

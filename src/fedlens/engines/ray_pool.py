@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedlens.core.errors import ConfigError, FedlensError, RunFailed, told
+from fedlens.base.errors import ConfigError, FedlensError, RunFailed, told
 from fedlens.core.protocol import ClientStates, Reply
 from fedlens.core.tree import copied
 from fedlens.engines.ray_cluster import Cluster, import_ray, one_line

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.core import interrupts
-from fedlens.core.errors import FedlensError, HookError, RunFailed, told
-from fedlens.core.registry import USER_MODULE_PREFIX
-from fedlens.core.threads import share_cores
+from fedlens.base import interrupts
+from fedlens.base.errors import FedlensError, HookError, RunFailed, told
+from fedlens.base.registry import USER_MODULE_PREFIX
+from fedlens.base.threads import share_cores
 from fedlens.data.feature_cache import FeatureStore
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
@@ -227,7 +227,7 @@ class Emptied:
 
 
 def user_sources() -> list[Source]:
-    """The files that `fedlens.core.registry.load_file` has loaded, with their text, as nodes need not have them."""
+    """The files that `fedlens.base.registry.load_file` has loaded, with their text, as nodes need not have them."""
     modules = [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]
     return [(m.__name__, str(m.__file__), Path(str(m.__file__)).read_text(encoding="utf-8")) for m in modules]
 

@@ -1,6 +1,6 @@
 """Engines by name."""
 
-from fedlens.core.registry import Entry, Registry
+from fedlens.base.registry import Entry, Registry
 
 ENGINES = Registry(
     "engine",

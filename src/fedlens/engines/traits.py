@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from fedlens.core.errors import FedlensError
-from fedlens.core.registry import import_name
+from fedlens.base.errors import FedlensError
+from fedlens.base.registry import import_name
 from fedlens.engines.registry import ENGINES
 
 Made = TypeVar("Made", bound=Callable[..., Any])

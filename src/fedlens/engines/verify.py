@@ -11,8 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.base.errors import HookError
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import HookError
 from fedlens.core.protocol import (
     Answer,
     Ask,

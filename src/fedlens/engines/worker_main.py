@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from fedlens.core import interrupts
-from fedlens.core.errors import FedlensError, HookError, RunFailed, told
+from fedlens.base import interrupts
+from fedlens.base.errors import FedlensError, HookError, RunFailed, told
+from fedlens.base.registry import load_file
+from fedlens.base.threads import share_cores
 from fedlens.core.protocol import Program
-from fedlens.core.registry import load_file
-from fedlens.core.threads import share_cores
 from fedlens.core.tree import HEAVY
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.executor import Executor

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fedlens.core.errors import RunFailed
-from fedlens.core.registry import user_files
+from fedlens.base.errors import RunFailed
+from fedlens.base.registry import user_files
 from fedlens.engines.shared_memory import LARGE, Region, unpack
 
 _SERVES = "fedlens.engines.worker_main"

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.atomic_files import read_regular, refused, write_atomically
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.parse_text import parse_json
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.parse_text import parse_json
+from fedlens.files.atomic_files import read_regular, refused, write_atomically
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from fedlens.core.errors import FedlensError, RunFailed
+from fedlens.base.errors import FedlensError, RunFailed
 
 CONTINUE = (
     "then run the same command again: it keeps the finished runs, and continues with those that are left"
@@ -38,7 +38,7 @@ def stopped_when_full(kind: type[Stopped], thing: str, where: Path) -> Iterator[
     >>> with stopped_when_full(RunFailed, "the study", Path("study")):
     ...     raise OSError(errno.ENOSPC, "No space left on device")
     Traceback (most recent call last):
-    fedlens.core.errors.RunFailed: the study stopped: the disk is full (study); free some space, then run the same ...
+    fedlens.base.errors.RunFailed: the study stopped: the disk is full (study); free some space, then run the same ...
     """
     try:
         yield

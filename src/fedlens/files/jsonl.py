@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.atomic_files import (
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.parse_text import LARGEST, parse_json
+from fedlens.files.atomic_files import (
     open_readable,
     open_unlinked,
     read_regular,
     refused,
     write_atomically,
 )
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.parse_text import LARGEST, parse_json
 
 
 def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedlens.core.atomic_files import open_unlinked
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files.atomic_files import open_unlinked
 
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 _PROCESS = re.compile(rb"(\d{1,20}\n)?")  # a process id, or nothing yet
@@ -32,7 +32,7 @@ def locked(path: Path, thing: str) -> Iterator[None]:
     ...     with locked(path, "the run"):
     ...         pass
     Traceback (most recent call last):
-    fedlens.core.errors.RunDirectoryError: ...
+    fedlens.base.errors.RunDirectoryError: ...
     """
     try:
         descriptor = open_unlinked(path, os.O_RDWR | os.O_CREAT)

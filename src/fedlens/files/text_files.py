@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedlens.core.atomic_files import open_readable
-from fedlens.core.errors import DataError, RunDirectoryError
-from fedlens.core.parse_text import parse_json, parse_toml, read_text
+from fedlens.base.errors import DataError, RunDirectoryError
+from fedlens.base.parse_text import parse_json, parse_toml, read_text
+from fedlens.files.atomic_files import open_readable
 
 Parsed = TypeVar("Parsed")
 
@@ -25,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     >>> _ = path.write_text("[]")
     >>> read_json(path)
     Traceback (most recent call last):
-    fedlens.core.errors.RunDirectoryError: summary.json is corrupt: it does not contain a JSON object (...).
+    fedlens.base.errors.RunDirectoryError: summary.json is corrupt: it does not contain a JSON object (...).
     """
     try:
         content = _read(path, parse_json)

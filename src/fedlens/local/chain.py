@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Payload
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Payload
 from fedlens.core.schema import Bound, NumberField
 from fedlens.core.schema import Field as SchemaField

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
+from fedlens.base.signatures import place_of
 from fedlens.core.input_checks import FIRST_VISITS, INSTEAD, Inputs, checksum, leaves
-from fedlens.core.signatures import place_of
 from fedlens.local.chain import chain
 from fedlens.local.rules import HOOKS, ClientRule, Solved
 
@@ -105,7 +105,7 @@ def watched_rule(rule: ClientRule, contents: _Contents | None = None) -> ClientR
     >>> one = [torch.ones(1)]
     >>> watched_rule(rule).grad(one, one, LocalContext(["w"], [torch.ones(1)], {}, {}, 0.1, 1))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedlens.core.errors.HookError: `grad` of the client rule 'mine' changes its input context.anchor[0] in place (...
+    fedlens.base.errors.HookError: `grad` of the client rule 'mine' changes its input context.anchor[0] in place (...
     """
     contents = contents or _Contents()
     if rule.links:

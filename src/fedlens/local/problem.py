@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, SupportsFloat
 import torch
 from torch import Tensor
 
+from fedlens.base.read_ahead import first
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.random import Rng, random_state_kept
-from fedlens.core.read_ahead import first
 from fedlens.core.tree import Tree
 from fedlens.tasks.task import Task
 

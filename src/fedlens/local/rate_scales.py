@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.core.modules import Loadable
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import part, spec_of

@@ -21,11 +21,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.base.signatures import check_signature
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelSpec, Op, Payload, RoundContext
 from fedlens.core.reduction import How, Update
 from fedlens.core.schema import Bound
 from fedlens.core.schema import Field as SchemaField
-from fedlens.core.signatures import check_signature
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.problem import LocalProblem
 from fedlens.local.settings import LocalSettings

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedlens.base.profiling import scope, scoped
+from fedlens.base.read_ahead import first
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
-from fedlens.core.profiling import scope, scoped
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
-from fedlens.core.read_ahead import first
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
 from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree, TreeSpec, part

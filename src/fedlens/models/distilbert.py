@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.language import Vocabulary
 from fedlens.models.simple import Width

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedlens.core.errors import ConfigError, nearest
-from fedlens.core.frozen import FrozenSplit, hold
+from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.frozen import FrozenSplit, hold
 from fedlens.core.random import random_state_kept
 from fedlens.models.backbone import WithBackbone, backbone_of
 from fedlens.models.head import head_of
@@ -165,7 +165,7 @@ def parts(leaves: Sequence[str]) -> list[str]:
 
 
 def split(module: nn.Module, input_shape: Sequence[int], check: bool = True) -> FrozenSplit:
-    """Lets the module take the features of its frozen part in place of images; see `fedlens.core.frozen.FrozenSplit`.
+    """Lets the module take the features of its frozen part in place of images; see `fedlens.base.frozen.FrozenSplit`.
 
     Args:
         module: the module, with its frozen part; its forward pass is replaced.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.hub_file import hub_file
-from fedlens.core.user_objects import methods
+from fedlens.base.errors import ConfigError
+from fedlens.base.user_objects import methods
+from fedlens.files.hub_file import hub_file
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.user_models import downloads_allowed
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from fedlens.core.hub_file import HUB
-from fedlens.core.regular_file import too_long
+from fedlens.files.hub_file import HUB
+from fedlens.files.regular_file import too_long
 from fedlens.models.weights_setting import IMAGENET, NONE, RUN, names_a_file
 
 if TYPE_CHECKING:

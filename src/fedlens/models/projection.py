@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from torch import nn
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import Factory, read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import Factory, read_settings
 from fedlens.models.registry import MODELS
 from fedlens.models.simple import Width
 

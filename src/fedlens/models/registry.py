@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import INSTANCE, Entry, Factory, OwnSettings, Registry
 from fedlens.core.dataset_info import Kind
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import INSTANCE, Entry, Factory, OwnSettings, Registry
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _torchvision(function: str, summary: str, source: str) -> ModelEntry:
 def _yolov5(size: str, what: str) -> ModelEntry:
     name = f"yolov5{size}"
     return ModelEntry(
-        f"fedlens.models.yolov5:{name}",
+        f"fedlens.models.yolov5.detector:{name}",
         f"YOLOv5, release 4.0, {what}",
         f"{_FEDCV}, section 6.3; {_YOLO}",
         (3, 640, 640),

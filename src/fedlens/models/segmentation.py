@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.mobilenet_names import mobilenet_v2_leaf
 from fedlens.models.simple import at_least

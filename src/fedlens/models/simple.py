@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.norms import Norm, with_norm
 
 Width = Annotated[int, Field(ge=1, le=65536, description="units per layer")]

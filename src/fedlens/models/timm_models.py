@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.simple import at_least
 
 Dropout = Annotated[float, Field(ge=0, lt=1, description="share of features set to 0 before the classifier")]

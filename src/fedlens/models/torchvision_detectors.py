@@ -16,7 +16,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.mobilenet_names import mobilenet_v3_leaf
 from fedlens.vision.detector import Detector, NoRaw

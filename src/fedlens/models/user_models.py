@@ -17,9 +17,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from torch import nn
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import INSTANCE, OwnSettings, import_name
-from fedlens.core.signatures import name_of
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import INSTANCE, OwnSettings, import_name
+from fedlens.base.signatures import name_of
 from fedlens.core.tree import digest as tree_digest
 
 # Parameters that are filled in from the data, by their names.

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError, DataError, DecodingError, FedlensError, one_line, text_of
-from fedlens.core.free_memory import free_memory
-from fedlens.core.model_digest import DIGEST, model_digest
-from fedlens.core.regular_file import NotRegularError, open_regular
-from fedlens.core.shell_command import quoted_command
+from fedlens.base.errors import ConfigError, DataError, DecodingError, FedlensError, one_line, text_of
+from fedlens.base.free_memory import free_memory
+from fedlens.base.shell_command import quoted_command
 from fedlens.core.tensorfile import parse
-from fedlens.models.yolov5_weights import foreign, leaves_of, renamed, stand_ins
+from fedlens.files.model_digest import DIGEST, model_digest
+from fedlens.files.regular_file import NotRegularError, open_regular
+from fedlens.models.yolov5.weights import foreign, leaves_of, renamed, stand_ins
 
 WHERE = "model.weights"
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
@@ -70,7 +70,7 @@ def read_weights(path: Path) -> WeightsFile:
 
     A state dictionary may be wrapped in `state_dict`, `model` or `model_state_dict`, and its names may all begin with
     `module.` or `_orig_mod.`. Entries that are not tensors are left out. Of a network of YOLOv5's authors, which is a
-    pickled object, the tensors are read, and called as those of `fedlens.models.yolov5`.
+    pickled object, the tensors are read, and called as those of `fedlens.models.yolov5.detector`.
 
     Raises `ConfigError` if the file is missing, is not a regular file or does not fit the memory, and `DataError` if
     it is damaged, in another format, or contains anything that would have to be run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.observers.divergence_watch import DivergenceWatch, EndInVain
 from fedlens.observers.example_stages import ExampleStages
 from fedlens.observers.last_evaluation import LastEvaluation

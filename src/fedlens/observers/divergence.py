@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Tally
-from fedlens.core.errors import RunFailed
 from fedlens.core.schema import beyond_bound
 from fedlens.core.types import ClientId
 from fedlens.observers.chance import Chance, chance_levels, nothing_learned

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.atomic_files import refused
 from fedlens.files.arrays_file import Arrays, named, parts_of, read_arrays, write_arrays
+from fedlens.files.atomic_files import refused
 
 FORMAT = "fedlens-examples-1"
 EXAMPLES = 8

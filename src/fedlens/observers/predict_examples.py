@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedlens.core.errors import FedlensError, RunDirectoryError, told
+from fedlens.base.errors import FedlensError, RunDirectoryError, told
 from fedlens.core.protocol import State
 from fedlens.core.tree import load_into
 from fedlens.data.normalize import normalize

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
-from fedlens.core.atomic_files import refused, replacing
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State, Steps
-from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import Tree
 from fedlens.core.types import client_name
 from fedlens.core.work import Phase
+from fedlens.files.atomic_files import refused, replacing
 from fedlens.observers.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
 from fedlens.run.build import Built
 from fedlens.run.observer import ObservedRun, Observer, Place

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlens.base.errors import DecodingError, RunDirectoryError
+from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
-from fedlens.core.errors import DecodingError, RunDirectoryError
-from fedlens.core.shell_command import quoted_command
 from fedlens.files.text_files import read_json
 from fedlens.run.rundir import RunDir
 

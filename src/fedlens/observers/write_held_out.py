@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import FedlensError, told
+from fedlens.base.errors import FedlensError, told
 from fedlens.observers.final_evaluation import scaled_down
 from fedlens.observers.held_out_predictions import PIXELS, HeldOutPredictions, most_suspicious
 from fedlens.run.build import Built

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.shell_command import quoted_command, shell_command
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.shell_command import quoted_command, shell_command
 from fedlens.files import jsonl
 from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures, shown

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.atomic_files import open_readable
-from fedlens.core.errors import FedlensError, RunDirectoryError
-from fedlens.core.parse_text import read_text
+from fedlens.base.errors import FedlensError, RunDirectoryError
+from fedlens.base.parse_text import read_text
+from fedlens.files.atomic_files import open_readable
 from fedlens.report import figures
 from fedlens.report.format import is_share, metric_value, setting
 from fedlens.report.read import Run, read_run, subtable

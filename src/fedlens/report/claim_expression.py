@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.format import setting
 
 Span = tuple[int, int]
@@ -96,7 +96,7 @@ def parse_claim(text: str) -> list[ClaimComparison]:
     ([(1.0, 'fedavgm'), (-1.0, 'fedavg')], '>', 0.2, 0.05)
     >>> parse_claim("fedavgm > fedavg where")
     Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: expected a condition such as 'alpha < 0.05' (character 23).
+    fedlens.base.errors.ConfigError: expected a condition such as 'alpha < 0.05' (character 23).
     """
     return _Parser(text).comparisons()
 

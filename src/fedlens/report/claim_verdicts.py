@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.claim_expression import NAME, CellTerm, ClaimComparison, Condition, parse_claim
 from fedlens.report.study_budget_tables import COLUMNS, amounts_to_target, value_at
 from fedlens.report.study_captions import case_name, cell_name, shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report import figures
 from fedlens.report.bound import CENTRALIZED
 from fedlens.report.compare_clients import client_notes, client_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.core.shell_command import shell_command
+from fedlens.base.shell_command import shell_command
 from fedlens.report.cost_sentences import alike, hold_out_more
 from fedlens.report.differences import LEAST_SEEDS
 from fedlens.report.format import client_name, label, many, metric_value, points

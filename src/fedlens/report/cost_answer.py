@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import FedlensError
+from fedlens.base.errors import FedlensError
 from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.cost_measures import listed
 from fedlens.report.format import client_name, many, percent

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.random import Rng
-from fedlens.data.augment import AUGMENTS
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import AUGMENTS
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.dataset import Dataset
 from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.contact_sheet import sheet_of_views, tiled

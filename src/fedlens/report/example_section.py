@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.observers.example_predictions import (
     PIXELS,
     STAGES,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedlens.core.errors import FedlensError, RunDirectoryError
+from fedlens.base.errors import FedlensError, RunDirectoryError
 from fedlens.report.read import Run, read_run
 
 _DEPTH = (

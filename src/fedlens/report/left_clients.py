@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.report.format import MISSING, count, finite, many, size
 from fedlens.report.read import Run, subtable
 from fedlens.report.suspicious_labels import read_held_out

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedlens.core.atomic_files import refused, write_atomically
-from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
+from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
+from fedlens.files.atomic_files import refused, write_atomically
 from fedlens.report import classification_figures as classification
 from fedlens.report import figures
 from fedlens.report import partition_figures as data

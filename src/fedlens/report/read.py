@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import DataError
-from fedlens.core.shell_command import quoted_command
+from fedlens.base.errors import DataError
+from fedlens.base.shell_command import quoted_command
 from fedlens.data.partition.partition import Partition
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.format import finite, is_share, split_of

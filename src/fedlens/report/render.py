@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedlens.core.atomic_files import write_atomically
+from fedlens.files.atomic_files import write_atomically
 from fedlens.report import format, plotly_figures
 from fedlens.report.figures import Figure, HeatMap, ValueMap
 from fedlens.report.page_contents import page_contents

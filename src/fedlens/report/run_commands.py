@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedlens.core.shell_command import shell_command
+from fedlens.base.shell_command import shell_command
 from fedlens.report.read import Run, subtable
 from fedlens.settings.datadir import data_directory
 

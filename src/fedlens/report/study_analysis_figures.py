@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.analysis_figures import analysis_figures, shown
 from fedlens.report.figures import Figure
 from fedlens.report.panel_pictures import Panel

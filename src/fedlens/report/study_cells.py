@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedlens.core.errors import nearest
+from fedlens.base.errors import nearest
 from fedlens.report.format import smaller_is_better, split_of
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_statistics import (

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 
 @dataclass(frozen=True)

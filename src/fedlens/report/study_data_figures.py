@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.report.render import Plot
 from fedlens.report.study_figure import Columns, StudyFigure
 from fedlens.report.study_population_figures import (

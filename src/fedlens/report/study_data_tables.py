@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.report.efficiency import millions
 from fedlens.report.format import MISSING, count, duration, number, size
 from fedlens.report.partition_statistics import imbalance

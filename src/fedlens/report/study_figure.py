@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.report import pictures
 from fedlens.report.figures import Figure
 from fedlens.report.panel_pictures import Panel, panel_picture

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedlens.core.errors import ConfigError, DataError, nearest
-from fedlens.core.registry import settings_model
+from fedlens.base.errors import ConfigError, DataError, nearest
+from fedlens.base.registry import settings_model
 from fedlens.report.study_analysis_figures import analysis_figure
 from fedlens.report.study_captions import joined
 from fedlens.report.study_choices import is_number

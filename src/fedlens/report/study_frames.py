@@ -13,8 +13,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.atomic_files import write_atomically
-from fedlens.core.errors import FedlensError
+from fedlens.base.errors import FedlensError
+from fedlens.files.atomic_files import write_atomically
 from fedlens.report.format import MISSING, split_of
 from fedlens.report.study_captions import (
     bold_words,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.report.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
 from fedlens.report.study_captions import tuning_words

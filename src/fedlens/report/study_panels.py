@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.figures import DASHES, Axis, Series, share_limits
 from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report import pictures, plotly_figures
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition, short
 from fedlens.report.figures import Axis, Figure, Series

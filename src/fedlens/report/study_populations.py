@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.report.partition_statistics import written

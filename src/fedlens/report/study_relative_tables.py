@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.format import MISSING, heading, many, number, split_of
 from fedlens.report.study_budget_tables import needs_method
 from fedlens.report.study_captions import (

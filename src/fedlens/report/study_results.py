@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from fedlens.core.atomic_files import write_atomically
-from fedlens.core.errors import DataError, RunDirectoryError
-from fedlens.core.shell_command import shell_command
+from fedlens.base.errors import DataError, RunDirectoryError
+from fedlens.base.shell_command import shell_command
 from fedlens.files import jsonl
+from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import read_json
 
 Role = Literal["tune", "final", "pretrain"]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedlens.core.errors import ConfigError, DataError, nearest
+from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.report.claim_verdicts import claims_table
 from fedlens.report.study_budget_tables import budgets, targets
 from fedlens.report.study_comparison_tables import choices, differences, summary
@@ -150,7 +150,7 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
 
     >>> check_table({"kind": "summry"}, "tables[0]", 5)
     Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
+    fedlens.base.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
     """
     kind = spec.get("kind")
     if not isinstance(kind, str) or kind not in TABLES:

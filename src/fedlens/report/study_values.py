@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.figures import Series
 from fedlens.report.format import many
 from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns

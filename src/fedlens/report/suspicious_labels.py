@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.atomic_files import write_atomically
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files.atomic_files import write_atomically
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.classification_section import data_url
 from fedlens.report.format import many, percent

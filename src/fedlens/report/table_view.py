@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.format import MISSING, number
 from fedlens.report.study_captions import case_name, shown, shown_in_percent
 from fedlens.report.study_cells import StudyCell, study_cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_section as classes
 from fedlens.report.detection_section import detection_section

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.frozen import FrozenSplit
+from fedlens.base.registry import OwnSettings, feeding, settings_model
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import EngineBase
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.frozen import FrozenSplit
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program, State
-from fedlens.core.registry import OwnSettings, feeding, settings_model
 from fedlens.core.tree import count, fixed_leaves
 from fedlens.data.boxes import Boxes
 from fedlens.data.client_datasets import ClientDatasets

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.shell_command import quoted_command, shell_command
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.shell_command import quoted_command, shell_command
 from fedlens.engines.traits import traits_of
 from fedlens.files.jsonl import is_after
 from fedlens.files.line_digest import difference, read_digest

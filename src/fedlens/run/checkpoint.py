@@ -25,8 +25,14 @@ from typing import Any
 from torch import Tensor
 
 from fedlens import __version__
+from fedlens.base.errors import DataError, DecodingError, RunDirectoryError, RunFailed
+from fedlens.base.parse_text import parse_json
+from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
-from fedlens.core.atomic_files import (
+from fedlens.core.payload import decode, encode
+from fedlens.core.transfers import downloaded
+from fedlens.core.types import Payload
+from fedlens.files.atomic_files import (
     fsync_directory,
     not_regular,
     read_regular,
@@ -35,13 +41,7 @@ from fedlens.core.atomic_files import (
     sweep,
     write_durably,
 )
-from fedlens.core.errors import DataError, DecodingError, RunDirectoryError, RunFailed
-from fedlens.core.model_digest import DIGEST, model_digest
-from fedlens.core.parse_text import parse_json
-from fedlens.core.payload import decode, encode
-from fedlens.core.shell_command import quoted_command
-from fedlens.core.transfers import downloaded
-from fedlens.core.types import Payload
+from fedlens.files.model_digest import DIGEST, model_digest
 from fedlens.run import state_files
 
 FORMAT = 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Tally
-from fedlens.core.errors import RunFailed
 from fedlens.core.schema import not_finite
 
 USUAL_LR = 0.1  # a usual local.lr

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.arithmetic import PLAIN
-from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.transfers import uploaded

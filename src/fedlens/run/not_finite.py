@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fedlens.base.summary_text import listed
 from fedlens.core.driver import Tally
 from fedlens.core.schema import not_finite
-from fedlens.core.summary_text import listed
 from fedlens.core.types import ClientId, is_client
 
 _NAMED = 5  # clients in a sentence

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.signatures import check_methods
+from fedlens.base.errors import ConfigError
+from fedlens.base.signatures import check_methods
+from fedlens.base.user_objects import offered
 from fedlens.core.types import ClientId, client_name
-from fedlens.core.user_objects import offered
 from fedlens.core.work import Phase, Work
 from fedlens.run.progress import BareProgress, Listener, Progress, ProgressBase
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedlens.core.atomic_files import not_regular
+from fedlens.base.errors import ConfigError, FedlensError, told
 from fedlens.core.driver import Tally
-from fedlens.core.errors import ConfigError, FedlensError, told
 from fedlens.core.payload import encode
 from fedlens.core.protocol import Answer, Ask, Payload, State, Steps
 from fedlens.core.work import Phase, Work
 from fedlens.files import jsonl
+from fedlens.files.atomic_files import not_regular
 from fedlens.files.line_digest import LineDigest
 from fedlens.run.build import Built
 from fedlens.run.observer import ObservedRun, Observer, Place

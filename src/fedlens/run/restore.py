@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.core.schema import nbytes
 from fedlens.core.tree import HEAVY
 from fedlens.run import changes, checkpoint

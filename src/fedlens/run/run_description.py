@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.run.build import Built
 from fedlens.run.environment import command_words, describe_environment

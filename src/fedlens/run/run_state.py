@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.user_objects import offered
 from fedlens.core.protocol import ClientId, ModelSpec, Payload, State
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Mark, Saved
 from fedlens.core.traffic import Traffic
 from fedlens.core.tree import HEAVY, Tree
-from fedlens.core.user_objects import offered
 from fedlens.run.build import Built
 from fedlens.run.state_files import is_key
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fedlens import __version__
-from fedlens.core.atomic_files import (
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.shell_command import quoted_command
+from fedlens.files import jsonl as lines
+from fedlens.files.atomic_files import (
     fsync_directory,
     not_regular,
     refused,
     sweep,
     write_atomically,
 )
-from fedlens.core.errors import RunDirectoryError
-from fedlens.core.shell_command import quoted_command
-from fedlens.files import jsonl as lines
 from fedlens.files.full_disk import disk_full
 from fedlens.files.lock import locked
 from fedlens.files.text_files import read_json, read_toml_table

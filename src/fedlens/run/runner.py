@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedlens.base.errors import FedlensError, HookError, RunFailed
+from fedlens.base.signatures import place_of
 from fedlens.core.driver import Driven, Driver, Tally
-from fedlens.core.errors import FedlensError, HookError, RunFailed
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import State
-from fedlens.core.signatures import place_of
 from fedlens.core.states import Mark
 from fedlens.core.traffic import Traffic
 from fedlens.core.types import client_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
+from fedlens.base.errors import DecodingError, RunDirectoryError, RunFailed
+from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
-from fedlens.core.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
-from fedlens.core.errors import DecodingError, RunDirectoryError, RunFailed
 from fedlens.core.payload import pack, unpack
-from fedlens.core.shell_command import quoted_command
 from fedlens.core.types import Payload
+from fedlens.files.atomic_files import fsync_directory, open_unlinked, refused, sweep, temporary_beside
 
 _KEY = re.compile(r"[0-9a-f]{1,64}")
 _NAME = re.compile(r"([0-9a-f]{64})\.safetensors")

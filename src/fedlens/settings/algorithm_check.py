@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedlens.algorithms.averaging import Parts
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec
 from fedlens.local.chain import chain
 from fedlens.settings.config import SLOTS, Config

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedlens.core.errors import ConfigError
-from fedlens.data.augmented import Augmentation, Chain, Step
+from fedlens.base.errors import ConfigError
+from fedlens.data.augmentation.augmented import Augmentation, Chain, Step
 from fedlens.data.dataset import Dataset
 from fedlens.data.lazy_images import LazyImages
 from fedlens.settings.resolve import Resolved

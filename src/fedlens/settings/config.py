@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.algorithms.registry import default_table
-from fedlens.core.errors import nearest
+from fedlens.base.errors import nearest
+from fedlens.base.registry import import_name
 from fedlens.core.random import derive
-from fedlens.core.registry import import_name
 from fedlens.local.settings import LocalSettings
 from fedlens.settings.config_errors import explained, refuse_loose
 from fedlens.settings.kept_images import keeps_images

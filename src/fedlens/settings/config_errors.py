@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedlens.core.errors import ConfigError, list_example, nearest, needs_list, option_example
-from fedlens.core.shell_command import shell_command
+from fedlens.base.errors import ConfigError, list_example, nearest, needs_list, option_example
+from fedlens.base.shell_command import shell_command
 from fedlens.settings.config_source import NOT_SET, RECIPE, RENAMED
 
 Locate = Callable[[str], str]

@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError, nearest
-from fedlens.core.parse_text import TooDeepError, parse_toml, read_text
+from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.parse_text import TooDeepError, parse_toml, read_text
+from fedlens.base.shell_command import quoted_command
 from fedlens.core.random import derive
-from fedlens.core.regular_file import open_regular
-from fedlens.core.shell_command import quoted_command
+from fedlens.files.regular_file import open_regular
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _STUDIES = _RECIPES / "studies"

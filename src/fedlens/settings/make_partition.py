@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.errors import ConfigError, option_example
+from fedlens.base.registry import Registry, settings_model
+from fedlens.base.shell_command import setting
 from fedlens.core.dataset_info import Kind
-from fedlens.core.errors import ConfigError, option_example
 from fedlens.core.random import derive
-from fedlens.core.registry import Registry, settings_model
-from fedlens.core.shell_command import setting
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.formats.folder_check import own_dataset

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import OwnSettings
+from fedlens.base.summary_text import listed
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import OwnSettings
-from fedlens.core.summary_text import listed
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS, ModelEntry
 from fedlens.tasks.task import Task

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.atomic_files import refused, write_durably
-from fedlens.core.errors import ConfigError
-from fedlens.core.printable import printable
-from fedlens.core.shell_command import inline_toml
+from fedlens.base.errors import ConfigError
+from fedlens.base.printable import printable
+from fedlens.base.shell_command import inline_toml
 from fedlens.data.formats.check_command import check_command
+from fedlens.files.atomic_files import refused, write_durably
 
 _SMALL = 64  # pixels of the longer side of images for which a small network is enough
 _CLIENTS = 4  # of the partition, if the data name none

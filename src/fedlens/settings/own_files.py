@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.base.errors import RunDirectoryError, RunFailed
 
 OWN_FILES = "own_files"  # in environment.json and in a checkpoint: the result of `own_files`
 _TARGET = re.compile(r"(?P<source>.+\.py|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
@@ -26,7 +26,7 @@ def own_files(values: Any) -> dict[str, str]:
     """Returns the SHA-256 of the user's files that settings name, and of modules beside them that they import.
 
     A name is `FILE.py:NAME` or `package.module:NAME`. Files of fedlens and of installed packages are left out. A file
-    is read once a process, as its module is (`fedlens.core.registry.load_file`).
+    is read once a process, as its module is (`fedlens.base.registry.load_file`).
 
     >>> own_files({"algorithm": {"name": "fedavg"}, "data": {"dataset": {"name": "digits"}}})
     {}
@@ -155,7 +155,7 @@ def _module_files(name: str) -> list[Path]:
     for k in range(len(parts)):
         spec = _spec_of(".".join(parts[: k + 1]), searched)
         if spec is None or (spec.submodule_search_locations is None and k + 1 < len(parts)):
-            # `fedlens.core.registry.load_target` searches the current folder, too.
+            # `fedlens.base.registry.load_target` searches the current folder, too.
             return list(_files_of(Path.cwd(), parts))
         if spec.origin is not None and spec.has_location:
             files.append(Path(spec.origin))

@@ -11,11 +11,11 @@ from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, default_table
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import Registry
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import BareEngine, EngineBase
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import Registry
-from fedlens.data.augment import AUGMENTS
+from fedlens.data.augmentation.augment import AUGMENTS
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container
 from math import prod
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.errors import ConfigError
 from fedlens.core.tree import TreeSpec
 from fedlens.settings.config import Config
 from fedlens.tasks.task import Task

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedlens.core.errors import ConfigError, FedlensError, told
-from fedlens.core.registry import Factory, OwnSettings, Registry, settings_model
-from fedlens.core.signatures import accepted, check_methods, needed
-from fedlens.core.user_objects import methods, offered
+from fedlens.base.errors import ConfigError, FedlensError, told
+from fedlens.base.registry import Factory, OwnSettings, Registry, settings_model
+from fedlens.base.signatures import accepted, check_methods, needed
+from fedlens.base.user_objects import methods, offered
 from fedlens.models.prepare import Preparation
 from fedlens.settings.config import Config
 from fedlens.settings.config_errors import Locate, explained, no_such_setting, refuse_loose

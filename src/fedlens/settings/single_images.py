@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.local.settings import LocalSettings

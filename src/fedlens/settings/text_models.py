@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.settings.resolve import Resolved
 
 SETTING = "vocabulary"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedlens.api import Experiment, resume
-from fedlens.core.atomic_files import make_folder
-from fedlens.core.errors import FedlensError, RunFailed, told
-from fedlens.core.interrupts import from_code
+from fedlens.base.errors import FedlensError, RunFailed, told
+from fedlens.base.interrupts import from_code
+from fedlens.files.atomic_files import make_folder
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.report.study_results import RunLine
 from fedlens.run.progress import Silent

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.atomic_files import read_regular
-from fedlens.core.errors import ConfigError, FedlensError
-from fedlens.core.summary_text import listed
+from fedlens.base.errors import ConfigError, FedlensError
+from fedlens.base.summary_text import listed
+from fedlens.files.atomic_files import read_regular
 from fedlens.report.study_results import INFO, LINES, StudyEntry, StudyInfo, StudyResults, read_lines
 from fedlens.studies.expansion import shown_value
 from fedlens.studies.planned import PlannedRun

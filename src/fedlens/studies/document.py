@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.parse_text import parse_toml, read_text
-from fedlens.core.regular_file import open_regular
+from fedlens.base.errors import ConfigError
+from fedlens.base.parse_text import parse_toml, read_text
+from fedlens.files.regular_file import open_regular
 from fedlens.report.claim_verdicts import check_claim
 from fedlens.report.study_results import StudyInfo
 from fedlens.studies.study_file import CaseSettings, MethodSettings, StudySettings, StudySource

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import FedlensError
+from fedlens.base.errors import FedlensError
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
 from fedlens.run.session import Session

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.places import Places
 from fedlens.studies.run_settings import PlacedSetting

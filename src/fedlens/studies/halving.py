@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.format import many, smaller_is_better
 from fedlens.report.study_results import RunLine, validation_metric
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 # Imported here, in the process that all workers are forked from.
-from fedlens.core.registry import load_file
-from fedlens.core.threads import share_cores
+from fedlens.base.registry import load_file
+from fedlens.base.threads import share_cores
 from fedlens.engines.devices import show_only
 from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from fedlens.core.errors import FedlensError
-from fedlens.core.free_memory import free_memory
-from fedlens.core.interrupts import postponed
-from fedlens.core.threads import usable_cores
+from fedlens.base.errors import FedlensError
+from fedlens.base.free_memory import free_memory
+from fedlens.base.interrupts import postponed
+from fedlens.base.threads import usable_cores
 from fedlens.engines.devices import next_gpu
 from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens import __version__
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.report.format import finite, split_of
 from fedlens.report.read import Run, subtable
 from fedlens.report.study_results import RunLine, Status

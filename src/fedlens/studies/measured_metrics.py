@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 BATCH = 4  # points of a batch; independent of the number of jobs
 _SEED = 0

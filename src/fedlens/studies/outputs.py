@@ -9,8 +9,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedlens.core.atomic_files import make_folder, read_regular, write_atomically
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files.atomic_files import make_folder, read_regular, write_atomically
 from fedlens.files.text_files import read_json
 from fedlens.report.study_figures import write_study_figures
 from fedlens.report.study_frames import write_frames

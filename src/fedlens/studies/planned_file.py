@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.atomic_files import read_regular, write_atomically
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files.atomic_files import read_regular, write_atomically
 from fedlens.files.text_files import read_json
 from fedlens.studies.planned import PlannedRun
 

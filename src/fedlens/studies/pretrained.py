@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.models.weights_setting import NONE, RUN
 from fedlens.report.study_results import RunLine
 from fedlens.studies.planned import DueRun, PlannedRun

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens import __version__
-from fedlens.core.errors import FedlensError
-from fedlens.core.user_cache import user_cache
+from fedlens.base.errors import FedlensError
+from fedlens.files.user_cache import user_cache
 from fedlens.run.build import build, data_directory
 from fedlens.run.run_description import data_digest
 from fedlens.run.rundir import RunDir

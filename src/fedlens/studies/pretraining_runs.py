@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.studies.expansion import run_key
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.run_settings import PlacedSetting, SettingsReader, with_seed

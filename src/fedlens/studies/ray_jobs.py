@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import ConfigError, FedlensError, RunFailed, told
-from fedlens.core.interrupts import postponed
-from fedlens.core.threads import share_cores, usable_cores
+from fedlens.base.errors import ConfigError, FedlensError, RunFailed, told
+from fedlens.base.interrupts import postponed
+from fedlens.base.threads import share_cores, usable_cores
 from fedlens.engines.ray_cluster import connect, import_ray, one_line
 from fedlens.engines.ray_worker import Source, actor_class, load_source, user_sources
 from fedlens.files.full_disk import CONTINUE

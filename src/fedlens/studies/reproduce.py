@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.parse_text import parse_json
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, presence
 from fedlens.report.study_results import StudyResults
 from fedlens.settings.datadir import data_directory

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fedlens.core.errors import ConfigError, nearest
-from fedlens.core.shell_command import quoted_command, shell_command
+from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.shell_command import quoted_command, shell_command
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "studies"
 COPY = "study.toml"
@@ -107,7 +107,7 @@ def reproduction(name: str) -> Path:
 
     >>> reproduction("hsu2019/fig9")
     Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: unknown study 'hsu2019/fig9'; did you mean 'hsu2019/fig6'.
+    fedlens.base.errors.ConfigError: unknown study 'hsu2019/fig9'; did you mean 'hsu2019/fig6'.
     """
     paths = reproductions()
     if name in paths:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlens.analyses.analyze import FOLDER, analyze, file_name, read_index
 from fedlens.analyses.registry import ANALYSES, needs_of
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.files import jsonl
 from fedlens.run.rundir import RunDir
 from fedlens.studies.cells import StudyCells

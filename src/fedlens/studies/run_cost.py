@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedlens.api import Experiment
-from fedlens.core.errors import FedlensError
+from fedlens.base.errors import FedlensError
 from fedlens.core.schema import nbytes
 from fedlens.data.dataset import Dataset
 from fedlens.data.decode_cache import Say

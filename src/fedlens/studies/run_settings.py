@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import import_name, load_target, settings_model
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import import_name, load_target, settings_model
 from fedlens.engines.registry import ENGINES
 from fedlens.engines.traits import traits_of
 from fedlens.report.study_results import EFFECTIVE

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
 from fedlens.core.work import Work
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
 from fedlens.run.progress import BareProgress, Progress, ProgressBase, Silent

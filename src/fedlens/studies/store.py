@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from fedlens.core.atomic_files import (
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files import jsonl
+from fedlens.files.atomic_files import (
     make_folder,
     open_unlinked,
     read_regular,
@@ -19,8 +21,6 @@ from fedlens.core.atomic_files import (
     refused,
     sweep,
 )
-from fedlens.core.errors import RunDirectoryError
-from fedlens.files import jsonl
 from fedlens.files.lock import locked
 from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun

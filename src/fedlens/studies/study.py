@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedlens.core.atomic_files import write_atomically
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.files.atomic_files import write_atomically
 from fedlens.files.full_disk import stopped_when_full
 from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.report.study_results import RunLine, StudyResults

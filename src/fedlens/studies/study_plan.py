@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.format import many
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs

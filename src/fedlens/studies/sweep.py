@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
 from fedlens.report.study_results import RunLine, StudyInfo, write_info
 from fedlens.studies.jobs import Jobs
 from fedlens.studies.line import failed_line

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.format import many
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import Point, StudyCells

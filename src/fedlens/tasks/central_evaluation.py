@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.base.read_ahead import first
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.measured import Measured, Total, total
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
@@ -30,7 +31,6 @@ from fedlens.core.protocol import (
     Request,
 )
 from fedlens.core.random import Rng
-from fedlens.core.read_ahead import first
 from fedlens.core.schema import MEASUREMENTS
 from fedlens.core.tree import Tree
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.tasks.task import Task
 
 ClassWeights = Literal["none", "balanced"] | tuple[float, ...]

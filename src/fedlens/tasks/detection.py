@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.transfers import downloaded, uploaded
 from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, Curve, best_f1, curves, matched

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.core.tree import TreeSpec
 from fedlens.tasks.self_supervised import SelfSupervised, mlp
 

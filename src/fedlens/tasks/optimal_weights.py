@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from fedlens.base.errors import ConfigError
+from fedlens.base.read_ahead import first
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.convex_combination import ModelMatrix, uniform_simplex
-from fedlens.core.errors import ConfigError
 from fedlens.core.modules import Loadable
 from fedlens.core.random import Rng
-from fedlens.core.read_ahead import first
 from fedlens.tasks.central_evaluation import measured
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from fedlens.core.errors import one_line
+from fedlens.base.errors import one_line
 
 WIDTH = 224  # pixels that a picture has at least
 _TEXT, _MARGIN = 14, 6  # pixels

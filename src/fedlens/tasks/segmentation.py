@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
-from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.measured import Measured
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.mask_picture import mask_picture

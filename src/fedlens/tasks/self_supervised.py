@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import Tree

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.schema import SHARE
@@ -26,7 +26,7 @@ class Task(ABC):
     """A task; `fedlens.tasks.classification` is one. Training, engines and algorithms know nothing else of it.
 
     A batch is (inputs, targets). Targets are a tensor, or an object with `__len__`, `take`, `cat`, `to`, `to_payload`
-    and `from_payload` (see `fedlens.core.targets`); `len(targets)` is the number of examples.
+    and `from_payload` (see `fedlens.data.targets`); `len(targets)` is the number of examples.
 
     Attributes:
         kind: the kind of dataset that it needs.

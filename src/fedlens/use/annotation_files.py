@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedlens.core.atomic_files import create, write_atomically
-from fedlens.core.errors import one_line
+from fedlens.base.errors import one_line
 from fedlens.data.decoding import Fit
 from fedlens.data.image_form import ImageForm
 from fedlens.data.undo_fit import boxes_of_file, mask_of_file
+from fedlens.files.atomic_files import create, write_atomically
 from fedlens.observers.example_predictions import found_boxes
 from fedlens.vision.mask_colors import VOID_COLOR, mask_colors
 

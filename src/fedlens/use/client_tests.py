@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedlens.base.errors import RunDirectoryError
 from fedlens.core.driver import Driver
-from fedlens.core.errors import RunDirectoryError
 from fedlens.core.states import ClientStates
 from fedlens.local.personal_leaves import PERSONAL
 from fedlens.run import checkpoint

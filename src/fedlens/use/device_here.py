@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.engines.devices import Computing, resolved, valid_device
 from fedlens.engines.hardware import announcements, hardware
 from fedlens.engines.traits import traits_of

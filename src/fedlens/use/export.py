@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlens import __version__
-from fedlens.core.atomic_files import fsync_directory, refused, write_atomically
-from fedlens.core.errors import ConfigError, RunFailed, told
+from fedlens.base.errors import ConfigError, RunFailed, told
 from fedlens.data.licences import restriction
+from fedlens.files.atomic_files import fsync_directory, refused, write_atomically
 from fedlens.run import checkpoint
 from fedlens.tasks.evaluation_size import FULL
 from fedlens.use.trained_model import TrainedModel

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.base.shell_command import quoted_command
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
-from fedlens.core.shell_command import quoted_command
 from fedlens.core.tree import load_into
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.multiply_adds import multiply_adds

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError, DecodingError, RunDirectoryError
+from fedlens.base.registry import INSTANCE
+from fedlens.base.shell_command import quoted_command
 from fedlens.core.arithmetic import PLAIN
-from fedlens.core.errors import ConfigError, DecodingError, RunDirectoryError
 from fedlens.core.protocol import ModelSpec
-from fedlens.core.registry import INSTANCE
-from fedlens.core.shell_command import quoted_command
 from fedlens.core.tensorfile import read_metadata
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm

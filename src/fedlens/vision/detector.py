@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 
 class NoRaw(ConfigError):

@@ -5,8 +5,8 @@ import torch
 
 from fedlens.aggregate.adaptive import Adaptive, adagrad, adam, yogi
 from fedlens.aggregate.server_steps import SERVERS
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 
 MAKERS = pytest.mark.parametrize("make", [adagrad, adam, yogi])
 STEPS = pytest.mark.parametrize(

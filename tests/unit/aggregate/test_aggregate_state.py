@@ -13,7 +13,7 @@ from fedlens.aggregate.mean import Aggregate, AggregateContext, Mean
 from fedlens.algorithms.averaging import Averaging, averaging
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.scaffold import control_variate
-from fedlens.core.errors import HookError, RoundRefused
+from fedlens.base.errors import HookError, RoundRefused
 from fedlens.core.reduction import Refusal, Update
 from fedlens.core.tree import map_tree, zeros_like
 from tests.identity.identity_kit import close, course, parts, world

@@ -5,9 +5,9 @@ import torch
 
 from fedlens.aggregate.mean import AGGREGATES, Mean
 from fedlens.aggregate.normalized import Normalized
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.protocol import Failure, Id, Reply
-from fedlens.core.registry import read_settings
 
 FIELDS = {"tau": "mean", "extra": "sum"}
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from fedlens.aggregate import one_function
 from fedlens.aggregate.mean import AggregateContext, Mean
 from fedlens.aggregate.one_function import ByColumn, ByWeights, Rows, blocks
-from fedlens.core.errors import ConfigError, HookError
+from fedlens.base.errors import ConfigError, HookError
+from fedlens.base.registry import load_file
 from fedlens.core.protocol import Failure, Id, Reply
 from fedlens.core.reduction import How, Refusal, Update
-from fedlens.core.registry import load_file
 from fedlens.core.stacked import StackedTrees
 
 OWN = load_file(Path(__file__).parents[3] / "docs" / "examples" / "own_aggregate.py")

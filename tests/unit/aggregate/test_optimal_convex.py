@@ -14,7 +14,7 @@ from fedlens.aggregate.optimal_convex import OptimalConvex
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Ask as Asked
 from fedlens.core.protocol import Failure, Id, Reply, Request
 from tests.contract.contract_kit import Stopping, experiment, outcome

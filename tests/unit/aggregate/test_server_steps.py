@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedlens.aggregate.server_steps import SERVERS, Momentum, ServerSGD, momentum
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 
 STEPS = [ServerSGD(), ServerSGD(0.3), Momentum(), Momentum(0.5, 0.7), Momentum(1.0, 0.9, nesterov=True)]
 

@@ -9,7 +9,7 @@ from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.admm import admm, ceadmm, dual, iceadmm, liadmm
 from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import part
 from fedlens.local.rules import proximal
 from tests.identity.identity_kit import course, model, parts, same, world

@@ -17,9 +17,9 @@ from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import scaffold
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.algorithm_base import BareAlgorithm
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
 from fedlens.local.rules import ClientRule, ServerRule, proximal
 from tests.identity.identity_kit import parts, world
 

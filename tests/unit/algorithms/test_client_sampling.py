@@ -16,7 +16,7 @@ from fedlens.algorithms.client_sampling import (
     uniform,
 )
 from fedlens.algorithms.registry import default_table
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, RoundContext
 from fedlens.core.random import Rng
 from fedlens.local.rules import ClientRule, Traits

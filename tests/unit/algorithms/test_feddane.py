@@ -10,9 +10,9 @@ from fedlens.algorithms.feddyn import dynamic
 from fedlens.algorithms.full_gradients import OP, expected, mean_gradient
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import control_variate
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.protocol import RoundContext
-from fedlens.core.registry import read_settings
 from fedlens.local.rules import ClientRule, LocalContext, Traits
 from tests.identity.identity_kit import course, model, parts, world
 

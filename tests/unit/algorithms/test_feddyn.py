@@ -13,10 +13,10 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.feddyn import dynamic, feddyn
 from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.algorithms.scaffold import control_variate, scaffold
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.protocol import Client
 from fedlens.core.random import Rng, Secrets
-from fedlens.core.registry import read_settings
 from fedlens.core.tree import tree_of
 from tests.identity.identity_kit import SIZES, model, parts, world
 

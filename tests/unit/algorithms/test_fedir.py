@@ -8,9 +8,9 @@ import pytest
 from fedlens import Experiment
 from fedlens.algorithms.fedir import DISCLOSURE, fedir, reweighted
 from fedlens.algorithms.registry import ALGORITHMS, RULES
-from fedlens.cli.progress_display import opening_lines
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
+from fedlens.cli.display.progress_display import opening_lines
 from fedlens.local.chain import chain
 from fedlens.run.progress import Silent
 from tests.identity.identity_kit import parts, world

@@ -6,7 +6,7 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.normalized import Normalized
 from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.fednova import fednova
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.local.rules import ClientRule, Solved, proximal
 from tests.identity.identity_kit import parts, world
 

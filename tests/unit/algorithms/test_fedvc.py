@@ -6,7 +6,7 @@ from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.server_steps import Momentum, ServerSGD
 from fedlens.algorithms.client_sampling import BySize, Everyone, Fixed, Uniform
 from fedlens.algorithms.fedvc import fedvc
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan

@@ -19,8 +19,8 @@ from fedlens.algorithms.mime import (
 )
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.algorithms.scaffold import control_variate
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, plain, proximal
 from tests.identity.identity_kit import course, parts, world

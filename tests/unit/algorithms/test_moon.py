@@ -8,10 +8,10 @@ from fedlens.algorithms.client_sampling import Fixed
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import PREVIOUS, THERE, contrastive, moon
 from fedlens.algorithms.registry import RULES
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.modules import Loadable
 from fedlens.core.random import Rng
-from fedlens.core.registry import read_settings
 from fedlens.core.tree import tree_of
 from fedlens.local.chain import chain
 from fedlens.local.features import OWN

@@ -8,8 +8,8 @@ from fedlens.algorithms.client_sampling import Fixed, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.algorithms.scaffold import control_variate, scaffold
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1, "epochs": 2}

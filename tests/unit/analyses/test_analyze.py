@@ -20,9 +20,9 @@ from fedlens.analyses.opened_run import open_run
 from fedlens.analyses.registry import ANALYSES
 from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.api import Experiment, resume
+from fedlens.base.errors import ConfigError, HookError, RunDirectoryError
 from fedlens.cli.analyze import analysis_settings, round_list
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, HookError, RunDirectoryError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.engines import devices

@@ -7,7 +7,7 @@ import torch
 
 from fedlens.analyses.calibration import reliability, reliability_of
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.tasks.segmentation import Segmentation
 from tests.unit.analyses.analysis_kit import built_of, models_of
 

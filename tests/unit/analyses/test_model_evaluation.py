@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from tests.unit.analyses.analysis_kit import built_of, models_of, run_of
 
 

@@ -21,8 +21,8 @@ from benchmarks import atlas_record, atlas_unfinished
 from benchmarks.atlas import Atlas, at_most, diverged, pin_to_one_core, plan_of, queue, show, work
 from benchmarks.atlas_record import FILES, STEPS, RecordRefused, headline, outcome, refuse_machine, thinned
 from benchmarks.atlas_unfinished import KEPT, UNFINISHED, KeepingProgress, number_kept
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.cli.signals import stopped_by_signals
-from fedlens.core.errors import ConfigError, RunDirectoryError
 from fedlens.files.lock import locked
 from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 from fedlens.report.study_tables import study_tables

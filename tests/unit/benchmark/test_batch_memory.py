@@ -13,12 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.benchmark import batch_memory as module
 from fedlens.benchmark.batch_memory import batch_memory, info_of
 from fedlens.benchmark.memory_step import RandomExamples, StepMemory, measure, planned, trial
 from fedlens.cli.main import app
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.random import Rng
 
 runner = CliRunner()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fedlens.base.errors import RunFailed
 from fedlens.benchmark.interleave import Measurement, fastest, take_turns
-from fedlens.core.errors import RunFailed
 from tests.unit.benchmark.fakes import Fake, measurement
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedlens.base.profiling import recording, scoped
 from fedlens.benchmark.launches import LaunchCounter, count_launches
-from fedlens.core.profiling import recording, scoped
 from fedlens.core.protocol import Failure
 from fedlens.engines.executor import Executor
 from tests.unit.benchmark.profile_kit import built, first_ask

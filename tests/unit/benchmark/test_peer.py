@@ -14,11 +14,11 @@ from types import ModuleType
 
 import pytest
 
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.benchmark import peer as peers
 from fedlens.benchmark.arrangements import Arrangement
 from fedlens.benchmark.limit import WORKLOADS
 from fedlens.benchmark.peer import Peer, PeerProcess, as_argument, chosen, installed, known_peers, scripts
-from fedlens.core.errors import ConfigError, RunFailed
 from tests.unit.benchmark.fakes import GOOD, TINY, peer
 
 ONE = Arrangement(1, 1)

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from fedlens.base.profiling import recording, scope, scoped
 from fedlens.benchmark.profile_clock import Clock
-from fedlens.core.profiling import recording, scope, scoped
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fedlens import Experiment
+from fedlens.base.errors import RunFailed
 from fedlens.benchmark import profile_rounds
 from fedlens.benchmark.profile import evaluations
 from fedlens.benchmark.profile_engine import PARTS, TimedEngine
 from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
-from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Answer, Failure, Id, Reply
 from fedlens.engines.inline import Inline
 from tests.unit.benchmark.profile_kit import SMALL, built

@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.benchmark import arrangements, speed
 from fedlens.benchmark.arrangements import best_of_engine, engine_table, trial
 from fedlens.benchmark.comparison import ComparisonRow
@@ -22,7 +23,6 @@ from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, mnist_cnn
 from fedlens.benchmark.speed import BenchmarkPlan, measure
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, RunDirectoryError, RunFailed
 from tests.unit.benchmark.fakes import GOOD, TINY, Fake, peer
 
 

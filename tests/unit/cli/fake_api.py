@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import fedlens
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
 from fedlens.report.run_page import write_report
 from fedlens.settings.config_source import read_source
 from tests.unit.report.fake_run import line, make_run

@@ -122,7 +122,7 @@ def test_report_opens_the_page_where_asked(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_columns_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from fedlens.cli.output import print_columns
+    from fedlens.cli.display.output import print_columns
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

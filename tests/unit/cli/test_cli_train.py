@@ -164,7 +164,7 @@ def test_on_a_terminal_one_line_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from rich.console import Console
 
-    from fedlens.cli.progress_display import ProgressDisplay
+    from fedlens.cli.display.progress_display import ProgressDisplay
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120, highlight=False, markup=False)

@@ -13,9 +13,9 @@ import pytest
 from pydantic import Field
 from typer.testing import CliRunner
 
+from fedlens.base.registry import settings_model
 from fedlens.cli.data import data
 from fedlens.cli.data_info import describe, type_name
-from fedlens.core.registry import settings_model
 from fedlens.data.catalogue import CATALOGUE
 from tests.unit.cli.conftest import ROOT
 

@@ -9,11 +9,11 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
+from fedlens.base.registry import Entry
 from fedlens.cli.list import Kind
 from fedlens.cli.list_models import model_rows
 from fedlens.cli.main import app
 from fedlens.core.dataset_info import Kind as DataKind
-from fedlens.core.registry import Entry
 from fedlens.models.registry import MODELS, ModelEntry
 from tests.unit.house.model_table import PAGE, rendered
 

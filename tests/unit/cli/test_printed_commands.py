@@ -12,9 +12,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fedlens
+from fedlens.base.errors import DataError
 from fedlens.cli.main import app
 from fedlens.cli.sweep import parsed_seeds
-from fedlens.core.errors import DataError
 from fedlens.cost_runs import federated_work
 from fedlens.report.cost_advice import next_steps
 from fedlens.report.read import read_run

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
 from fedlens.core.schema import (
     METRICS,
     Bound,

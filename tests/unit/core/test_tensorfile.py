@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.base.errors import DecodingError, RunFailed
 from fedlens.core import payload, tensorfile
-from fedlens.core.errors import DecodingError, RunFailed
 from fedlens.core.tensorfile import Bounds, parse, read, read_metadata
 
 

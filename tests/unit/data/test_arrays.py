@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedlens
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 LAST = np.arange(4 * 6 * 5 * 3).reshape(4, 6, 5, 3).astype(np.uint8)
 FIRST = np.ascontiguousarray(LAST.transpose(0, 3, 1, 2))
@@ -118,7 +118,7 @@ def test_several_labels_that_do_not_fit_are_a_sentence(labels: Any, more: Any, m
 
 
 def test_a_dataset_itself_is_no_setting() -> None:
-    with pytest.raises(fedlens.core.errors.ConfigError, match="pass a function that returns it"):
+    with pytest.raises(fedlens.base.errors.ConfigError, match="pass a function that returns it"):
         fedlens.Experiment(
             rounds=1,
             model="linear",

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedlens.core.random import Rng
-from fedlens.data.augment import PadCropFlip
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import PadCropFlip
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.dataset import Dataset, Examples, channel_moments
 
 

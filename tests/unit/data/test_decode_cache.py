@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.decode_cache import judge
 from fedlens.data.images import ImageFiles, Paths
 from tests.unit.data.pictures import write

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.decoding import _draft, decode, fitted, placement
 from tests.unit.data.pictures import pixels, smooth, write
 

@@ -1,6 +1,6 @@
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Finding, Findings, summarized
 
 KINDS = "abcdefghijklmnopqrstuvwxyzABCD"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data import download
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import cifar, mnist

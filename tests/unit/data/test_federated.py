@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.synthetic import synthetic
 from fedlens.data.federated import federate, hold_out, hold_out_each

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data import images as module
 from fedlens.data.images import DecodedImages, ImageFiles, Paths, decode_all, sample_moments
 from fedlens.engines.shared_memory import Packer, Region, unpack

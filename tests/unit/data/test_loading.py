@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles, Paths

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedlens.core.dataset_info import VOID
 from fedlens.core.random import Rng
-from fedlens.data.augment import AUGMENTS, Augmented
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import AUGMENTS, Augmented
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.boxes import Boxes
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
-from fedlens.data.augment import PadCropFlip
+from fedlens.base.errors import ConfigError
+from fedlens.data.augmentation.augment import PadCropFlip
 from fedlens.data.normalize import moments, normalize
 
 NONE = None  # targets, which these augmentations return as they are

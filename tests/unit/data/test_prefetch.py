@@ -17,12 +17,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedlens.core import threads
-from fedlens.core.errors import DataError
+from fedlens.base import threads
+from fedlens.base.errors import DataError
+from fedlens.base.read_ahead import ReadAhead, first
 from fedlens.core.random import Rng
-from fedlens.core.read_ahead import ReadAhead, first
-from fedlens.data.augment import AUGMENTS
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import AUGMENTS
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset, ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.core.random import Rng
 from fedlens.data import shifts
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate
 from fedlens.data.normalize import normalize

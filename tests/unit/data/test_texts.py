@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.penn_treebank import penn_treebank

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core import interrupts
+from fedlens.base import interrupts
 from fedlens.core.driver import Driver
 from tests.unit.engines.engine_kit import OPS, opened
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.engines import auto as module
 from fedlens.engines import devices as placing
 from fedlens.engines.auto import Auto, auto

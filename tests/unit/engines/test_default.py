@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fedlens.api import Experiment, Result, resume
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines import default as module

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Arithmetic, Client, Outcome, Payload, Program
 from fedlens.core.random import Rng
 from fedlens.engines import devices as placing

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.errors import RunFailed
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Ask,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Request
 from fedlens.core.random import Rng
 from fedlens.engines import worker_pool

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Failure, Reply, Request
 from fedlens.engines.processes import Processes, processes
 from fedlens.engines.schedule import DEATHS

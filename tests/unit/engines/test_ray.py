@@ -18,8 +18,8 @@ import torch
 
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.api import Experiment, resume
+from fedlens.base.errors import ConfigError
 from fedlens.core.driver import Driver
-from fedlens.core.errors import ConfigError
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Reduce, Reply, Request
 from fedlens.core.random import Rng
 from fedlens.data.images import DecodedImages
@@ -260,7 +260,7 @@ def test_an_operation_of_a_notebook_and_two_engines_on_one_ray(gate: Driver) -> 
 
 
 def test_an_ask_with_code_in_it_is_one_sentence(gate: Driver) -> None:
-    from fedlens.core.errors import RunFailed
+    from fedlens.base.errors import RunFailed
 
     with pytest.raises(
         RunFailed, match="the shared payload of the ask 'work' cannot be sent to Ray's workers"

@@ -11,7 +11,7 @@ import torch
 
 from fedlens import Experiment
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.errors import HookError
+from fedlens.base.errors import HookError
 from fedlens.engines.default import default
 from fedlens.engines.verify import difference
 from fedlens.local.vectorized.batched_train import BatchedTrain

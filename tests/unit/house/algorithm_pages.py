@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedlens.core.registry import Entry, Factory, settings_model
+from fedlens.base.registry import Entry, Factory, settings_model
 from fedlens.settings.config import SLOTS, Config
 from tests.unit.house.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
 from tests.unit.house.settings_tables import REGISTRIES, TABLE

@@ -19,8 +19,8 @@ from textwrap import indent
 from benchmarks.atlas import USUAL, plan_of
 from benchmarks.atlas_record import COPY, current, draw, record_folder, record_of, stale_because, write_entry
 from benchmarks.atlas_unfinished import UNFINISHED, number_kept
+from fedlens.base.shell_command import shell_command
 from fedlens.cli.reproduce import short_hours
-from fedlens.core.shell_command import shell_command
 from fedlens.report.claim_verdicts import claims_table
 from fedlens.report.format import duration, many
 from fedlens.report.study_figures import study_figures

@@ -17,8 +17,8 @@ from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS, RULES
-from fedlens.core.registry import Registry, settings_model
-from fedlens.data.augment import AUGMENTS
+from fedlens.base.registry import Registry, settings_model
+from fedlens.data.augmentation.augment import AUGMENTS
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES

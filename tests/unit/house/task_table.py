@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.run.build import build

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from fedlens import Experiment
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.registry import Entry, settings_model
+from fedlens.base.registry import Entry, settings_model
 from fedlens.run.build import build
 from fedlens.settings.config_source import read_source
 from fedlens.settings.plan import plan

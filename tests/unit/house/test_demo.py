@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedlens import cost
-from fedlens.core.registry import load_file
+from fedlens.base.registry import load_file
 
 ROOT = Path(__file__).parents[3]
 JOINING = load_file(ROOT / "docs" / "examples" / "joining.py").joining

@@ -12,8 +12,8 @@ import torch
 from typer.testing import CliRunner
 
 from fedlens import Experiment
+from fedlens.base.registry import load_file
 from fedlens.cli.main import app
-from fedlens.core.registry import load_file
 from fedlens.local.rules import LocalContext
 from tests.unit.house.settings_tables import PAGE, rendered
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.registry import load_file
+from fedlens.base.registry import load_file
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "language.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedlens.core.registry import load_file
+from fedlens.base.registry import load_file
 from tests.unit.house.segmentation_table import PAGE, ROWS, rendered
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -7,7 +7,7 @@ import ast
 from tests.unit.house.test_structure import parsed
 
 PARSERS = {"json.load", "json.loads", "tomllib.load", "tomllib.loads"}
-HERE = "core/parse_text.py"
+HERE = "base/parse_text.py"
 
 # What is parsed is no file that a user or a stranger could have written.
 EXEMPT = {
@@ -15,7 +15,7 @@ EXEMPT = {
     "benchmark/memory_step.py": "an argument of its own",
     "benchmark/peer.py": "a file of the package, and the output of a process of its own",
     "cost_runs.py": "settings that were made TOML on the same line",
-    "core/shell_command.py": "a value that was a setting before",
+    "base/shell_command.py": "a value that was a setting before",
     "data/catalogue.py": "a file of the package",
     "data/formats/coco_instances.py": "reads the user's data, and says at which line and column they are wrong",
     "engines/devices.py": "the output of a process of its own",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fedlens.core.errors import RENAMED
+from fedlens.base.errors import RENAMED
 from tests.unit.house.public_api import FILE, documented, rendered, used
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.report.stated_values import stated_values
 from fedlens.report.study_figures import check_figures

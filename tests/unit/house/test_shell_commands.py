@@ -1,4 +1,4 @@
-"""Every command that the source shows with something of the user's in it is made by `fedlens.core.shell_command`."""
+"""Every command that the source shows with something of the user's in it is made by `fedlens.base.shell_command`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ NO_COMMANDS = {
 QUOTES = {  # modules with other uses of `shlex`: a command as it was given, a path, or a single option
     "cli/cost.py",
     "cli/partition_make.py",
-    "core/errors.py",
-    "core/shell_command.py",
+    "base/errors.py",
+    "base/shell_command.py",
     "run/environment.py",
     "report/run_page.py",
 }

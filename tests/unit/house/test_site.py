@@ -13,7 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import fedlens
-from fedlens.core.registry import load_file
+from fedlens.base.registry import load_file
 from tests.unit.house.algorithm_pages import EQUATIONS, rows
 
 ROOT = Path(__file__).parents[3]

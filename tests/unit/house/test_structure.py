@@ -23,13 +23,13 @@ FOREIGN = {
     "cli/data_info.py: getattr(part, key)",
     "cli/data_info.py: hasattr(part, key)",
     "cli/list.py: getattr(import_module(module), name)",
-    "core/user_objects.py: getattr(thing, name)",
-    "core/user_objects.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
-    "core/registry.py: getattr(checked, name)",
-    "core/registry.py: getattr(factory, '__name__', type(factory).__name__)",
-    "core/registry.py: getattr(importlib.import_module(module), attribute)",
-    "core/registry.py: getattr(module, attribute)",
-    "core/threads.py: hasattr(os, 'sched_getaffinity')",
+    "base/user_objects.py: getattr(thing, name)",
+    "base/user_objects.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
+    "base/registry.py: getattr(checked, name)",
+    "base/registry.py: getattr(factory, '__name__', type(factory).__name__)",
+    "base/registry.py: getattr(importlib.import_module(module), attribute)",
+    "base/registry.py: getattr(module, attribute)",
+    "base/threads.py: hasattr(os, 'sched_getaffinity')",
     "data/dataset.py: getattr(array, 'dtype', type(array).__name__)",
     "data/dataset.py: getattr(array, 'shape', [])",
     "data/download.py: getattr(error, 'reason', error)",
@@ -199,9 +199,7 @@ def test_no_class_name_stands_for_two_things() -> None:
 def test_no_algorithm_or_engine_is_asked_for_its_class() -> None:
     assert asked_by_class(parsed()) == set()
     for line in ("isinstance(algorithm, Averaging)", "issubclass(kind, (int, Ray))"):
-        assert asked_by_class(parsed() | {"run/new.py": ast.parse(line)}) == {
-            f"run/new.py: {line}"
-        }
+        assert asked_by_class(parsed() | {"run/new.py": ast.parse(line)}) == {f"run/new.py: {line}"}
 
 
 def test_no_engine_is_told_by_its_name() -> None:

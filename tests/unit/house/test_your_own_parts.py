@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fedlens import Experiment
+from fedlens.base.registry import load_file
 from fedlens.core.random import Rng
-from fedlens.core.registry import load_file
 from fedlens.local.rules import LocalContext
 
 DOCS = Path(__file__).parents[3] / "docs"

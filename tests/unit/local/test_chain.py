@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.schema import NumberField
 from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Solved, Traits, plain, proximal

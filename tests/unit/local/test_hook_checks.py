@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlens.base.errors import HookError
 from fedlens.core import input_checks
-from fedlens.core.errors import HookError
 from fedlens.core.input_checks import FIRST_VISITS
 from fedlens.local import hook_checks
 from fedlens.local.chain import chain

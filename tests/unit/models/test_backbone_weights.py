@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.imagenet import repository_of
 from fedlens.models.mobilenet_names import mobilenet_v2_leaf
 from fedlens.models.segmentation import ENCODERS

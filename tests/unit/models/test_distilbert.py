@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import DistilBertConfig, DistilBertForMaskedLM, DistilBertForSequenceClassification
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.models.weights import InitialWeights
 from fedlens.models.weights_setting import names_a_file
 from tests.unit.models.zoo_kit import made, parameters, shape_only

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.frozen import FrozenSplit, held
+from fedlens.base.errors import ConfigError
+from fedlens.base.frozen import FrozenSplit, held
 from fedlens.core.tree import part, spec_of
 from fedlens.models.freeze import blocks, freeze, split
 from fedlens.models.head import with_bottleneck

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.head import head_of, with_bottleneck
 from fedlens.models.registry import MODELS
 from tests.unit.models.zoo_kit import CLASSIFIERS, OF_TIMM, experiment, images, made, parameters, shape_only

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from timm.models import _hub
 from torch import nn
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.models.imagenet import FILES, imagenet_file, repository_of
 from fedlens.models.registry import MODELS
 from fedlens.models.timm_models import TIMM_NAMES

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.models.registry import MODELS
 from tests.unit.models.zoo_kit import CIFAR_RESNETS, CLASSIFIERS, OF_TIMM
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedlens import load_result, resume
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.tree import count, spec_of, tree_of
 from fedlens.local.vectorized.layers import known
 from fedlens.models.norms import FrozenBatchNorm, with_norm

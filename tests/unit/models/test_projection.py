@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedlens.api import Experiment
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.protocol import ModelSpec
-from fedlens.core.registry import read_settings
 from fedlens.models.projection import last_linear, projection
 from fedlens.models.registry import MODELS
 from tests.unit.run.test_build import made, planned

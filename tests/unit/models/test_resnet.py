@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.resnet import ResidualBlock
 from tests.unit.models.zoo_kit import CIFAR_RESNETS, images, made, parameters, shape_only
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import part, spec_of
 from fedlens.local.rate_scales import module_scales

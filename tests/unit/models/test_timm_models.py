@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.head import head_of
 from fedlens.models.registry import MODELS
 from fedlens.models.timm_models import TIMM_NAMES

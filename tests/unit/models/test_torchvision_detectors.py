@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvision.models import detection
 from torchvision.models.detection.ssd import SSD
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import training_memory

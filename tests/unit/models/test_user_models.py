@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedlens import Experiment, load_result, resume
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import settings_model
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import settings_model
 from fedlens.models.registry import MODELS
 from fedlens.models.user_models import Instance, downloads
 

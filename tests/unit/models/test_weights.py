@@ -16,7 +16,7 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 from torchvision import models as torchvision_models
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import tree_of
 from fedlens.models.head import with_bottleneck

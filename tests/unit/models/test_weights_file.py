@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save, save_file
 from torch import nn
 
-from fedlens.core.errors import ConfigError, DataError, FedlensError
+from fedlens.base.errors import ConfigError, DataError, FedlensError
 from fedlens.models import weights_file
 from fedlens.models.weights_file import file_of_run, read_weights
 from fedlens.models.weights_setting import names_a_file

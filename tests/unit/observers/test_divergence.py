@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Tally
-from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Id, Reply
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens import Experiment, Result, resume
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.data.normalize import normalize
 from fedlens.observers.example_predictions import LOWEST, PIXELS, ExamplePredictions, found_boxes
 from fedlens.run.progress import Silent

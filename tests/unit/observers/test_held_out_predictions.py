@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fedlens import Experiment, Result, resume
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.partition import Partition
 from fedlens.observers.held_out_predictions import PICTURED, HeldOutPredictions, most_suspicious

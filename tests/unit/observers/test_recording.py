@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.observers.recordings import RecordedRound, intact_round, recorded_rounds
 from fedlens.run.rundir import RunDir
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.claim_expression import parse_claim
 from fedlens.report.claim_verdicts import CONTRADICTS, SATISFIES, ClaimVerdict, check_claim, claim_verdicts
 from fedlens.report.study_tables import study_tables

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedlens import Experiment, Result, resume
-from fedlens.cli.client_table import client_lines, worst_text
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
+from fedlens.cli.display.client_table import client_lines, worst_text
 from fedlens.data.partition.partition import Partition
 from fedlens.report.client_results import (
     ClientHistories,

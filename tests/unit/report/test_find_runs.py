@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fedlens.base.errors import RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.core.errors import RunDirectoryError
 from fedlens.report.find_runs import find_runs, read_runs
 from tests.unit.report.fake_run import make_run
 

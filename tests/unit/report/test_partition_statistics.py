@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fedlens.cli.output import print_json
+from fedlens.cli.display.output import print_json
 from fedlens.data.partition.partition import Partition
 from fedlens.report.partition_statistics import describe, imbalance, quantiles, readable
 from tests.unit.report.fake_run import class_counts, make_partition

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError, RunFailed
+from fedlens.base.errors import ConfigError, DataError, RunFailed
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 from fedlens.report import pictures

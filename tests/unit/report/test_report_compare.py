@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.report.compare import compare, readable, write_comparison
 from tests.unit.report.fake_run import class_counts, line, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page

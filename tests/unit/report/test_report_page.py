@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.report.compare import write_comparison
 from fedlens.report.figures import Series, curves, share_limits
 from fedlens.report.partition_page import write_page

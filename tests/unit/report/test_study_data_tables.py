@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.partition.partition import Partition
 from fedlens.report.study_costs import CellCost, cost_values, read_costs
 from fedlens.report.study_data_tables import cost_facts, population_facts

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import settings_model
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import settings_model
 from fedlens.data.partition.partition import Partition
 from fedlens.report.figures import Figure, Series, ValueMap
 from fedlens.report.pictures import style

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.report.study_figures import write_study_figures
 from fedlens.report.study_page import write_study_page
 from fedlens.report.study_results import LINES, StudyResults, write_info, write_lines

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedlens
-from fedlens.core.errors import ConfigError, DataError, RunDirectoryError
+from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.report import pictures
 from fedlens.report import study_population_figures as figures

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import StudyResults
 from fedlens.report.study_tables import check_tables, study_table
 from fedlens.report.table_format import StudyTable

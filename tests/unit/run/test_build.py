@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
-from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.tree import digest
 from fedlens.engines.default import Default
 from fedlens.engines.inline import Inline

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedlens.core import model_digest, tensorfile
-from fedlens.core.errors import DataError, RunDirectoryError, RunFailed
+from fedlens.base.errors import DataError, RunDirectoryError, RunFailed
+from fedlens.core import tensorfile
+from fedlens.files import model_digest
 from fedlens.run import checkpoint
 
 DTYPES = [*sorted(tensorfile.DTYPES, key=str), torch.complex128, torch.float8_e8m0fnu]
@@ -454,7 +455,7 @@ FILL = """
 import sys
 from pathlib import Path
 import torch
-from fedlens.core.errors import RunFailed
+from fedlens.base.errors import RunFailed
 from fedlens.run import checkpoint
 from fedlens.files import jsonl as lines
 directory = Path(sys.argv[1]) / "checkpoint"

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedlens import Experiment, Result
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
 from fedlens.models.registry import MODELS

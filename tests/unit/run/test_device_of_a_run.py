@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.api import Experiment, resume
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.engines import devices
 from fedlens.engines.hardware import Hardware
 from fedlens.run import build

@@ -14,8 +14,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from fedlens import Experiment, load_result, resume
+from fedlens.base.errors import ConfigError, DataError, FedlensError, RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError, DataError, FedlensError, RunDirectoryError
 from fedlens.run import build
 from fedlens.run.checkpoint import read_model
 from fedlens.run.progress import ProgressBase

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from fedlens import Experiment, Result, load_result
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.core.protocol import ModelSpec
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset

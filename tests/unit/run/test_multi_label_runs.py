@@ -24,8 +24,8 @@ from typer.testing import CliRunner
 
 from fedlens import Experiment, Result
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.base.errors import ConfigError
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError
 from fedlens.data.partition.partition import Partition
 from fedlens.report.compare import compare, write_comparison
 from fedlens.report.run_page import write_report

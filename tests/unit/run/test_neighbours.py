@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens.api import Experiment, load_result, resume
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.synthetic import synthetic

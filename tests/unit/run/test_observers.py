@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment, Observer, resume
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Reply
 from fedlens.run import changes, checkpoint
 from fedlens.run.observer import Place

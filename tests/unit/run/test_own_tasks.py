@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlens import Experiment
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.run.progress import ProgressBase
 
 SOURCE = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment, load_result, resume
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.report.compare import compare
 from fedlens.report.run_page import write_report
 from tests.run_files import content

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.work import StepCount, Work
 from fedlens.run.progress import BareProgress, Forecast, Progress, Silent
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.core import atomic_files as files
-from fedlens.core.errors import FedlensError, RunDirectoryError, RunFailed
+from fedlens.base.errors import FedlensError, RunDirectoryError, RunFailed
+from fedlens.files import atomic_files as files
 from fedlens.files import jsonl
 from fedlens.run import rundir
 from fedlens.run.rundir import RunDir

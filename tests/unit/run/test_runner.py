@@ -12,8 +12,8 @@ import torch
 
 from fedlens import Experiment, resume
 from fedlens.algorithms.averaging import Parts, averaging
+from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Tally
-from fedlens.core.errors import RunFailed
 from fedlens.core.protocol import Ask, Client, Outcome, Payload, Request
 from fedlens.core.random import Rng
 from fedlens.core.states import Saved

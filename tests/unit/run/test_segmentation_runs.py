@@ -18,7 +18,7 @@ from sklearn.metrics import accuracy_score, jaccard_score
 from torch import Tensor, nn
 
 from fedlens import Experiment, Result, dataset
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.tasks.evaluation_size import Resized, Windows

@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedlens.api import Experiment, load_result, resume
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError, RunFailed
 from fedlens.run.build import build
 from fedlens.run.initial_weights import initial_weights
 from fedlens.settings.config_source import Source

@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedlens
 from fedlens import Experiment, resume
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.dataset import Dataset
 from fedlens.files.read_files import recorded_files, unchanged
 from fedlens.run import session as session_module

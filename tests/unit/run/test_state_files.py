@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.core import model_digest, tensorfile
-from fedlens.core.errors import RunDirectoryError, RunFailed
+from fedlens.base.errors import RunDirectoryError, RunFailed
+from fedlens.core import tensorfile
 from fedlens.core.payload import encode
 from fedlens.core.states import ClientStates
+from fedlens.files import model_digest
 from fedlens.run import checkpoint, state_files
 from fedlens.run.rundir import RunDir
 from fedlens.run.state_files import StateFiles, fault_of, path_of

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import VOID, Kind
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.core.random import Rng
-from fedlens.data.augment import ColourJitter, Flip
-from fedlens.data.augmented import Augmented, Chain
+from fedlens.data.augmentation.augment import ColourJitter, Flip
+from fedlens.data.augmentation.augmented import Augmented, Chain
+from fedlens.data.augmentation.mosaic import Mosaic
+from fedlens.data.augmentation.scale_crop import ScaleCrop
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.mosaic import Mosaic
-from fedlens.data.scale_crop import ScaleCrop
 from fedlens.run import build as building
 from fedlens.run.build import Built, build
 from fedlens.settings.config import plain, read_config

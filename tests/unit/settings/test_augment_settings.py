@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.random import Rng
-from fedlens.data.augment import ColourJitter, Crop, Flip
-from fedlens.data.augmented import Augmented, Chain
+from fedlens.data.augmentation.augment import ColourJitter, Crop, Flip
+from fedlens.data.augmentation.augmented import Augmented, Chain
 from fedlens.data.normalize import normalize
 from fedlens.run.build import Built, build
 from fedlens.settings.config import plain, read_config

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.settings.config import plain, read_config
 from fedlens.settings.config_source import Source, key_lines, override, read_source, recipe_path, recipes
 

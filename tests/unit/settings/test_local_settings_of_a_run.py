@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 from fedlens import Experiment
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.settings import LocalSettings
 from fedlens.settings.single_images import fails_on_one_image, refuse_single_images

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.shell_command import shell_command
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.shell_command import shell_command
 from fedlens.data.partition.partition import Partition
 from fedlens.run.build import build
 from fedlens.settings.config import read_config

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedlens import Experiment
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training_memory import TrainingMemory, training_memory

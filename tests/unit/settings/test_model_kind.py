@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from fedlens import Experiment
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import Entry
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import Entry
 from fedlens.models.registry import MODELS
 from fedlens.models.user_models import UserModel
 from fedlens.settings.model_kind import refuse_other_kind

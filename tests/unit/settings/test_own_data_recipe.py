@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.settings.config import read_config
 from fedlens.settings.own_data_recipe import check_writable, recipe_text, write_recipe
 

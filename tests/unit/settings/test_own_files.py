@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedlens
-from fedlens.core.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.report.study_results import StudyResults
 from fedlens.run.session import Session
 from fedlens.settings import own_files as module

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens import Experiment, Result, dataset
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.dataset import Dataset
 from fedlens.run.build import Built, build
 from fedlens.run.rundir import RunDir

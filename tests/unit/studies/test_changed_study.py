@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
 from fedlens.studies.changed_study import changed_study, refuse_changed
 from fedlens.studies.study_plan import StudyPlan

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedlens import Experiment
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.report.study_results import LINES, write_lines
 from fedlens.run.session import Session
 from fedlens.studies import run_cost

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import RunLine
 from fedlens.studies.halving import best, check_rungs, has_reached, kept, reaching, rungs, value_at
 from fedlens.studies.planned import DueRun

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.studies.optuna_search import BATCH, OptunaSearch
 from fedlens.studies.point_search import SearchRules, searched
 from tests.unit.studies.fake_study import FakeCell, Point, line_of, played, played_with_kills

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.studies.planned import DueRun
 from fedlens.studies.point_search import SearchRules, each_once, searched
 from tests.unit.studies.fake_study import FakeCell, Point, line_of, played, played_with_kills

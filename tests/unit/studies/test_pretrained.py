@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedlens
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import StudyResults
 from fedlens.run.checkpoint import read_model
 from fedlens.studies.carry_out import RunOptions

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.api import Experiment
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.cli.display.output import CommandOutput
 from fedlens.cli.main import app
-from fedlens.cli.output import CommandOutput
 from fedlens.cli.sweep import show
-from fedlens.core.errors import ConfigError, DataError
 from fedlens.report.claim_verdicts import claim_verdicts
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.stated_values import StatedValue

@@ -10,7 +10,7 @@ import pytest
 
 import fedlens
 from fedlens.analyses.analyze import analyze
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_figures import study_figure
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.studies.study_kit import Heard, without_clock

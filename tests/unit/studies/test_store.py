@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import RunDirectoryError
+from fedlens.base.errors import RunDirectoryError
 from fedlens.report.study_results import LINES
 from fedlens.studies.store import StudyStore, working
 from tests.unit.studies.study_kit import FAILING, FixedPlan, Heard, carried_out, planned, without_clock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.grid_settings import RandomDraws, Range

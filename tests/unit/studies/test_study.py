@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import fedlens
 from fedlens.algorithms.fedavg import fedavg
+from fedlens.base.errors import ConfigError
 from fedlens.cli.main import app
-from fedlens.core.errors import ConfigError
 from fedlens.studies.study import StudyResult
 from tests.unit.studies.study_kit import Heard, without_clock
 

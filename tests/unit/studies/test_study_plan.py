@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.models.simple import mlp
 from fedlens.report.study_results import RunLine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.studies.study_plan import StudyPlan
 
 STUDY = """base = "digits"

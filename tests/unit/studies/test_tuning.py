@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import RunLine
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.study_plan import StudyPlan

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fedlens.algorithms.client_evaluation import everywhere, spread
+from fedlens.base.errors import RunFailed
+from fedlens.base.read_ahead import ReadAhead
 from fedlens.core.driver import Driver
-from fedlens.core.errors import RunFailed
 from fedlens.core.measured import Measured
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import (
@@ -23,7 +24,6 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.random import Rng, Secrets
-from fedlens.core.read_ahead import ReadAhead
 from fedlens.core.tree import tree_of
 from fedlens.engines.inline import inline
 from fedlens.tasks import central_evaluation

@@ -8,8 +8,8 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured, total
 from fedlens.tasks.classification import BINS, Classification, classification
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.tasks.box_picture import class_colour
 from fedlens.tasks.detection import KEPT, Detection, detection, dictionaries
 from fedlens.vision.box_batch import BoxBatch

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.tasks.classification import Classification
 from fedlens.tasks.detection import Detection
 from fedlens.tasks.evaluation_size import FULL, Resized, Windows, evaluation_size

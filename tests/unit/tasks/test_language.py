@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured, total
 from fedlens.tasks.language import Language, language
 

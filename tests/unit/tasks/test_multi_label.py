@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score, f1_score
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError
 from fedlens.core.measured import Measured, total
 from fedlens.tasks.multi_label import MultiLabel, average_precision, multi_label
 from fedlens.tasks.picture import BLACK, GREEN, RED

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.tasks import nearest_neighbours
 from fedlens.tasks.nearest_neighbours import knn_accuracy
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, jaccard_score
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.errors import ConfigError, DataError
 from fedlens.core.measured import Measured, total
 from fedlens.tasks.segmentation import Segmentation, segmentation
 from fedlens.vision.change import Change

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from fedlens import Result
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.image_form import ImageForm
 from fedlens.data.undo_fit import mask_of_file
 from fedlens.run.rundir import RunDir

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.engines import devices
 from fedlens.engines.hardware import Hardware
 from fedlens.use import device_here as module

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedlens import Experiment, Result
-from fedlens.core.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.licences import restriction
 from fedlens.run import checkpoint

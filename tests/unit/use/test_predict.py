@@ -17,7 +17,7 @@ from PIL import Image
 from torch import nn
 
 from fedlens import Experiment, Result, load_result
-from fedlens.core.errors import ConfigError, DataError, FedlensError, RunDirectoryError
+from fedlens.base.errors import ConfigError, DataError, FedlensError, RunDirectoryError
 from fedlens.core.tensorfile import read_metadata
 from fedlens.data.datasets.digits import digits
 from fedlens.data.datasets.omniglot import omniglot

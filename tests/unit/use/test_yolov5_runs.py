@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedlens import Experiment, Result
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.models.weights import load_weights
 from fedlens.models.weights_file import read_weights
 from fedlens.run.rundir import RunDir

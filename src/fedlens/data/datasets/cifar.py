@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples, channel_moments, check_labels
 from fedlens.data.datasets.dataset_files import (

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
-from fedlens.core.parse_text import parse_json
+from fedlens.base.errors import DataError
+from fedlens.base.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, Archive, Patterns, search
 from fedlens.data.dataset import Dataset, Examples, channel_moments
 from fedlens.data.datasets.zips import unzip

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, published, reading
 

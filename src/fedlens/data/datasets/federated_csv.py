@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
-from fedlens.core.errors import DataError, nearest
+from fedlens.base.errors import DataError, nearest
 from fedlens.data.datasets.dataset_files import damaged, get_again, reading
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath

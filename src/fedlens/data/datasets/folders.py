@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 SUFFIXES = (".jpeg", ".jpg", ".png")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE, search
 from fedlens.data.datasets.dataset_files import damaged, read_json
 from fedlens.data.partition.drawing import streams

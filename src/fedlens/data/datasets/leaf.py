@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, read_json
 

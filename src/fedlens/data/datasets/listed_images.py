@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.folders import absent

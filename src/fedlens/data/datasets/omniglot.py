@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 
-from fedlens.core.threads import map_threads
+from fedlens.base.threads import map_threads
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, published
 from fedlens.data.datasets.folders import folders_in, images_in

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets import sbd

@@ -8,7 +8,7 @@ from typing import Annotated
 from PIL import Image
 from pydantic import Field, PlainValidator
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.images import Fit
 
 _LARGEST = 16_384

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.core.registry import Entry, Registry
+from fedlens.base.registry import Entry, Registry
 
 _HERE = "fedlens.data.datasets"
 _OWN = "fedlens.data.formats"

@@ -10,14 +10,14 @@ from typing import Annotated
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.hub_file import HUB
+from fedlens.base.errors import ConfigError
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import published
 from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
 from fedlens.data.datasets.text import words
 from fedlens.data.datasets.word_pieces import word_pieces
 from fedlens.data.partition.settings import whole_path
+from fedlens.files.hub_file import HUB
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
 _FILL = -1

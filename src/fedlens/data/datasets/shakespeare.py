@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 from pydantic import Field
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.dataset_files import published
 from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.hub_file import HUB, hub_file
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.files.hub_file import HUB, hub_file
 
 _WHERE = "data.dataset.tokenizer"
 _FILES = ("tokenizer.json", "vocab.txt")

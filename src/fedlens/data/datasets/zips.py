@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 
 def unzip(archive: Path, folder: Path, wanted: Callable[[str], bool]) -> int:

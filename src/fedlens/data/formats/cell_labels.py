@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from fedlens.core.errors import nearest
+from fedlens.base.errors import nearest
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.cells import is_number, missing
 from fedlens.data.formats.clients import label_column, listed

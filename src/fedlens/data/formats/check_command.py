@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.shell_command import setting, shell_command
+from fedlens.base.shell_command import setting, shell_command
 
 _NOT_CHECKED = ("path", "on_error")  # `on_error` is for runs: a check lists every problem
 

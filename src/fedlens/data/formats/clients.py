@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.formats.cells import coordinates, degrees, missing, off_the_sphere, typed
 from fedlens.data.formats.column_names import find_path_column
 from fedlens.data.formats.csv_table import CsvTable, inner_path, read_csv, table_path

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.coco_annotations import (
     CocoAnnotations,

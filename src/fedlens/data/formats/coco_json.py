@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.coco_instances import CocoImage, CocoInstances, read_instances

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import nearest
+from fedlens.base.errors import nearest
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.csv_table import CsvTable
 from fedlens.data.formats.probe import FORMATS

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.texts import read_bytes
 

@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 _SPECIAL = (
     (stat.S_ISFIFO, "a named pipe"),

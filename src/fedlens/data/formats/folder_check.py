@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Finding, Findings, unique
 from fedlens.data.formats.cells import typed
 from fedlens.data.formats.column_names import client_column, image_column

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.formats.csv_table import table_path
 from fedlens.data.formats.folder_listing import folders
 from fedlens.data.formats.probe import FORMATS as IMAGE_ENDINGS

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import (
     as_setting,

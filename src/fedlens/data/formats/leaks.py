@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedlens.core.threads import map_threads
+from fedlens.base.threads import map_threads
 from fedlens.data.diagnostics import Findings
 from fedlens.data.images import file_sha256
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field
 
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.threads import map_threads
 from fedlens.core.dataset_info import VOID
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.threads import map_threads
 from fedlens.data.decoding import QUARTER_TURNS, orientation_of, stored_ids
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.clients import describe, listed

@@ -8,7 +8,7 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import NamedTuple
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.folder_listing import image_names
 
@@ -31,7 +31,7 @@ def named_images(paths: Sequence[str | os.PathLike[str]]) -> list[NamedImage]:
 
     >>> named_images(["no/such.png"])
     Traceback (most recent call last):
-    fedlens.core.errors.DataError: no image to predict: the file does not exist (no/such.png); check its name, ...
+    fedlens.base.errors.DataError: no image to predict: the file does not exist (no/such.png); check its name, ...
     """
     images: dict[Path, NamedImage] = {}
     for given in paths:

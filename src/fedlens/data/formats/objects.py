@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import nearest
+from fedlens.base.errors import nearest
 from fedlens.data.diagnostics import Findings
 
 Corners = tuple[float, float, float, float]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from fedlens.core.errors import DataError
-from fedlens.core.threads import map_threads
+from fedlens.base.errors import DataError
+from fedlens.base.threads import map_threads
 from fedlens.data.decoding import MASK_MODES, is_turned, mask_in_colour
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.file_safety import LinkCheck, special_file

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import import_module
 
-from fedlens.core.errors import ConfigError, nearest
-from fedlens.core.registry import Factory
+from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.registry import Factory
 from fedlens.data.formats.scan import Fill
 
 

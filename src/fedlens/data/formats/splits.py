@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.partition.drawing import streams
 

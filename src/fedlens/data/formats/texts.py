@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.formats.file_safety import refuse_link_out, special_file
 
 

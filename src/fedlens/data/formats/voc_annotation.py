@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.objects import RawBox
 from fedlens.data.formats.xml_tree import Element, read_xml, text_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.formats.texts import read_bytes
 
 Element = Any  # of lxml, which has no types

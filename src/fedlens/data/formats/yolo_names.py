@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.formats.texts import read_text
 
 if TYPE_CHECKING:

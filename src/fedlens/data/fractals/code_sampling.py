@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.fractals.codes import FEWEST, MOST, FractalCodes
 from fedlens.data.fractals.rendering import filled_shares
 from fedlens.data.partition.drawing import streams

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 
 FEWEST, MOST = 2, 8  # maps of a system
 _FORMAT = 1  # of the files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.fractals.codes import MOST, FractalCodes, singular_values, thresholds
 from fedlens.data.fractals.drawings import GRID, Drawings, Look, mixed, uniform_of, words_of
 from fedlens.data.fractals.rendering import render

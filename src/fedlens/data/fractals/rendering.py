@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.core.errors import told
+from fedlens.base.errors import told
 from fedlens.data.fractals import numpy_renderer
 from fedlens.data.fractals.codes import FractalCodes, thresholds
 from fedlens.data.fractals.drawings import GRID, Drawings, Look

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.table import Table
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.drawing import check_classes, check_population, equal_size, streams
 from fedlens.data.partition.partition import Partition

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath

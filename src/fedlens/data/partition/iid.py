@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import Clients, Exponent, Sigma

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.partition.dirichlet_classwise import dirichlet_classwise
 from fedlens.data.partition.drawing import check_population, streams
 from fedlens.data.partition.partition import Partition

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
-from fedlens.core.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.registry import Factory, read_settings, settings_model
 from fedlens.core.random import derive
-from fedlens.core.registry import Factory, read_settings, settings_model
 from fedlens.data.partition.feature import NEUTRAL
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.partitioner import partitioner

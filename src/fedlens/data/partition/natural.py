@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.partition.columns import is_missing
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition

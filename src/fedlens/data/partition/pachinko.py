@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.partition.by_class import draw_classes, owners_of_draws
 from fedlens.data.partition.dirichlet import distribution_function, log_weights
 from fedlens.data.partition.drawing import equal_size, streams

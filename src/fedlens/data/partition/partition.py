@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedlens.core.errors import DataError
-from fedlens.core.parse_text import parse_json
-from fedlens.core.regular_file import open_regular
-from fedlens.core.summary_text import as_call, as_html, as_text, listed
+from fedlens.base.errors import DataError
+from fedlens.base.parse_text import parse_json
+from fedlens.base.summary_text import as_call, as_html, as_text, listed
 from fedlens.data.partition.census import Census
 from fedlens.data.table import Table
+from fedlens.files.regular_file import open_regular
 
 FORMAT = "fedlens partition 1"
 _UNREADABLE = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from fedlens.core.registry import read_settings
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.partition import Partition
 
 Make = TypeVar("Make", bound=Callable[..., Partition])
@@ -32,7 +32,7 @@ def partitioner(make: Make) -> Make:
     {'name': 'one-client', 'size': 2, 'seed': 0}
     >>> one_client([5, 6], 0, size=0)
     Traceback (most recent call last):
-    fedlens.core.errors.ConfigError: 'size' is 0: input should be greater than or equal to 1 (size).
+    fedlens.base.errors.ConfigError: 'size' is 0: input should be greater than or equal to 1 (size).
     """
 
     @wraps(make)

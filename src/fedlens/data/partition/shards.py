@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.partition.by_class import shuffled_by_class
 from fedlens.data.partition.drawing import check_classes, check_population, streams
 from fedlens.data.partition.partition import Partition

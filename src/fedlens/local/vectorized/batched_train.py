@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedlens.base.errors import FedlensError, out_of_memory, told
 from fedlens.core.arithmetic import lays_out_channels_last
-from fedlens.core.errors import FedlensError, out_of_memory, told
 from fedlens.core.protocol import Call, Obstacle, Outcome, Trial
 from fedlens.core.tree import tree_of
 from fedlens.local.rules import ClientRule

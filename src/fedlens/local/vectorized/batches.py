@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedlens.base.read_ahead import first
 from fedlens.core.protocol import GroupExamples
-from fedlens.core.read_ahead import first
 from fedlens.core.transfers import uploaded
 from fedlens.local.rules import LocalContext
 from fedlens.local.vectorized.group import Group

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import out_of_memory
+from fedlens.base.errors import out_of_memory
 from fedlens.local.rules import LocalContext, Tensors
 from fedlens.local.settings import LocalSettings
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import HookError, out_of_memory
+from fedlens.base.errors import HookError, out_of_memory
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Row, StackedTrees
 from fedlens.core.transfers import downloaded, uploaded

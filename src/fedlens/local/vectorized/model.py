@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedlens.core.errors import out_of_memory
+from fedlens.base.errors import out_of_memory
 from fedlens.core.modules import Loadable, module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedlens.core.errors import out_of_memory
+from fedlens.base.errors import out_of_memory
 from fedlens.core.transfers import uploaded
 from fedlens.local.rules import ClientRule, LocalContext
 from fedlens.local.vectorized.batches import Batch

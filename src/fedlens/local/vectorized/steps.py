@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from fedlens.base.profiling import scope, scoped
 from fedlens.core.arithmetic import gradients_of
-from fedlens.core.profiling import scope, scoped
 from fedlens.core.transfers import downloaded
 from fedlens.local.optimizers import OptimizerState, Rate, descend, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedlens.core.frozen import held
+from fedlens.base.frozen import held
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import Obstacle
 from fedlens.local.training import Train

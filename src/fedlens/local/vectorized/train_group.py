@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from fedlens.base.errors import HookError, out_of_memory
+from fedlens.base.interrupts import from_code
 from fedlens.core.calls import Calls
-from fedlens.core.errors import HookError, out_of_memory
-from fedlens.core.interrupts import from_code
 from fedlens.core.modules import loadable
 from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, GroupExamples, Outcome

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.errors import HookError, out_of_memory, told
+from fedlens.base.errors import HookError, out_of_memory, told
 from fedlens.core.protocol import Call, Client, ClientExamples, Obstacle, Outcome
 from fedlens.core.random import Rng, Secrets, random_state_kept
 from fedlens.core.tree import Tree, tree_of

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.datasets.bccd import bccd
 from fedlens.data.datasets.voc_files import read_annotation, read_ids
 from tests.unit.data.datasets.voc_layout import write_annotated, write_list, xml

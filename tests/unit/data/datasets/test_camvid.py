@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.datasets.camvid import camvid
 from tests.unit.data.datasets.voc_layout import write_image
 

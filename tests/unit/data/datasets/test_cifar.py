@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import cifar
 from fedlens.data.datasets.registry import DATASETS

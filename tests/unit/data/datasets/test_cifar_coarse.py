@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import cifar
 from tests.unit.data.layouts import array_opcodes, list_opcodes, pickle_of, with_facts, write_cifar_binary

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets.cityscapes import IDS, cityscapes, training_ids
 from tests.unit.data.datasets.voc_layout import write_image

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.coco import coco, read_instances
 from tests.unit.data.datasets.voc_layout import write_image
 

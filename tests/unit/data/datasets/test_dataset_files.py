@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE, Archive, DatasetFacts
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets import dataset_files as module

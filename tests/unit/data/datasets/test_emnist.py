@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets import emnist as module
 from fedlens.data.datasets.emnist import SPLITS, emnist

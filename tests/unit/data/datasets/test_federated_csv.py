@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.datasets.federated_csv import (
     BLOCKS,
     check_apart,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.dataset_files import read_lines
 from fedlens.data.datasets.folders import absent, check_present, folders_in, images_in
 

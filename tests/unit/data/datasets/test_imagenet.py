@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.imagenet import class_names, imagenet
 from tests.unit.data.datasets.small_files import shown, write_photo
 

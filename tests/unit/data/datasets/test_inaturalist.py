@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import settings_model
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import settings_model
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import dataset_files, inaturalist, inaturalist_lists
 from fedlens.data.datasets.inaturalist import (

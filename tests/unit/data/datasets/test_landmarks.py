@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import dataset_files, landmarks
 from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.leaf import Converted, User, read_split, read_users, split_folders, whole_numbers
 from tests.unit.data.datasets.small_files import leaf, write_leaf
 

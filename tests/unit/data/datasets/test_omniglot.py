@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.omniglot import omniglot
 from tests.unit.data.datasets.small_files import zipped

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets import pascal_voc as module

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.penn_treebank import penn_treebank, windows
 from fedlens.data.datasets.shakespeare import shakespeare

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.datasets.registry import DATASETS
 from fedlens.data.partition.registry import PARTITIONS
 

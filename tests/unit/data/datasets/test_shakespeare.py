@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.shakespeare import HALVES, shakespeare
 from fedlens.data.datasets.text import LETTERS
 from tests.unit.data.datasets.small_files import leaf, write_leaf

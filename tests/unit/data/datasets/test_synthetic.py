@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.dataset import channel_moments
 from fedlens.data.datasets.synthetic import synthetic
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets import dataset_files
 from fedlens.data.datasets.tiny_imagenet import tiny_imagenet
 from fedlens.data.images import ImageFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import DistilBertTokenizer
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.datasets.sent140 import sent140, whole_source
 from fedlens.data.datasets.word_pieces import word_pieces
 from tests.unit.data.datasets.test_sent140 import write

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.zips import unzip
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.formats.cell_labels import labels_of_cells
 from fedlens.data.formats.image_folder import fill
 from fedlens.data.formats.scan import Scan, examine

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import clients
 from fedlens.data.formats.clients import ClientAssignment, listed

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import ExifTags, Image
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.coco_instances import read_instances
 from fedlens.data.formats.coco_json import coco_json, fill

@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from fedlens.base.registry import read_settings
 from fedlens.cli.main import app
-from fedlens.core.registry import read_settings
 from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.pictures import pixels, write
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.formats.file_safety import LinkCheck
 from fedlens.data.formats.folder_check import check_folder
 from tests.unit.data.formats.boxed import instances, picture, write_coco, write_voc, write_yolo

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import settings_model
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import settings_model
 from fedlens.data.formats.folder_check import check_folder, natural
 from fedlens.data.formats.registry import FORMATS, find_format
 from tests.unit.data.formats.boxed import told, write_coco, write_voc, write_yolo

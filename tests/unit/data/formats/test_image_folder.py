@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.image_folder import fill, image_folder
 from fedlens.data.formats.scan import Scan, examine

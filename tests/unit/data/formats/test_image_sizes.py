@@ -10,8 +10,8 @@ import tomli_w
 from PIL import Image
 from typer.testing import CliRunner
 
+from fedlens.base.registry import read_settings
 from fedlens.cli.main import app
-from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.folder_check import check_folder
 from fedlens.data.formats.image_sizes import ImageSizes

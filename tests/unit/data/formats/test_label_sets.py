@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import draw_test_of_sets

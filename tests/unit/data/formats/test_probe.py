@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.probe import FORMATS, probe, probe_all, stored_sizes
 from tests.unit.data.pictures import pixels, write

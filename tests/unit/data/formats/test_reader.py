@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.registry import settings_model
+from fedlens.base.registry import settings_model
 from fedlens.data.formats.registry import FORMATS
 
 SHARED = ["test", "table", "path_column", "client_column", "client_level", "client_pattern", "on_error"]

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.formats.name_checks import check_names

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.voc_annotation import read_annotation
 from fedlens.data.formats.voc_xml import fill, voc_xml

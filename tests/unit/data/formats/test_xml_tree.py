@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.formats.xml_tree import parse_xml, text_of
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.yolo_names import find_names, yaml_names
 from fedlens.data.formats.yolo_txt import fill, read_labels, yolo_txt

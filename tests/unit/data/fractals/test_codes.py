@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from fedlens.core.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.fractals.code_sampling import sample_codes
 from fedlens.data.fractals.codes import (
     FractalCodes,

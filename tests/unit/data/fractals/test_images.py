@@ -8,10 +8,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.core.random import Rng
-from fedlens.data.augment import Flip
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augment import Flip
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.datasets import fractals as reader
 from fedlens.data.datasets.fractals import fractals

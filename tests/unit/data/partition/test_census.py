@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.detection_frequency import detection_frequency
 from fedlens.data.table import Table
 

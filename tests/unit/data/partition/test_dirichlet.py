@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.by_class import draw_classes
 from fedlens.data.partition.dirichlet import dirichlet, distribution_function, log_weights
 from fedlens.data.partition.drawing import streams

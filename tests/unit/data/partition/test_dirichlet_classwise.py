@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.dirichlet import log_weights
 from fedlens.data.partition.dirichlet_classwise import _repair, dirichlet_classwise
 from fedlens.data.partition.drawing import streams

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.feature import NEUTRAL, feature
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
+from fedlens.base.registry import read_settings
 from fedlens.core.protocol import FederationInfo
-from fedlens.core.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.digits import digits
 from fedlens.data.federated import federate

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.dirichlet_classwise import dirichlet_classwise
 from fedlens.data.partition.lda_multilabel import lda_multilabel
 from fedlens.data.table import Table

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tomli_w
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.core.random import derive
-from fedlens.core.registry import read_settings
 from fedlens.data.partition.dirichlet import dirichlet
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.mix import mix

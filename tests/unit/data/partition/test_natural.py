@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.natural import natural
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.dirichlet import log_weights
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.pachinko import pachinko, two_levels

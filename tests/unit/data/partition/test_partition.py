@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlens.core.errors import DataError
+from fedlens.base.errors import DataError
 from fedlens.data.partition.partition import Partition
 
 LABELS = np.array([0, 0, 1, 1, 2, 2])

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.iid import iid
 from fedlens.data.partition.quantity import _kinds, _proportional, _settle, quantity
 from fedlens.data.table import Table

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.s2 import s2, split
 from fedlens.data.partition.s2_places import cell_borders, leaf_cells, token
 from fedlens.data.table import Table

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError, DataError
-from fedlens.core.registry import read_settings
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import read_settings
 from fedlens.data.partition.shards import shards
 
 FASHION = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedlens.core.errors import ConfigError
+from fedlens.base.errors import ConfigError
 from fedlens.data.partition.sizes import LAWS, draw_sizes, law_setting, refuse_unused, rounded
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.moon import moon
 from fedlens.core.protocol import ModelSpec
-from fedlens.data.augmented import Chain
+from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits

@@ -1,0 +1,187 @@
+"""Checks that functions of a user's own take the arguments that fedlens calls them with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedlens.base.errors import ConfigError
+from fedlens.base.user_objects import methods
+
+OP = ("payload", "client", "rng")
+# The methods that are called of what a factory of each kind makes, and their arguments.
+METHODS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "algorithm": {
+        "init": ("model", "federation"),
+        "round": ("state", "ctx"),
+        "evaluate": ("state", "ctx"),
+        "model": ("state",),
+    },
+    "selection": {"cohort": ("ctx",), "size": ("federation",)},
+    "aggregate": {
+        "init": ("weights", "federation"),
+        "fold": ("answers", "fields", "ctx"),
+        "exchange": ("ask", "fields", "ctx"),
+        "reduce": ("cohort", "fields"),
+    },
+    "server step": {
+        "init": ("weights",),
+        "step": ("weights", "update", "state"),
+        "step_given": ("weights", "update", "state"),
+    },
+    "engine": {"open": ("program", "states"), "answer": ("ask", "round", "exchange"), "close": ()},
+    "augmentation": {"__call__": ("images", "targets", "generator")},
+    "observer": {
+        "started": ("plan",),
+        "restore": ("part",),
+        "began": ("run",),
+        "asks": ("steps", "phase", "round", "state"),
+        "working": ("work",),
+        "answered": ("ask", "answer", "work"),
+        "released": ("round", "state", "tally"),
+        "failed": ("round", "tally"),
+        "evaluated": ("round", "state", "tally", "metrics"),
+        "round_done": ("state", "tally", "metrics"),
+        "rows": ("state", "tally", "metrics"),
+        "part": (),
+        "saved": ("round", "checkpoint"),
+        "ended": ("metrics", "states"),
+        "note": ("text",),
+        "problem": ("text",),
+        "finished": ("summary",),
+        "summary": (),
+    },
+}
+
+
+def check_signature(
+    function: Any, arguments: Sequence[str], who: str, where: str | None = None, name: str | None = None
+) -> None:
+    """Raises `ConfigError` if `function` cannot be called with so many positional arguments.
+
+    Args:
+        function: the function; one whose signature Python does not know is accepted.
+        arguments: what it is called with, in words.
+        who: what errors call it.
+        where: where it is set.
+        name: its name in the corrected `def` line; by default its own.
+
+    >>> def grad(g, w): return g
+    >>> check_signature(grad, ["gradients", "parameters", "context"], "`grad` of MyRule")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedlens.base.errors.ConfigError: `grad` of MyRule (...) takes (g, w), and fedlens calls it with (gradients, ...
+    """
+    place = place_of(function)
+    who = f"{who} ({place})" if place is not None else who
+    if not callable(function):
+        kind = type(function).__name__
+        raise ConfigError(
+            f"{who} is a {kind}, and must be a function", where=where, hint=_line(None, arguments, name)
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions written in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        takes = ", ".join(str(parameter) for parameter in _bare(signature))
+        raise ConfigError(
+            f"{who} takes ({takes}), and fedlens calls it with ({', '.join(arguments)})",
+            where=where,
+            hint=_line(function, arguments, name),
+        ) from None
+
+
+def accepted(
+    factory: Any, arguments: Sequence[str], who: str, where: str | None = None, some: bool = True
+) -> Sequence[str] | None:
+    """Which of these arguments a factory is called with by keyword; None if it takes all of them by position.
+
+    With `some`, a factory whose positional parameters are named like some of the arguments gets those, by keyword.
+    Raises `ConfigError` for any other.
+
+    >>> accepted(lambda table, seed, *, most=3: 0, ["table", "seed"], "it") is None
+    True
+    >>> accepted(lambda seed: 0, ["table", "seed"], "it"), accepted(lambda: 0, ["table", "seed"], "it")
+    (['seed'], [])
+    """
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    variable = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    own = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if variable or len([p for p in own if p.default is p.empty]) <= len(arguments) <= len(own):
+        return None
+    names = [p.name for p in own]
+    if some and len(own) < len(arguments) and set(names) <= set(arguments):
+        return names
+    place = place_of(factory)
+    takes = ", ".join(str(p) for p in _bare(inspect.signature(factory)) if p.kind is not p.KEYWORD_ONLY)
+    with_these = f"({', '.join(arguments)})" if arguments else "no positional argument"
+    name = name_of(factory).rpartition(".")[2]
+    raise ConfigError(
+        f"{who}{f' ({place})' if place else ''} takes ({takes}), and fedlens calls it with {with_these}, and with "
+        "settings by keyword",
+        where=where,
+        hint=f"write: def {name}({', '.join([*arguments, '*', 'setting: float = 0.1'])})",
+    )
+
+
+def needed(kind: str, names: Sequence[str]) -> str | None:
+    """The methods that things of this kind need, in words; None where they are not all known."""
+    known = METHODS.get(kind, {})
+    if not set(names) <= set(known):
+        return None
+    return " and ".join(f"{name}({', '.join(known[name])})" for name in names)
+
+
+def check_methods(thing: object, kind: str, where: str | None = None) -> None:
+    """Raises `ConfigError` if a method of `thing` cannot be called as things of this kind are; see `METHODS`."""
+    expected = METHODS.get(kind, {})
+    for name, method in methods(thing, expected).items():
+        check_signature(method, expected[name], f"`{name}` of the {kind} {type(thing).__name__}", where, name)
+
+
+def _bare(signature: inspect.Signature) -> Sequence[inspect.Parameter]:
+    return [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+
+
+def _line(function: Any, arguments: Sequence[str], name: str | None) -> str:
+    """The corrected first line of a function."""
+    plain = function_of(function)
+    if name is None and name_of(plain).endswith("<lambda>"):
+        return f"write: lambda {', '.join(arguments)}: result"
+    names = (["self"] if inspect.ismethod(plain) else []) + list(arguments)
+    return f"write: def {name or name_of(plain).rpartition('.')[2]}({', '.join(names)})"
+
+
+def function_of(function: Any) -> Any:
+    """The function itself, without the arguments that `functools.partial` fixes."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def place_of(function: Any) -> str | None:
+    """The file and line of a function; None if it is not written in Python."""
+    plain = inspect.unwrap(function_of(function)) if callable(function) else None
+    plain = plain.__func__ if inspect.ismethod(plain) else plain
+    code = plain.__code__ if inspect.isfunction(plain) else None
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}" if code is not None else None
+
+
+def name_of(function: Any) -> str:
+    """What errors call a function: its qualified name.
+
+    >>> name_of(partial(max, 1)), name_of(place_of)
+    ('max', 'place_of')
+    """
+    plain = function_of(function)
+    known = isinstance(plain, type) or inspect.isroutine(plain)
+    name: str = plain.__qualname__ if known else type(plain).__qualname__
+    return name

@@ -1,0 +1,1 @@
+"""Augmentation: what a step of training sees of an image."""

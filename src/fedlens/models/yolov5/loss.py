@@ -1,0 +1,142 @@
+"""The loss of a YOLOv5 network: overlap of the boxes, class, and objectness of all cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedlens.core.transfers import downloaded, uploaded
+from fedlens.models.yolov5.assignment import assign
+from fedlens.models.yolov5.decoding import CLASSES, OBJECTNESS, boxes_at, precise
+
+_BALANCE = {8: 4.0, 16: 1.0, 32: 0.4}  # weights of the objectness by stride
+_EPS = 1e-7
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The weights of the three parts of the loss; class and objectness are for 80 classes and 640 pixels."""
+
+    box: float = 0.05
+    class_: float = 0.5
+    objectness: float = 1.0
+
+
+def complete_iou(boxes: Tensor, others: Tensor) -> Tensor:
+    """CIoU [k] of pairs of boxes [k, 4] (Zheng et al. 2020, arXiv 1911.08287, equations 9 to 11).
+
+    IoU - d^2 / c^2 - a v: d is the distance of the centres, c the diagonal of the smallest box around both, and
+    v = 4 / pi^2 (atan(w' / h') - atan(w / h))^2. The factor a = v / (1 - IoU + v) is a constant for the gradient.
+
+    Args:
+        boxes: left, top, right, bottom.
+        others: the same; boxes with an area.
+
+    >>> complete_iou(torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([[0.0, 0, 4, 4], [4, 0, 8, 4]])).tolist()
+    [1.0, -0.20000000298023224]
+    """
+    size, other = boxes[..., 2:] - boxes[..., :2], others[..., 2:] - others[..., :2]
+    least = torch.minimum(boxes[..., 2:], others[..., 2:]) - torch.maximum(boxes[..., :2], others[..., :2])
+    most = torch.maximum(boxes[..., 2:], others[..., 2:]) - torch.minimum(boxes[..., :2], others[..., :2])
+    shared = least.clamp(min=0).prod(-1)
+    iou = shared / (size.prod(-1) + other.prod(-1) - shared).clamp(min=_EPS)
+    apart = (boxes[..., :2] + boxes[..., 2:] - others[..., :2] - others[..., 2:]).square().sum(-1) / 4
+    aspect = 4 / pi**2 * (_angle(other) - _angle(size)).square()
+    with torch.no_grad():
+        factor = aspect / (1 - iou + aspect).clamp(min=_EPS)
+    return iou - apart / most.square().sum(-1).clamp(min=_EPS) - factor * aspect
+
+
+def _angle(size: Tensor) -> Tensor:
+    width, height = size.clamp(min=_EPS).unbind(-1)
+    return torch.atan2(width, height)
+
+
+def losses(
+    raw: Mapping[int, Tensor],
+    anchors: Mapping[int, Tensor],
+    targets: Sequence[Mapping[str, Tensor]],
+    gains: Gains,
+) -> dict[str, Tensor]:
+    """The losses `box`, `class` and `objectness` of a batch of n images, each with its gain, as 0-dim tensors.
+
+    - box: the mean of 1 - CIoU over the matches of a stride.
+    - class: binary cross-entropy, the mean over matches and classes of a stride, times classes / 80. With one class it
+      stays, with a target of 1 everywhere.
+    - objectness: binary cross-entropy, the mean over images, anchors and cells of a stride. The target is the CIoU of
+      the box that the cell learns, at least 0 and without a gradient, and 0 in other cells; of several boxes the
+      largest. It is weighted by 4 / 1 / 0.4 for the strides 8 / 16 / 32, and by (size / 640)^2, where size is the
+      longer side of the image in pixels with its padding.
+
+    Each is summed over the strides. A stride without a match adds 0 to the first two.
+
+    Args:
+        raw: by stride, the outputs [n, anchors, rows, columns, classes + 5].
+        anchors: by stride, float [anchors, 2] in pixels; as the targets best in ordinary memory, where boxes are
+            assigned to places without waiting for the device of the outputs.
+        targets: of each image, `boxes` float [k, 4], left, top, right, bottom in pixels, and `labels` int64 [k].
+        gains: the weights of the parts.
+
+    >>> raw, anchors = {8: torch.zeros(1, 1, 4, 4, 7)}, {8: torch.tensor([[10.0, 13]])}
+    >>> empty = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)}
+    >>> {name: round(float(loss), 4) for name, loss in losses(raw, anchors, [empty], Gains()).items()}
+    {'box': 0.0, 'class': 0.0, 'objectness': 0.0069}
+    """
+    anchors, targets = downloaded((anchors, targets))
+    boxes, labels, image = _joined(targets)
+    learned = []
+    for stride, outputs in raw.items():
+        at = assign(boxes, anchors[stride], stride, *outputs.shape[2:4])
+        places = image[at.box], at.anchor, at.row, at.column
+        learned.append((places, anchors[stride][at.anchor], boxes[at.box], labels[at.box]))
+    stride, outputs = next(iter(raw.items()))
+    learned = uploaded(learned, outputs.device)  # all at once, and then the steps of all strides
+    parts = [_of_stride(raw[at], at, *matches) for at, matches in zip(raw, learned, strict=True)]
+    box, class_, objectness = torch.stack(parts).sum(0)
+    side = stride * max(outputs.shape[2:4])
+    classes = outputs.shape[4] - CLASSES
+    return {
+        "box": gains.box * box,
+        "class": gains.class_ * classes / 80 * class_,
+        "objectness": gains.objectness * (side / 640) ** 2 * objectness,
+    }
+
+
+def _joined(targets: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """The boxes, the labels and the images of all objects of a batch."""
+    boxes = torch.cat([target["boxes"] for target in targets])
+    labels = torch.cat([target["labels"] for target in targets])
+    counts = torch.tensor([len(target["boxes"]) for target in targets])
+    return boxes, labels, torch.arange(len(targets)).repeat_interleave(counts).to(boxes.device)
+
+
+def _of_stride(
+    outputs: Tensor, stride: int, at: tuple[Tensor, ...], sizes: Tensor, boxes: Tensor, labels: Tensor
+) -> Tensor:
+    """[3]: the parts of the loss for the cells of one stride, without gains.
+
+    All else is of the k matches: the places `at` in the outputs (image, anchor, row and column), the `sizes` [k, 2] of
+    the anchors, and the boxes and labels to learn.
+    """
+    matched = precise(outputs[at])
+    overlap = complete_iou(boxes_at(matched, at[2], at[3], sizes, stride), boxes)
+    logits = matched[:, CLASSES:]
+    truth = torch.zeros_like(logits).scatter_(1, labels[:, None], 1.0)
+    confidence = precise(outputs[..., OBJECTNESS])
+    index = ((at[0] * outputs.shape[1] + at[1]) * outputs.shape[2] + at[2]) * outputs.shape[3] + at[3]
+    target = torch.zeros_like(confidence).flatten()
+    target.scatter_reduce_(0, index, overlap.detach().clamp(min=0).to(target), "amax")
+    return torch.stack(
+        [
+            (1 - overlap).sum() / max(len(boxes), 1),
+            functional.binary_cross_entropy_with_logits(logits, truth, reduction="sum")
+            / max(logits.numel(), 1),
+            functional.binary_cross_entropy_with_logits(confidence, target.view_as(confidence))
+            * _BALANCE[stride],
+        ]
+    )
