@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate
-from fedlens.algorithms.component_calls import exchanged
-from fedlens.algorithms.server_rules import begun_by, prepared_by, shared_by, updated_by
+from fedlens.algorithms.component_calls import begun_by, exchanged, prepared_by, shared_by, updated_by
 from fedlens.base.errors import HookError
 from fedlens.core.input_checks import FIRST_VISITS, PassedInputs
 from fedlens.core.protocol import Ask, Reply, RoundContext

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
-from fedlens.algorithms.aggregate_fit import refuse_server_data, refuse_server_evaluation
 from fedlens.algorithms.client_evaluation import (
     EVALUATE_OWN,
     EvaluateOwn,
@@ -30,10 +29,23 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
-from fedlens.algorithms.component_calls import exchanged, first_state, wrong
-from fedlens.algorithms.rates import refuse_scaled, refuse_steep, refuse_unequal
-from fedlens.algorithms.server_rules import begun_by, prepared_by, shared_by, updated_by
-from fedlens.algorithms.task_fit import refuse_task
+from fedlens.algorithms.component_calls import (
+    begun_by,
+    exchanged,
+    first_state,
+    prepared_by,
+    shared_by,
+    updated_by,
+    wrong,
+)
+from fedlens.algorithms.fit import (
+    refuse_scaled,
+    refuse_server_data,
+    refuse_server_evaluation,
+    refuse_steep,
+    refuse_task,
+    refuse_unequal,
+)
 from fedlens.base.errors import ConfigError
 from fedlens.base.signatures import check_methods, place_of
 from fedlens.base.user_objects import follows_device

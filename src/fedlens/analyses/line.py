@@ -13,7 +13,7 @@ from torch import nn
 
 from fedlens.analyses.model_evaluation import ModelEvaluator
 from fedlens.base.frozen import held
-from fedlens.base.read_ahead import first as first_of
+from fedlens.base.threads import first as first_of
 from fedlens.core.convex_combination import ModelMatrix
 from fedlens.core.random import Rng
 from fedlens.core.tree import Tree, tree_of

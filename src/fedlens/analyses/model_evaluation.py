@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.read_ahead import first
-from fedlens.base.threads import own_cores
+from fedlens.base.threads import first, own_cores
 from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, module_in

@@ -30,6 +30,17 @@ RENAMED = {
     "Update.given": "donated",
     "ServerSGD.step_given": "step_in_place",
 }  # names of earlier versions by their module, class or function, and what they are now
+MOVED = {
+    "core.errors": "base.errors",
+    "core.box_batch": "vision.box_batch",
+    "core.change": "vision.change",
+    "core.detector": "vision.detector",
+    "core.moved_targets": "vision.moved_targets",
+    "data.augmented": "data.augmentation.augmented",
+    "data.mosaic": "data.augmentation.mosaic",
+    "data.scale_crop": "data.augmentation.scale_crop",
+    "experiment": "settings, run, observers and use",
+}  # public modules of earlier versions, and where they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",
     r"(?P<of>\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(?P<name>\w+)'",
@@ -157,7 +168,12 @@ def renamed(error: BaseException) -> str:
 
     >>> renamed(ImportError("cannot import name 'OP' from 'fedlens.algorithms.client_evaluation'"))
     "; 'OP' is now 'EVALUATE_OWN'"
+    >>> renamed(ModuleNotFoundError("No module named 'fedlens.core.errors'", name="fedlens.core.errors"))
+    "; 'fedlens.core.errors' is now 'fedlens.base.errors'"
     """
+    if isinstance(error, ModuleNotFoundError):
+        old = str(error.name).removeprefix("fedlens.")
+        return f"; '{error.name}' is now 'fedlens.{MOVED[old]}'" if old in MOVED else ""
     if isinstance(error, ImportError | AttributeError | TypeError):
         for form in _MISSING:
             found = re.search(form, text_of(error))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedlens.base.errors import told
-from fedlens.base.free_memory import free_memory
+from fedlens.base.memory import free_memory
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.protocol import Client, ClientExamples, ModelSpec, Program
 from fedlens.core.random import Rng, Secrets

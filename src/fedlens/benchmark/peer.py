@@ -27,7 +27,7 @@ from fedlens.base.errors import ConfigError, RunFailed, nearest
 from fedlens.benchmark import limit
 from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
 from fedlens.benchmark.limit import Workload
-from fedlens.files.user_cache import user_cache
+from fedlens.files.caches import user_cache
 
 INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
 START_SECONDS = 600.0  # from the start of the script until it is ready

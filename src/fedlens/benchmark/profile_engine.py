@@ -12,8 +12,8 @@ import torch
 from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.profiling import recording
 from fedlens.benchmark.profile_clock import Clock
+from fedlens.core.calls import StackedOutcomes
 from fedlens.core.engine_base import BareEngine
-from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Answer, Ask, BatchedOp, Call, Client, Failure, Op, Outcome, Payload, Program
 from fedlens.core.random import Rng
 from fedlens.core.schema import Bound

@@ -209,7 +209,7 @@ class BatchedOp(Op, Protocol):
     def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | BaseException]:
         """The outcome of each call, or the exception of that client; raises exceptions that belong to no client.
 
-        `fedlens.core.outcomes.StackedOutcomes` are checked and counted all at once.
+        `fedlens.core.calls.StackedOutcomes` are checked and counted all at once.
         """
         ...
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.base.read_ahead import ReadAhead
+from fedlens.base.threads import ReadAhead
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
 from fedlens.core.transfers import uploaded

@@ -17,7 +17,7 @@ from fedlens.base.errors import DataError
 from fedlens.base.parse_text import parse_json
 from fedlens.base.threads import map_threads
 from fedlens.data.images import ImageFiles
-from fedlens.files.user_cache import user_cache
+from fedlens.files.caches import user_cache
 
 Say = Callable[[str], None]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.free_memory import free_memory
+from fedlens.base.memory import free_memory
 from fedlens.core.arithmetic import channels_last_pays
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import (

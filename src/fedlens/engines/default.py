@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from fedlens.base.errors import HookError, RunFailed
-from fedlens.base.free_memory import free_memory
+from fedlens.base.memory import free_memory
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
 from fedlens.core.schema import nbytes

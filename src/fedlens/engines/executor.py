@@ -12,9 +12,8 @@ import torch
 from fedlens.base.errors import HookError, one_line, told
 from fedlens.base.interrupts import from_code
 from fedlens.base.profiling import scope
-from fedlens.core.calls import Calls
+from fedlens.core.calls import Calls, StackedOutcomes
 from fedlens.core.input_checks import FIRST_VISITS, Inputs, version
-from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Answer,
     BatchedOp,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
+from fedlens.base.memory import keep_freed_memory, release_freed_memory
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program, Reply
 from fedlens.core.random import random_state_kept
@@ -22,7 +23,6 @@ from fedlens.core.work import StepCount
 from fedlens.engines.client_groups import GPU_SHARE
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import Executor, Item, taken
-from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import LATE
 from fedlens.engines.traits import EngineTraits, declares
 

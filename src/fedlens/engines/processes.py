@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.base.memory import keep_freed_memory, release_freed_memory
 from fedlens.base.threads import usable_cores
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program, Reply
@@ -36,7 +37,6 @@ from fedlens.engines.devices import (
     resolved,
 )
 from fedlens.engines.inline import StateMemory, Threads
-from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.schedule import DEATHS, Job, Schedule, block_size
 from fedlens.engines.shared_memory import Packer, Pool, Region
 from fedlens.engines.traits import EngineTraits, declares

@@ -11,6 +11,7 @@ import torch
 from pydantic import AfterValidator, Field
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.memory import keep_freed_memory
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Op, Program
 from fedlens.core.states import STATE_MEMORY
@@ -19,7 +20,6 @@ from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Group, check_groups, layout_of
 from fedlens.engines.devices import ChannelsLast, Computing, PrecisionSetting, usable_cores
 from fedlens.engines.inline import StateMemory, Threads
-from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.processes import Timeout, Window
 from fedlens.engines.ray_cluster import HOST_AND_PORT, NO_RAY_CLIENT, Cluster, connect, import_ray
 from fedlens.engines.ray_pool import RayPool, RaySettings, no_room

@@ -18,13 +18,13 @@ import torch
 
 from fedlens.base import interrupts
 from fedlens.base.errors import FedlensError, HookError, RunFailed, told
+from fedlens.base.memory import keep_freed_memory
 from fedlens.base.registry import USER_MODULE_PREFIX
 from fedlens.base.threads import share_cores
 from fedlens.data.feature_cache import FeatureStore
 from fedlens.data.images import DecodedImages
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.executor import Executor
-from fedlens.engines.memory import keep_freed_memory
 from fedlens.engines.shared_memory import Packer, unpack
 
 _ALIGN = 64  # bytes, as torch aligns tensors; the last bit of some sums depends on it

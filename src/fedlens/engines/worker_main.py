@@ -19,13 +19,13 @@ import torch
 
 from fedlens.base import interrupts
 from fedlens.base.errors import FedlensError, HookError, RunFailed, told
+from fedlens.base.memory import keep_freed_memory, release_freed_memory
 from fedlens.base.registry import load_file
 from fedlens.base.threads import share_cores
 from fedlens.core.protocol import Program
 from fedlens.core.tree import HEAVY
 from fedlens.engines.client_groups import Groups
 from fedlens.engines.executor import Executor
-from fedlens.engines.memory import keep_freed_memory, release_freed_memory
 from fedlens.engines.shared_memory import LARGE, Packer, Region, roomy, unpack
 
 

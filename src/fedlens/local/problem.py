@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, SupportsFloat
 import torch
 from torch import Tensor
 
-from fedlens.base.read_ahead import first
+from fedlens.base.threads import first
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec

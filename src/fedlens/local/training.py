@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.profiling import scope, scoped
-from fedlens.base.read_ahead import first
+from fedlens.base.threads import first
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.user_objects import methods
-from fedlens.files.hub_file import hub_file
+from fedlens.files.caches import hub_file
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.user_models import downloads_allowed
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from fedlens.files.hub_file import HUB
+from fedlens.files.caches import HUB
 from fedlens.files.regular_file import too_long
 from fedlens.models.weights_setting import IMAGENET, NONE, RUN, names_a_file
 

@@ -16,7 +16,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
 from fedlens.base.summary_text import listed
 from fedlens.core.tree import Leaf, spec_of
-from fedlens.files.hub_file import HUB, hub_file
+from fedlens.files.caches import HUB, hub_file
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.head import head_of
 from fedlens.models.imagenet import FILES, imagenet_file

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import ConfigError, DataError, DecodingError, FedlensError, one_line, text_of
-from fedlens.base.free_memory import free_memory
+from fedlens.base.memory import free_memory
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.tensorfile import parse
 from fedlens.files.model_digest import DIGEST, model_digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.files.hub_file import HUB
+from fedlens.files.caches import HUB
 
 IMAGENET, NONE, RUN = "imagenet", "none", "run:"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.free_memory import free_memory
+from fedlens.base.memory import free_memory
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
 from fedlens.engines.devices import GPU_CONTEXT, Computing, default_workers, free_memory_of

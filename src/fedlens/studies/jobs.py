@@ -13,8 +13,8 @@ from multiprocessing.connection import wait
 from typing import Any, Protocol
 
 from fedlens.base.errors import FedlensError
-from fedlens.base.free_memory import free_memory
 from fedlens.base.interrupts import postponed
+from fedlens.base.memory import free_memory
 from fedlens.base.threads import usable_cores
 from fedlens.engines.devices import next_gpu
 from fedlens.engines.traits import traits_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens import __version__
 from fedlens.base.errors import FedlensError
-from fedlens.files.user_cache import user_cache
+from fedlens.files.caches import user_cache
 from fedlens.run.build import build, data_directory
 from fedlens.run.run_description import data_digest
 from fedlens.run.rundir import RunDir

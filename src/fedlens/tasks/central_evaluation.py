@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.base.errors import ConfigError, RunFailed
-from fedlens.base.read_ahead import first
+from fedlens.base.threads import first
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.measured import Measured, Total, total
 from fedlens.core.modules import Loadable, loadable

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.read_ahead import first
+from fedlens.base.threads import first
 from fedlens.core.arithmetic import gradients_of
 from fedlens.core.convex_combination import ModelMatrix, uniform_simplex
 from fedlens.core.modules import Loadable

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedlens.core.calls import StackedOutcomes
 from fedlens.core.driver import Driver
 from fedlens.core.norm_bounds import FIRST, KEPT, NormBounds, NormSample
-from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Answer, Ask, Failure, Id, Reply, Request
 from fedlens.core.schema import NORM_LIMIT, Schema, TreeField
 from fedlens.core.stacked import StackedTrees

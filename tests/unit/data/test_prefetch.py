@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlens.base import threads
 from fedlens.base.errors import DataError
-from fedlens.base.read_ahead import ReadAhead, first
+from fedlens.base.threads import ReadAhead, first
 from fedlens.core.random import Rng
 from fedlens.data.augmentation.augment import AUGMENTS
 from fedlens.data.augmentation.augmented import Chain

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedlens.base.errors import RunFailed
+from fedlens.core.calls import StackedOutcomes
 from fedlens.core.driver import Driver
-from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import (
     Ask,
     BatchedOp,

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from pathlib import Path
 
-from fedlens.base.errors import RENAMED
+import pytest
+
+from fedlens.base.errors import MOVED, RENAMED, ConfigError, renamed
+from fedlens.base.registry import load_target
 from tests.unit.house.public_api import FILE, documented, rendered, used
 
 
@@ -38,3 +43,17 @@ def test_an_old_name_is_gone_and_its_new_one_is_public() -> None:
         words = re.findall(r"\w+", text)
         assert new in words, old
         assert name not in words, old
+
+
+def test_an_old_module_is_gone_and_its_error_names_the_new_one(tmp_path: Path) -> None:
+    text = rendered()
+    for old, new in MOVED.items():
+        assert f"fedlens.{old}." not in text
+        assert old == "experiment" or f"fedlens.{new}." in text
+        with pytest.raises(ModuleNotFoundError) as caught:
+            import_module(f"fedlens.{old}")
+        assert renamed(caught.value) == f"; 'fedlens.{old}' is now 'fedlens.{new}'"
+    file = tmp_path / "mine.py"
+    file.write_text("from fedlens.core.errors import ConfigError\n")
+    with pytest.raises(ConfigError, match=r"is now 'fedlens\.base\.errors'"):
+        load_target(f"{file}:task")

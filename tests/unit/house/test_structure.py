@@ -125,7 +125,8 @@ def naming_an_engine(modules: dict[str, ast.Module]) -> set[str]:
         "processes",
         "ray",
     }  # `default` and `auto` are values of other settings too
-    rooms = ("core/", "local/", "algorithms/", "experiment/", "studies/", "analyses/", "api.py", "result.py")
+    rooms = ("core/", "local/", "algorithms/", "settings/", "run/", "observers/", "use/")
+    rooms += ("studies/", "analyses/", "api.py", "result.py")
     found = set()
     for path, tree in modules.items():
         for node in ast.walk(tree) if path.startswith(rooms) else ():

@@ -9,7 +9,7 @@ import torch
 
 from fedlens.algorithms.client_evaluation import everywhere, spread
 from fedlens.base.errors import RunFailed
-from fedlens.base.read_ahead import ReadAhead
+from fedlens.base.threads import ReadAhead
 from fedlens.core.driver import Driver
 from fedlens.core.measured import Measured
 from fedlens.core.modules import loadable

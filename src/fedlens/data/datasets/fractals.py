@@ -19,7 +19,7 @@ from fedlens.data.fractals.drawings import Look
 from fedlens.data.fractals.images import FractalImages, FractalStyle
 from fedlens.data.fractals.rendering import why_slow
 from fedlens.data.images import sample_moments
-from fedlens.files.user_cache import user_cache
+from fedlens.files.caches import user_cache
 
 _SMALL, _FEW, _MANY = 32, 1_000, 100_000  # pixels up to which few points are enough
 _SAMPLE = 1000  # images for the mean and the deviation

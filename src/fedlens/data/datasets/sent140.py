@@ -17,7 +17,7 @@ from fedlens.data.datasets.leaf import Converted, User, by_user, split_folders
 from fedlens.data.datasets.text import words
 from fedlens.data.datasets.word_pieces import word_pieces
 from fedlens.data.partition.settings import whole_path
-from fedlens.files.hub_file import HUB
+from fedlens.files.caches import HUB
 
 PADDING, UNKNOWN, FIRST = 0, 1, 2  # the ids that are no word, and that of the most frequent word
 _FILL = -1

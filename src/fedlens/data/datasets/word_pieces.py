@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.files.hub_file import HUB, hub_file
+from fedlens.files.caches import HUB, hub_file
 
 _WHERE = "data.dataset.tokenizer"
 _FILES = ("tokenizer.json", "vocab.txt")

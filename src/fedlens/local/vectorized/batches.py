@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlens.base.read_ahead import first
+from fedlens.base.threads import first
 from fedlens.core.protocol import GroupExamples
 from fedlens.core.transfers import uploaded
 from fedlens.local.rules import LocalContext

@@ -15,9 +15,8 @@ import torch
 
 from fedlens.base.errors import HookError, out_of_memory
 from fedlens.base.interrupts import from_code
-from fedlens.core.calls import Calls
+from fedlens.core.calls import Calls, StackedOutcomes
 from fedlens.core.modules import loadable
-from fedlens.core.outcomes import StackedOutcomes
 from fedlens.core.protocol import Call, GroupExamples, Outcome
 from fedlens.core.stacked import Column, StackedTrees
 from fedlens.core.tree import Tree

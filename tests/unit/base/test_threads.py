@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from fedlens.base.read_ahead import ReadAhead, first
+from fedlens.base.threads import ReadAhead, first
 
 
 class Source:

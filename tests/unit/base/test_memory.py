@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.base import free_memory as memory
-from fedlens.base.free_memory import free_in_groups, free_in_machine, free_memory
+from fedlens.base import memory
+from fedlens.base.memory import free_in_groups, free_in_machine, free_memory
 
 
 def group(folder: Path, **files: object) -> None:

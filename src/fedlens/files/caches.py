@@ -1,7 +1,8 @@
-"""Finds a file of a repository of the Hugging Face Hub: in its cache on this machine, or by a download."""
+"""Files in the caches of the user: fedlens's own folder, and that of the Hugging Face Hub."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,3 +60,12 @@ def hub_file(repository: str, names: Sequence[str], what: str, where: str, downl
             where=where,
             hint=f"check the network, or put the file into {folder}, or set {where} to a file",
         ) from error
+
+
+def user_cache(name: str) -> Path:
+    """The folder `name` of fedlens in the user's cache, by the XDG convention; it need not exist.
+
+    >>> user_cache("fractals").parts[-2:]
+    ('fedlens', 'fractals')
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedlens" / name

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedlens.core.outcomes import StackedOutcomes
+from fedlens.core.calls import StackedOutcomes
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.stacked import StackedTrees
 
