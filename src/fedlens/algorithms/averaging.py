@@ -19,6 +19,8 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD, ServerStep, steps_in_place
+from fedlens.algorithms import component_calls as calls
+from fedlens.algorithms import fit
 from fedlens.algorithms.client_evaluation import (
     EVALUATE_OWN,
     EvaluateOwn,
@@ -29,23 +31,6 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
-from fedlens.algorithms.component_calls import (
-    begun_by,
-    exchanged,
-    first_state,
-    prepared_by,
-    shared_by,
-    updated_by,
-    wrong,
-)
-from fedlens.algorithms.fit import (
-    refuse_scaled,
-    refuse_server_data,
-    refuse_server_evaluation,
-    refuse_steep,
-    refuse_task,
-    refuse_unequal,
-)
 from fedlens.base.errors import ConfigError
 from fedlens.base.signatures import check_methods, place_of
 from fedlens.base.user_objects import follows_device
@@ -128,7 +113,7 @@ class Averaging(AlgorithmBase):
     tune: Train | None = None
     replaced: Mapping[str, Any] = field(
         default_factory=dict
-    )  # the paper's components that the user's tables replace
+    )  # the paper's components that the user's replace
 
     @property
     def ops(self) -> Mapping[str, Op]:
@@ -183,11 +168,11 @@ class Averaging(AlgorithmBase):
         self.select.size(federation)
         tree = {**tree_of(model.build()), **model.fixed}
         weights = self._weights(tree)
-        state: dict[str, Any] = {"model": tree, "server": first_state(self.server.init, weights)}
-        if kept := first_state(self.aggregate.init, weights, federation):
+        state: dict[str, Any] = {"model": tree, "server": calls.first_state(self.server.init, weights)}
+        if kept := calls.first_state(self.aggregate.init, weights, federation):
             state["aggregate"] = kept
         rules = {
-            name: begun_by(name, server_rule, weights, federation)
+            name: calls.begun_by(name, server_rule, weights, federation)
             for name, server_rule in self.rule.server_rules.items()
         }
         return {**state, "rules": rules} if rules else state
@@ -200,13 +185,13 @@ class Averaging(AlgorithmBase):
         shared: dict[str, Any] = {"model": self._sent(state), **rate}
         for name, server_rule in self.rule.server_rules.items():
             if server_rule.prepare is not None:
-                prepared = yield from prepared_by(name, server_rule, rules[name], shared, cohort, ctx)
+                prepared = yield from calls.prepared_by(name, server_rule, rules[name], shared, cohort, ctx)
                 if prepared is None:
                     # Keep what an earlier rule has prepared, such as a target that every client was asked for.
                     return {**state, "rules": rules}
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
-            shared = {**shared, **shared_by(name, server_rule, rules[name], shared, ctx)}
+            shared = {**shared, **calls.shared_by(name, server_rule, rules[name], shared, ctx)}
         work = straggling(self.parts.local, cohort, ctx)
         requests = [
             Request(client, {"work": work[slot]} if slot in work else {})
@@ -221,7 +206,7 @@ class Averaging(AlgorithmBase):
             shared,
             expect=self.train.expect(self.parts.spec, most=ctx.federation.largest),
         )
-        update = yield from exchanged(self.aggregate, ask, self.rule, ctx, state.get("aggregate", {}))
+        update = yield from calls.exchanged(self.aggregate, ask, self.rule, ctx, state.get("aggregate", {}))
         if update is None:
             return {**state, "rules": rules} if rules else state
         new: dict[str, Any] = dict(state)
@@ -231,7 +216,7 @@ class Averaging(AlgorithmBase):
         for name, server_rule in self.rule.server_rules.items():
             if server_rule.after is not None:
                 # The rule may keep the update, so the server step may not write into it.
-                rules[name], update = updated_by(
+                rules[name], update = calls.updated_by(
                     name, server_rule, rules[name], replace(update, donated=None), ctx
                 )
                 update = replace(update, donated=None)
@@ -254,7 +239,7 @@ class Averaging(AlgorithmBase):
             or len(stepped) != 2
             or not all(isinstance(s, Mapping) for s in stepped)
         ):
-            raise wrong(step, stepped, "two mappings: the new weights and the new state")
+            raise calls.wrong(step, stepped, "two mappings: the new weights and the new state")
         weights, kept = stepped
         # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}
@@ -352,10 +337,10 @@ def averaging(
     if rule.check is not None:
         rule.check(parts.local)
     scales = model_scales(parts.local, parts.model)
-    refuse_steep(rule, parts.local, max(scales, default=1.0))
+    fit.refuse_steep(rule, parts.local, max(scales, default=1.0))
     if scales:
-        refuse_scaled(rule, aggregation)
-    refuse_task(rule, parts.task)
+        fit.refuse_scaled(rule, aggregation)
+    fit.refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     refuse_twice(rule, choose, parts.federation)
@@ -368,9 +353,9 @@ def averaging(
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
     if aggregation.normalized:
-        refuse_unequal(rule, parts.local)
-    refuse_server_data(aggregation, rule, parts.federation, personal)
-    refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)
+        fit.refuse_unequal(rule, parts.local)
+    fit.refuse_server_data(aggregation, rule, parts.federation, personal)
+    fit.refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)
     train = BatchedTrain(
         parts.model,
         parts.task,

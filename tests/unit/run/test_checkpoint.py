@@ -439,9 +439,10 @@ def test_a_full_device_keeps_the_old_checkpoint_and_says_so(
         # As the library says it; on a real disk in the test below.
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    for module, name, refusing in (("tensorfile", "serialize_file", refuse), ("atomic_files", "open", full)):
+    places = (("core.tensorfile.serialize_file", refuse), ("files.atomic_files.open", full))
+    for place, refusing in places:
         with monkeypatch.context() as patch:
-            patch.setattr(f"fedlens.core.{module}.{name}", refusing, raising=False)
+            patch.setattr(f"fedlens.{place}", refusing, raising=False)
             with pytest.raises(
                 RunFailed, match=r"disk is full.*round 2.*free some space.*fedlens resume"
             ) as caught:
