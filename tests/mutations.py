@@ -602,22 +602,27 @@ def failing(tests: str, mutation: Mutation | None = None) -> str | None:
 
     Raises `RuntimeError` where they cannot be run.
     """
+    run = run_tests([str(Path("tests") / path) for path in tests.split()], mutation)
+    if run.returncode not in (0, 1):
+        raise RuntimeError(f"{tests} could not be run:\n{run.stdout}{run.stderr}")
+    return next((line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), None)
+
+
+def run_tests(arguments: list[str], mutation: Mutation | None) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with further `arguments` on a copy of the source, broken by `mutation`."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
         if mutation is not None:
             broken = source / "fedlens" / mutation.file
             broken.write_text(broken.read_text("utf-8").replace(mutation.text, mutation.broken), "utf-8")
-        run = subprocess.run(
-            [*PYTEST, "-o", f"pythonpath={source} .", *(str(Path("tests") / path) for path in tests.split())],
+        return subprocess.run(
+            [*PYTEST, "-o", f"pythonpath={source} .", *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(source)},
             capture_output=True,
             text=True,
         )
-    if run.returncode not in (0, 1):
-        raise RuntimeError(f"{tests} could not be run:\n{run.stdout}{run.stderr}")
-    return next((line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), None)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutations
+from tests import mutations, random_mutants
 from tests.mutations import MUTATIONS, ROOT, Mutation
 
 # Identities between two ways of computing the same, which break where the algorithm's own does.
@@ -56,3 +56,72 @@ def test_tests_that_cannot_be_run_are_no_failure(
     else:
         with pytest.raises(RuntimeError, match="could not be run"):
             mutations.failing("unit")
+
+
+SOURCE = '''
+def half(x: float = 1, up: bool = True) -> float | None:
+    """Halves."""
+    if x < 0 and up:
+        raise ValueError(f"{x + 1} is negative")
+    warn("2")
+    x -= sum(y for y in [x] if y)
+    return x / 2
+'''
+BROKEN = {
+    "up: bool = False",
+    "x: float = 2",
+    "if (not (x < 0 and up)):",
+    "if (x < 0 or up):",
+    "if x <= 0 and up:",
+    "if x < 1 and up:",
+    "pass",
+    "x -= sum(y for y in [x] if (not (y)))",
+    "return None",
+    "return x * 2",
+    "return x / 3",
+}
+
+
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file of the source, where the random mutants look for it."""
+    (tmp_path / "core").mkdir()
+    monkeypatch.setattr(random_mutants, "SOURCE", tmp_path)
+    (tmp_path / "core/half.py").write_text(SOURCE, "utf-8")
+    return tmp_path / "core/half.py"
+
+
+def test_a_random_mutant_differs_in_one_place_and_runs(half: Path) -> None:
+    found = list(random_mutants.mutants("core/half.py"))
+    for line, mutant in found:
+        assert SOURCE.count(mutant.text) == 1
+        compile(SOURCE.replace(mutant.text, mutant.broken), "half", "exec")
+        assert line in (2, *random_mutants.executed_lines(mutant))
+    assert len(found) == len(BROKEN)
+    assert all(sum(text in mutant.broken for _, mutant in found) == 1 for text in BROKEN)
+
+
+def test_random_mutants_are_of_executed_lines_and_meet_the_tests_of_these(half: Path) -> None:
+    tests = {
+        "tests/a.py::test[1]": 1 << 8,
+        "tests/a.py::test[2]": 1 << 8,
+        "tests/b.py::test_b": 1 << 7 | 1 << 8,
+    }
+    tests |= {"tests/test_half.py::test": 0b11111 << 4, "": 1 << 2}  # "": at an import
+    executed = {"core/half.py": tests}
+    drawn = random_mutants.draw(4, 1, executed)
+    assert drawn == random_mutants.draw(4, 1, executed)
+    by_line = {random_mutants.executed_lines(mutant).start: mutant for mutant in drawn}
+    assert by_line.keys() == {3, 4, 7, 8}  # 3: the body, for a default in line 2
+    ids = ["tests/test_half.py::test", "tests/a.py::test[1]", "tests/b.py::test_b", "tests/a.py::test[2]"]
+    assert random_mutants.select(by_line[8], executed) == ids
+    assert random_mutants.select(by_line[7], executed) == [ids[0], ids[2]]
+    assert random_mutants.select(by_line[3], executed) == ids
+
+
+def test_a_random_mutant_is_found_again_in_another_file(half: Path) -> None:
+    _, mutant = next(iter(random_mutants.mutants("core/half.py")))
+    half.rename(half.with_name("moved.py"))
+    assert random_mutants.find(mutant) == mutant._replace(file="core/moved.py")
+    half.with_name("moved.py").write_text("", "utf-8")
+    assert random_mutants.find(mutant) is None
