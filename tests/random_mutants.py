@@ -167,8 +167,9 @@ def first_failure(mutation: Mutation, tests: list[str]) -> str | None:
     if run.returncode in (0, 5):  # 5: all of them are `timing` tests
         return None
     output = (run.stdout + run.stderr).strip().splitlines()
-    if missing := [line for line in output if line.startswith("ERROR: not found")]:
-        raise RuntimeError(f"The map of the tests is of another commit: {missing[0]}")
+    functions = list(dict.fromkeys(test.partition("[")[0] for test in tests))
+    if any(line.startswith("ERROR: not found") for line in output) and functions != tests:
+        return first_failure(mutation, functions)  # the names of parameters hold what was changed
     failed = next((line for line in output if line.startswith(("FAILED", "ERROR"))), output[-1])
     return max((test for test in tests if failed.partition(" ")[2].startswith(test)), key=len, default=failed)
 
@@ -194,6 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [Mutation(*r["mutation"]) for r in earlier] or draw(options.count, options.seed, coverage)
     killers = [r["killed_by"] for r in earlier] or [None] * len(chosen)
     done = len(options.to.read_text().splitlines()) if options.to.exists() else 0
+    functions = {test.partition("[")[0] for tests in coverage.values() for test in tests if test}
+    if run_tests(["--collect-only", *sorted(functions)], None).returncode:
+        raise RuntimeError(f"{options.coverage} is of another commit: a test in it cannot be collected")
     for mutation, killer in list(zip(chosen, killers, strict=True))[done:]:
         began, there = time.monotonic(), find(mutation)
         tests = select(there, coverage) if there else []

@@ -50,7 +50,7 @@ def test_a_deployed_secret_is_entropy_and_stays() -> None:
     assert own.token("mask") == own.token("mask")
     assert own.token("mask") != own.token("key")
     assert own.token("mask") != other.token("mask")
-    assert len(own.token("mask", 5)) == 5
+    assert (len(own.token("mask")), len(own.token("mask", 5))) == (32, 5)
 
 
 def test_a_simulated_secret_is_repeatable_and_each_clients_own() -> None:

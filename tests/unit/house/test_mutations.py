@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,3 +126,16 @@ def test_a_random_mutant_is_found_again_in_another_file(half: Path) -> None:
     assert random_mutants.find(mutant) == mutant._replace(file="core/moved.py")
     half.with_name("moved.py").write_text("", "utf-8")
     assert random_mutants.find(mutant) is None
+
+
+@pytest.mark.parametrize(("output", "failed"), [("FAILED a.py::test[0] - x", "a.py::test"), ("", None)])
+def test_where_a_mutant_renames_parameters_the_functions_run(
+    output: str, failed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_tests(arguments: list[str], mutation: Mutation | None) -> subprocess.CompletedProcess[str]:
+        if "[" in Path(arguments[-1][1:]).read_text("utf-8"):
+            return subprocess.CompletedProcess([], 4, "", "ERROR: not found: a.py::test")
+        return subprocess.CompletedProcess([], int(bool(output)), output, "")
+
+    monkeypatch.setattr(random_mutants, "run_tests", run_tests)
+    assert random_mutants.first_failure(MUTATIONS[0], ["a.py::test[0]", "a.py::test[1]"]) == failed
