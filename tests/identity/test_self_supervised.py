@@ -89,7 +89,8 @@ def federation(clients: int):
     images = np.random.RandomState(0).randint(0, 256, (48, 1, SIDE, SIDE), np.uint8)
     split = Examples(images, np.zeros((48, 0), np.uint8))
     whole = Dataset("noise", split, split, (), (0.5,), (0.25,), "", "")
-    return federate(whole, lambda table: iid(table, 0, clients=clients), augment=AUGMENT, views=2)[0]
+    holders, _ = federate(whole, lambda table: iid(table, 0, clients=clients))
+    return replace(holders, augment=AUGMENT, views=2)
 
 
 def trained(make, task, holders, rounds: int, engine=None, **local: object):

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.partition.drawing import streams
@@ -28,16 +27,13 @@ def federate(
     validation: float = 0.0,
     seed: int = 0,
     scope: Scope = "global",
-    augment: Chain | None = None,
-    prefetch: int = 1,
-    views: int = 1,
 ) -> tuple[ClientDatasets, Partition]:
     """Distributes the training split of `dataset`, and holds out the share `validation` of it.
 
     With `scope` "global" the share is held out of all examples first, and `partitioner` gets the table of the others;
     the indices of its partition are mapped back to the published training split. With "client" the partition is drawn
     first, and every client holds out its share. The held-out examples are uniformly random and depend only on `seed`
-    and the numbers of examples. `augment`, `prefetch` and `views` are those of `ClientDataset`.
+    and the numbers of examples.
 
     Raises `ConfigError` if `validation` is not in [0, 1), or leaves nothing to train on, or a partition of texts has
     features of images; `DataError` if the partition has indices outside the data.
@@ -75,9 +71,6 @@ def federate(
         features={name: torch.from_numpy(v).float() for name, v in partition.features.items()},
         held_out=torch.from_numpy(held) if len(held) else None,
         held_out_offsets=held_offsets,
-        augment=augment,
-        prefetch=prefetch,
-        views=views,
     )
     return data, partition
 

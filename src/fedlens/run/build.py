@@ -35,12 +35,12 @@ from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.models.weights import InitialWeights
-from fedlens.run.initial_weights import initial_weights, with_digest
+from fedlens.run.initial_weights import initial_weights, settings_read
 from fedlens.run.neighbours import LabelledImages, labelled_images
 from fedlens.run.session import Session, SharedDataset
 from fedlens.settings.algorithm_check import check_combinations
 from fedlens.settings.augment_chain import attempt, augment_chain
-from fedlens.settings.config import Config
+from fedlens.settings.config import Config, filled
 from fedlens.settings.datadir import data_directory
 from fedlens.settings.memory_check import check_memory
 from fedlens.settings.model_kind import prepared_for, refuse_other_kind
@@ -48,7 +48,7 @@ from fedlens.settings.plan import SLOT_REGISTRIES, Plan
 from fedlens.settings.recording_check import check_recording
 from fedlens.settings.resolve import Resolved, located
 from fedlens.settings.single_images import refuse_single_images
-from fedlens.settings.text_models import refuse_image_settings, table_of, with_vocabulary
+from fedlens.settings.text_models import refuse_image_settings, with_vocabulary
 from fedlens.tasks.central_evaluation import evaluation_batch
 from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
@@ -137,19 +137,12 @@ def _build(
         prepare.initial_weights.look_in(data_dir / "weights")
         with downloads(download):
             prepare.initial_weights.read_before_data()
-    holders, partition, task, task_table, shared = _distributed(planned, data_dir, download, say, session)
+    holders, partition, task, tables, shared = _client_data(planned, data_dir, download, say, session)
     data = holders.dataset
-    config = config.model_copy(update={"task": task_table})
-    if data.chosen:
-        table = {**config.data.dataset, **data.chosen}
-        config = config.model_copy(update={"data": config.data.model_copy(update={"dataset": table})})
-    model_choice = with_vocabulary(chosen["model"], data.info)
-    config = config.model_copy(update={"model": table_of(model_choice, config.model)})
+    choice = with_vocabulary(chosen["model"], data.info)
     federation = _federation(holders, partition, task)
-    model, unwrapped, module, weights = _model(config, model_choice, holders, task, initial, download)
-    if weights is not None:
-        config = with_digest(config, weights)
-    loaded_weights = (weights.note,) if weights is not None and weights.note else ()
+    model, unwrapped, module, weights = _model(config, choice, holders, task, initial, download)
+    config = filled(config, {**tables, "model": choice.table() | settings_read(weights)})
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
     algorithm: AlgorithmBase = chosen["algorithm"].made(lambda: BareAlgorithm.wrap(bare))
@@ -184,7 +177,7 @@ def _build(
         source,
         parts.evaluation_size,
         (
-            *loaded_weights,
+            *((weights.note,) if weights is not None and weights.note else ()),
             *data.notes,  # mistakes in the data before what was chosen
             *recorded,
             *_without_test_examples(holders, task),
@@ -344,10 +337,20 @@ def _source(
     return with_features(holders, model, tuple(shape), int(planned.config.data.cache * 2**30))
 
 
-def _distributed(
+class _ClientData(NamedTuple):
+    """The clients' data, their partition, the task, the tables that the data fill in, and what a session shares."""
+
+    holders: ClientDatasets
+    partition: Partition
+    task: Task
+    tables: dict[str, Any]
+    shared: SharedDataset | None
+
+
+def _client_data(
     planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None], session: Session | None
-) -> tuple[ClientDatasets, Partition, Task, dict[str, Any], SharedDataset | None]:
-    """The clients' data, their partition, the task, its table with every setting filled in, and what is shared."""
+) -> _ClientData:
+    """Reads the dataset, decodes it, divides it among the clients, and adds normalization and augmentation."""
     config, chosen = planned.config, planned.chosen
     reader, seeds = chosen["data.dataset"], config.seeds
     shared = None if session is None else session.dataset(reader, data_dir, download, seeds.data)
@@ -359,7 +362,7 @@ def _distributed(
     cache = int(config.data.cache * 2**30)
     dataset = loaded(dataset, cache, say) if shared is None else shared.loaded(cache, say)
     mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
-    augment, augmented = augment_chain(planned.augments, dataset, task)
+    augment, augment_notes = augment_chain(planned.augments, dataset, task)
 
     def partitioner(table: Table) -> Partition:
         drawn: Partition = chosen["data.partition"](table, seeds.partition)
@@ -375,7 +378,7 @@ def _distributed(
     else:
         key = (cache, chosen["data.partition"].identity, seeds.partition, config.data.reassign, *held_out)
         data, partition = session.federated(shared, key, federated)
-    notes = (*augmented.notes, *data.dataset.notes[len(dataset.notes) :])
+    notes = (*dataset.notes, *augment_notes, *data.dataset.notes[len(dataset.notes) :])
     data = replace(
         data,
         dataset=replace(data.dataset, mean=mean, std=std, notes=notes),
@@ -390,7 +393,8 @@ def _distributed(
             f"the dataset '{dataset.name}' has no test {task.example}s to evaluate a model on",
             where="data.dataset",
         )
-    return data, partition, task, resolved.table(), shared
+    tables = {"task": resolved.table(), "data.dataset": {**config.data.dataset, **dataset.chosen}}
+    return _ClientData(data, partition, task, tables, shared)
 
 
 def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
@@ -433,7 +437,7 @@ def _fitting(
         table = {**table, "device": placed.device}
     for sentence in announcements(hardware(), table, line, chosen):
         say(sentence)
-    config = config.model_copy(update={"engine": table})
+    config = filled(config, {"engine": table})
     asks = algorithm.evaluation_asks
     if config.evaluation.overlap and engine.ahead and asks > 1:
         raise ConfigError(

@@ -11,7 +11,6 @@ from fedlens.models.prepare import Preparation
 from fedlens.models.weights import InitialWeights
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
-from fedlens.settings.config import Config
 
 _NOTE = "note"
 
@@ -29,12 +28,11 @@ def initial_weights(model: ModelSpec, copy: Path | None = None) -> InitialWeight
     return weights
 
 
-def with_digest(config: Config, weights: InitialWeights) -> Config:
-    """The settings with the file that was read and its digest: two runs from different files differ in it."""
-    if weights.sha256 is None:
-        return config
-    read = {"weights": weights.setting, "weights_sha256": weights.sha256}
-    return config.model_copy(update={"model": {**config.model, **read}})
+def settings_read(weights: InitialWeights | None) -> dict[str, str]:
+    """The settings of the file that was read, with its digest: two runs from different files differ in it."""
+    if weights is None or weights.sha256 is None:
+        return {}
+    return {"weights": weights.setting, "weights_sha256": weights.sha256}
 
 
 def write_initial(model: ModelSpec, directory: RunDir) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,15 +15,17 @@ from fedlens.settings.resolve import Resolved
 from fedlens.tasks.task import Task
 
 
-def augment_chain(choices: Sequence[Resolved], dataset: Dataset, task: Task) -> tuple[Chain | None, Dataset]:
-    """The chain of augmentations, None for none, and the dataset with their notes.
+def augment_chain(
+    choices: Sequence[Resolved], dataset: Dataset, task: Task
+) -> tuple[Chain | None, Sequence[str]]:
+    """The chain of augmentations, None for none, and their notes.
 
     Raises `ConfigError` where the targets of the task have no place in the image: for augmentations that join parts of
     several images, or change the size of images; and where a task has several views, and nothing makes them differ.
     """
     if not choices:
         _refuse_equal_views(dataset, task)
-        return None, dataset
+        return None, ()
     shape = dataset.input_shape
     steps: list[Step] = []
     notes: list[str] = []
@@ -40,8 +41,7 @@ def augment_chain(choices: Sequence[Resolved], dataset: Dataset, task: Task) -> 
             sizes = f"from {_size(before)} to {_size(shape)}"
             raise _unplaced(choice.name, f"changes the size of images {sizes}", task)
         notes += [note] if note else []
-    chain = Chain(tuple(steps), task.move)
-    return chain, replace(dataset, notes=(*dataset.notes, *notes))
+    return Chain(tuple(steps), task.move), notes
 
 
 def _refuse_equal_views(dataset: Dataset, task: Task) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -45,6 +45,9 @@ def _listed(value: Any) -> Any:
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_Settings = TypeVar("_Settings", bound=_Table)
 
 
 class DataSettings(_Table):
@@ -373,6 +376,21 @@ def _fields_at(key: str) -> list[str]:
 
 def _is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def filled(config: _Settings, tables: Mapping[str, Any]) -> _Settings:
+    """The settings with these tables in place of those at their keys.
+
+    >>> given = Config.model_validate({
+    ...     "rounds": 3, "model": "linear", "local": {"lr": 0.1}, "data": {"dataset": "digits", "partition": "iid"}})
+    >>> filled(given, {"data.partition": {"name": "iid", "clients": 4}}).data.partition
+    {'name': 'iid', 'clients': 4}
+    """
+    values = dict(config)
+    for key, table in tables.items():
+        name, _, below = key.partition(".")
+        values[name] = filled(values[name], {below: table}) if below else table
+    return config.model_copy(update=values)
 
 
 def plain(config: Config) -> dict[str, Any]:

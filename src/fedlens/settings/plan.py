@@ -21,7 +21,7 @@ from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
-from fedlens.settings.config import SLOTS, Config
+from fedlens.settings.config import SLOTS, Config, filled
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import Resolved, resolve
 from fedlens.tasks.registry import TASKS
@@ -66,45 +66,28 @@ def plan(config: Config, source: Source) -> Plan:
     neighbours = config.evaluation.neighbours
     if neighbours is not None:
         tables[_LABELLED] = DATASETS, neighbours.dataset
-    if "algorithm" in source.renamed and config.algorithm["name"] in WITHOUT_SLOTS:
-        unused = {slot: None for slot in SLOTS if not _was_set(slot, source)}
-        config = config.model_copy(update=unused)
-    if "algorithm" in source.renamed and config.select and config.select["name"] == "uniform":
-        # The selection in the recipe was the default of the recipe's algorithm.
-        chosen_by_user = {"select", "select.name"} & source.overridden
-        default = {} if chosen_by_user else default_table("select", config.algorithm)
-        settings = {key: value for key, value in config.select.items() if key != "name" or chosen_by_user}
-        config = config.model_copy(update={"select": {**default, **settings}})
-    tables |= {
-        slot: (SLOT_REGISTRIES[slot], table) for slot, table in config.slots.items() if table is not None
-    }
+    slots = _slots(config, source)
+    tables |= {slot: (registry, slots[slot]) for slot, registry in SLOT_REGISTRIES.items() if slots[slot]}
     chosen = {
         key: resolve(registry, table, key, source, shared=Preparation if key == "model" else None)
         for key, (registry, table) in tables.items()
     }
     _refuse_task_settings(config.task, source)
-    client = config.client
+    client = slots["client"]
     rule_tables = client if isinstance(client, list) else [client] if client is not None else []
     rules = [resolve(RULES, table, "client", source) for table in rule_tables]
     augments = [resolve(AUGMENTS, table, "data.augment", source) for table in config.data.augment]
     observers = [resolve(OBSERVERS, table, "observe", source) for table in config.observe]
-    data = config.data.model_copy(
-        update={
-            "dataset": chosen["data.dataset"].table(),
-            "partition": chosen["data.partition"].table(),
-            "augment": [choice.table() for choice in augments],
-        }
-    )
-    if neighbours is not None:
-        neighbours = neighbours.model_copy(update={"dataset": chosen[_LABELLED].table()})
-    evaluation = config.evaluation.model_copy(update={"neighbours": neighbours})
-    tables_with_defaults: dict[str, Any] = {k: choice.table() for k, choice in chosen.items() if "." not in k}
-    if rules:
-        full = [rule.table() for rule in rules]
-        tables_with_defaults["client"] = full if isinstance(client, list) else full[0]
-    tables_with_defaults["observe"] = [observer.table() for observer in observers]
+    full = [rule.table() for rule in rules]
+    with_defaults = {
+        **slots,
+        **{key: choice.table() for key, choice in chosen.items()},
+        "client": full if isinstance(client, list) else next(iter(full), None),
+        "data.augment": [choice.table() for choice in augments],
+        "observe": [observer.table() for observer in observers],
+    }
     return Plan(
-        config.model_copy(update={"data": data, "evaluation": evaluation, **tables_with_defaults}),
+        filled(config, with_defaults),
         chosen,
         augments,
         rules,
@@ -113,6 +96,24 @@ def plan(config: Config, source: Source) -> Plan:
         source.overridden,
         observers,
     )
+
+
+def _slots(config: Config, source: Source) -> dict[str, Any]:
+    """The tables of single components; None for those that the algorithm decides.
+
+    Of a recipe whose algorithm an override has replaced, those that belonged to its algorithm are left out.
+    """
+    slots: dict[str, Any] = {**config.slots, "client": config.client}
+    if "algorithm" not in source.renamed:
+        return slots
+    if config.algorithm["name"] in WITHOUT_SLOTS:
+        slots |= {slot: None for slot in SLOTS if not _was_set(slot, source)}
+    select = slots["select"]
+    if select and select["name"] == "uniform" and source.overridden.isdisjoint({"select", "select.name"}):
+        # The selection in the recipe was the default of the recipe's algorithm.
+        settings = {key: value for key, value in select.items() if key != "name"}
+        slots["select"] = {**default_table("select", config.algorithm), **settings}
+    return slots
 
 
 def _task(table: Mapping[str, Any], source: Source, info: DatasetInfo) -> Resolved:

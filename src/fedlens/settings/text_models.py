@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
@@ -48,8 +47,3 @@ def refuse_image_settings(info: DatasetInfo, augments: Sequence[Resolved], model
             where="model.cache_features",
             hint="remove model.cache_features",
         )
-
-
-def table_of(model: Resolved, table: dict[str, Any]) -> dict[str, Any]:
-    """The table of the model for config.toml, with the vocabulary that was filled in."""
-    return {**table, SETTING: model.settings[SETTING]} if SETTING in model.settings else table

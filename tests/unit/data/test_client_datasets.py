@@ -21,10 +21,8 @@ from fedlens.data.partition.partition import Partition
 
 def holders(augment=None) -> ClientDatasets:
     owners = np.random.RandomState(0).randint(0, 5, len(digits(Path(), False, 0).train))
-    data, _ = federate(
-        digits(Path(), False, 0), lambda table: Partition.of_owners(owners, 5, spec={}), augment=augment
-    )
-    return data
+    data, _ = federate(digits(Path(), False, 0), lambda table: Partition.of_owners(owners, 5, spec={}))
+    return replace(data, augment=augment)
 
 
 @pytest.mark.parametrize("whole", [False, True])

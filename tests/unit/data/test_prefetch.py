@@ -59,7 +59,7 @@ def holders(examples: Examples, augment: Chain | None = None, prefetch: int = 1)
     def partitioner(table: Any) -> Partition:
         return replace(Partition.of_owners(owners, 2, spec={}), features=shifts)
 
-    return federate(data, partitioner, augment=augment, prefetch=prefetch)[0]
+    return replace(federate(data, partitioner)[0], augment=augment, prefetch=prefetch)
 
 
 def same(one: list[Any], other: list[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def holders(prefetch: int) -> ClientDatasets:
     names = ("pad-crop-flip", "flip", "random-resized-crop")
     chain = Chain(tuple(AUGMENTS.find(name)((1, 8, 8)) for name in names))
     drawn = lambda table: Partition.of_owners(owners, 5, spec={})  # noqa: E731
-    return federate(digits(Path(), False, 0), drawn, augment=chain, prefetch=prefetch)[0]
+    return replace(federate(digits(Path(), False, 0), drawn)[0], augment=chain, prefetch=prefetch)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])

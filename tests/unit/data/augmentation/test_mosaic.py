@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def test_a_mosaic_is_made_of_images_of_one_client_and_of_one_batch() -> None:
     data = Dataset("made", train, train, ("a",), (0.0,) * 3, (1 / 255,) * 3, "", "")
     chain = Chain((make_mosaic((3, 8, 8)),), moved_masks)
     drawn: Any = lambda table: Partition.of_owners(owners, 4, spec={})  # noqa: E731
-    holders = federate(data, drawn, augment=chain)[0]
+    holders = replace(federate(data, drawn)[0], augment=chain)
     for client in range(4):
         for pixels, _ in islice(holders.data_of(client).batches(4, Rng((0,))), 6):
             assert pixels.round().unique().tolist() == [client]
