@@ -15,8 +15,9 @@ from fedlens.data.formats.cells import typed
 from fedlens.data.formats.column_names import client_column, image_column
 from fedlens.data.formats.csv_table import read_csv
 from fedlens.data.formats.guess_format import Guess, guess_format
+from fedlens.data.formats.reader import examine
 from fedlens.data.formats.registry import find_format
-from fedlens.data.formats.scan import Scan, examine
+from fedlens.data.formats.scan import Scan
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import numpy as np
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Finding
-from fedlens.data.formats.scan import Fill, Scan, examine
+from fedlens.data.formats.reader import examine
+from fedlens.data.formats.scan import Fill, Scan
 from tests.unit.data.pictures import pixels, write
 
 WIDTH, HEIGHT = 16, 12

@@ -7,7 +7,8 @@ import pytest
 from fedlens.base.errors import DataError
 from fedlens.data.formats.cell_labels import labels_of_cells
 from fedlens.data.formats.image_folder import fill
-from fedlens.data.formats.scan import Scan, examine
+from fedlens.data.formats.reader import examine
+from fedlens.data.formats.scan import Scan
 from tests.unit.data.formats.test_image_folder import check, dataset, lay_out, table
 
 

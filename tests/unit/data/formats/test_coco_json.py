@@ -16,8 +16,8 @@ from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.coco_instances import read_instances
 from fedlens.data.formats.coco_json import coco_json, fill
+from fedlens.data.formats.reader import examine
 from fedlens.data.formats.registry import FORMATS
-from fedlens.data.formats.scan import examine
 from tests.unit.data.formats.boxed import (
     HEIGHT,
     OBJECTS,

@@ -10,7 +10,8 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.image_folder import fill, image_folder
-from fedlens.data.formats.scan import Scan, examine
+from fedlens.data.formats.reader import examine
+from fedlens.data.formats.scan import Scan
 from fedlens.data.images import ImageFiles
 from tests.unit.data.pictures import pixels, write
 

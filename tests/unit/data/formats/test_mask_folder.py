@@ -11,7 +11,8 @@ from fedlens.base.registry import read_settings
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.folder_check import check_folder
 from fedlens.data.formats.mask_folder import fill, mask_folder
-from fedlens.data.formats.scan import Scan, examine
+from fedlens.data.formats.reader import examine
+from fedlens.data.formats.scan import Scan
 from tests.unit.data.pictures import pixels, write
 
 CLASSES = ["road", "sky", "car"]

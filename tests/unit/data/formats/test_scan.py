@@ -8,7 +8,8 @@ from fedlens.base.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.formats.name_checks import check_names
-from fedlens.data.formats.scan import Scan, assemble
+from fedlens.data.formats.reader import assemble
+from fedlens.data.formats.scan import Scan
 from tests.unit.data.pictures import pixels, write
 
 SETTINGS: dict[str, Any] = {"size": (10, 20), "fit": "pad", "channels": 3, "test": 0.5, "on_error": "stop"}
