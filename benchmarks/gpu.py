@@ -297,7 +297,7 @@ def memory(asked: Setting) -> Found:
             federation.round()
             measured = torch.cuda.max_memory_allocated() - before
             (op,) = (op for op in federation.built.algorithm.ops.values() if isinstance(op, BatchedOp))
-            data = federation.built.holders.data_of(0)
+            data = federation.built.client_data.data_of(0)
             estimated = size * op.footprint(GPU, len(data), data)
         finally:
             federation.close()

@@ -95,7 +95,7 @@ def beyond(folder: Path, runs: int, rounds: int, model: str) -> None:
 def bare(experiment: Experiment) -> Callable[[], object]:
     """The arithmetic of a run as a bare loop, its images in memory."""
     built = made(experiment)
-    config, holders = built.config, built.holders
+    config, holders = built.config, built.client_data
     data = holders.dataset
     images = normalize(data.train.inputs, data.mean, data.std)
     clients = [holders.client_indices(client) for client in range(holders.clients)]

@@ -22,9 +22,9 @@ class LossWeighted(Aggregate):
 
     q: float
 
-    def fold(self, answers, fields, ctx):
+    def aggregate(self, answers, fields, ctx):
         """The update; None without a good reply."""
-        return Mean().fold(map(self.weighted, answers), fields)
+        return Mean().aggregate(map(self.weighted, answers), fields)
 
     def weighted(self, answer):
         """The answer with n_k F_k^q for its weight."""

@@ -61,11 +61,11 @@ class TopK(Aggregate):
         # The share of the squared norm that is sent, summed over the clients: a column of metrics.jsonl.
         metrics = {**ask.expect.metrics, "sent_energy": Bound(0, 1)}
         answers = yield replace(ask, op="train-compressed", expect=Schema(metrics=metrics))
-        return self.fold((dense(answer, ask.shared["model"]) for answer in answers), fields, ctx)
+        return self.aggregate((dense(answer, ask.shared["model"]) for answer in answers), fields, ctx)
 
-    def fold(self, answers, fields, ctx):
+    def aggregate(self, answers, fields, ctx):
         """sum_k n_k Delta_k / sum_k n_k, where values that were not sent are 0."""
-        return Mean().fold(answers, fields)
+        return Mean().aggregate(answers, fields)
 
 
 def dense(answer, model):

@@ -305,24 +305,24 @@ def federated_work(
             "batch": batch,
             "steps": max(1, round(images / config.rounds / batch)),
             "test_images": federation.held["@test"],
-            "largest_class": largest_classes(built.holders, built.partition.ids),
+            "largest_class": largest_classes(built.client_data, built.partition.ids),
             "algorithm": config.algorithm["name"],
             "lr": config.local.lr,
             "norm": config.model.get("norm"),
             "validation": config.data.validation,
             # Other seeded datasets are synthetic: their test images are not those of a client.
-            "test_drawn": built.holders.dataset.seeded and config.data.dataset["name"] in FORMATS,
+            "test_drawn": built.client_data.dataset.seeded and config.data.dataset["name"] in FORMATS,
             "keeps_images": config.keeps_images,
         }
     finally:
         built.engine.close()
 
 
-def largest_classes(holders: ClientDatasets, names: Sequence[str]) -> dict[str, float]:
+def largest_classes(client_data: ClientDatasets, names: Sequence[str]) -> dict[str, float]:
     """The share of each client's held-out images in its most frequent training class; empty without classes."""
     shares = {}
     for client, name in enumerate(names):
-        counts, held_out = holders.class_counts(client), holders.data_of(client).validation
+        counts, held_out = client_data.class_counts(client), client_data.data_of(client).validation
         if counts is None or held_out is None or not len(held_out.read_targets()) or not counts.sum():
             continue
         shares[name] = float((held_out.read_targets() == counts.argmax()).double().mean())

@@ -270,13 +270,13 @@ def _draw_sheet(files: PretrainedFiles, built: Built) -> None:
 
 def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | None:
     """Random training images after augmentation, uint8 [n, views, C, H, W], n at most `count`; None for text."""
-    data = built.holders.dataset
-    holder = built.holders.data_of("@train")
-    if data.kind == "language" or len(holder) == 0:
+    data = built.client_data.dataset
+    train = built.client_data.data_of("@train")
+    if data.kind == "language" or len(train) == 0:
         return None
     rng = Rng((built.config.seeds.training, "contact sheet"))
-    at = torch.randperm(len(holder), generator=rng.torch("images"))[:count]
-    shown = replace(holder.take(at), prefetch=0)
+    at = torch.randperm(len(train), generator=rng.torch("images"))[:count]
+    shown = replace(train.take(at), prefetch=0)
     images, _ = next(iter(shown.batches(len(at), rng)))
     images = images if images.dim() == 5 else images.unsqueeze(1)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.mean, data.std))

@@ -81,7 +81,7 @@ def test_the_servers_sums_have_the_threads_that_the_engine_says(told: int, drive
 @pytest.mark.parametrize(
     "algorithm", ["fedavg", "fednova", "scaffold", "feddyn", "mime", "feddane", "liadmm"]
 )
-def test_a_cohort_that_is_folded_at_the_workers_gives_the_same_bits(algorithm: str, tmp_path) -> None:
+def test_a_cohort_that_is_reduced_at_the_workers_gives_the_same_bits(algorithm: str, tmp_path) -> None:
     """Blocks of two; client 0 holds nothing and client 1, in the same block, one example."""
     changes = {
         "data": {"dataset": "digits", "partition": {"name": f"{USERS}:uneven", "clients": 80}},

@@ -169,11 +169,11 @@ def test_each_image_goes_through_the_frozen_part_once(
     whole = settings({**NET, "cache_features": True}, select={"name": "all"}, rounds=3)
     result = Experiment(**whole).run(tmp_path / "run")
     ran, tried = made(whole), len(seen)
-    images = len(ran.holders.indices) + len(ran.holders.dataset.test)
+    images = len(ran.client_data.indices) + len(ran.client_data.dataset.test)
     trials = seen[seen.index(max(seen)) :]  # without those of the build
     assert sum(n for n in seen if n > 2) <= images <= sum(seen)
     assert len(trials) < tried
-    assert result.metrics[-1]["examples"] == len(ran.holders.indices)
+    assert result.metrics[-1]["examples"] == len(ran.client_data.indices)
 
 
 def test_with_little_memory_the_rest_is_computed_each_time(tmp_path: Path) -> None:

@@ -171,14 +171,14 @@ def test_it_resumes_exactly_when_it_is_interrupted_again_and_again(tmp_path) -> 
 def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
     made = experiment(algorithm, "iid")
     built = build(plan(made.config, made._source), tmp_path, download=False)
-    data = built.holders.dataset
+    data = built.client_data.dataset
 
     def fingerprint() -> str:
         held = {"train": data.train.inputs, "labels": data.train.targets, "test": data.test.inputs}
-        return digest({**held, "test labels": data.test.targets, "indices": built.holders.indices})
+        return digest({**held, "test labels": data.test.targets, "indices": built.client_data.indices})
 
     before, states = fingerprint(), ClientStates()
-    built.engine.open(Program(built.algorithm.ops, built.holders, 0), states)
+    built.engine.open(Program(built.algorithm.ops, built.client_data, 0), states)
     try:
         gate = Driver(built.engine, states)
         state = built.algorithm.init(built.model, built.federation)

@@ -144,7 +144,7 @@ def init_by_data() -> InitByData:
 class Halving(Aggregate):
     """Halves the replies themselves, streamed or all at once."""
 
-    def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
+    def aggregate(self, answers: Any, fields: Any, ctx: Any) -> Any:
         replies = list(answers)
         for reply in replies:
             reply.payload["update"]["1.weight"].numpy()[:] *= 0.5
@@ -201,18 +201,25 @@ class ShortStep:
 
 
 class Forgetful(Aggregate):
-    def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
+    def aggregate(self, answers: Any, fields: Any, ctx: Any) -> Any:
         for _ in answers:
             pass
 
 
-class ShortFold(Aggregate):
-    def fold(self, answers: Any) -> Any:  # type: ignore[override]
+class ShortAggregate(Aggregate):
+    def aggregate(self, answers: Any) -> Any:  # type: ignore[override]
         return None
 
 
 class Without(Aggregate):
     pass
+
+
+class Earlier(Aggregate):
+    """As written for an earlier version."""
+
+    def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
+        return None
 
 
 class Halved(ClientRule):
@@ -235,12 +242,12 @@ def wide(folder: Any, more: Any, still: Any, most: Any) -> None:
 
 
 class Mapped(Aggregate):
-    def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
+    def aggregate(self, answers: Any, fields: Any, ctx: Any) -> Any:
         return {"update": [answer.client for answer in answers]}
 
 
 class Bare:
-    def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
+    def aggregate(self, answers: Any, fields: Any, ctx: Any) -> Any:
         return None
 
 

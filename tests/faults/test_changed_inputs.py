@@ -131,13 +131,13 @@ def ctx(round: int = 1) -> RoundContext:
     return RoundContext(round, 9, None, None)  # type: ignore[arg-type]
 
 
-class Folds(Aggregate):
+class Writing(Aggregate):
     """Changes the replies, once it has all of them."""
 
     def __init__(self, change: Callable[[Tensor], Any]) -> None:
         self.change = change
 
-    def fold(self, answers: Any, fields: Any, ctx: Any) -> Update:
+    def aggregate(self, answers: Any, fields: Any, ctx: Any) -> Update:
         replies = list(answers)
         for reply in replies:
             self.change(reply.payload["update"]["w"])
@@ -146,7 +146,7 @@ class Folds(Aggregate):
 
 def aggregated(change: Callable[[Tensor], Any], round: int = 1) -> None:
     replies = [Reply(client, client, {"update": {"w": tensor().detach()}}) for client in (7, 8)]
-    steps = exchanged(Folds(change), Ask("train", [], {}), ClientRule(), ctx(round), {})
+    steps = exchanged(Writing(change), Ask("train", [], {}), ClientRule(), ctx(round), {})
     next(steps)
     with pytest.raises(StopIteration):
         steps.send(iter(replies))
@@ -201,9 +201,7 @@ def test_a_server_rule_that_changes_an_input_is_named(hook: str, way: str) -> No
 def test_an_aggregate_that_changes_a_reply_is_named(way: str) -> None:
     with pytest.raises(HookError) as caught:
         aggregated(WAYS[way])
-    said = (
-        "`fold` of Folds changes its input answers[7].payload['update']['w'] in place (test_changed_inputs.py"
-    )
+    said = "`aggregate` of Writing changes its input answers[7].payload['update']['w'] in place (test_changed_inputs.py"
     assert str(caught.value).startswith(said)
 
 

@@ -106,7 +106,7 @@ def test_the_bound_holds_on_every_engine(tmp_path: Path, inline_run: Path, engin
     "engine",
     ["inline", "processes", "vectorized", pytest.param("ray", marks=[pytest.mark.nightly, NEEDS_RAY])],
 )
-def test_the_bound_holds_where_blocks_are_folded_in_the_worker(tmp_path: Path, engine: str) -> None:
+def test_the_bound_holds_where_blocks_are_reduced_in_the_worker(tmp_path: Path, engine: str) -> None:
     more: dict[str, Any] = {"rounds": 3, "engine": ENGINES[engine], "evaluation": {"every": 3}}
     run = experiment(after=1, clients=150, **more).run(tmp_path / "run")
     assert refused(run) == {"3": 2}

@@ -90,7 +90,7 @@ def test_a_hook_that_breaks_a_rule_ends_the_run_by_name(tmp_path: Path, engine: 
             {"server": "init_by_data"},
             "`init` of InitByData changes its input weights['1.weight'] in place",
         ),
-        ("inline", {"aggregate": "Halving"}, "`fold` of Halving changes its input answers["),
+        ("inline", {"aggregate": "Halving"}, "`aggregate` of Halving changes its input answers["),
         (
             "inline",
             {"algorithm": "state_by_data"},
@@ -190,13 +190,14 @@ def test_a_server_step_that_breaks_a_rule_ends_the_run(tmp_path: Path, server: s
 def test_an_aggregate_without_a_return_does_not_pass_for_a_round_without_replies(tmp_path: Path) -> None:
     text = said(tmp_path / "run", HookError, aggregate=f"{FILE}:Forgetful")
     assert (
-        "`fold` of Forgetful returned None, although these replies were accepted: 3 (hooked.py, line " in text
+        "`aggregate` of Forgetful returned None, although these replies were accepted: 3 (hooked.py, line "
+        in text
     )
 
 
-def test_a_wrong_return_of_fold_names_fold(tmp_path: Path) -> None:
+def test_a_wrong_return_of_aggregate_names_aggregate(tmp_path: Path) -> None:
     text = said(tmp_path / "run", HookError, aggregate=f"{FILE}:Mapped")
-    assert "`fold` of Mapped returned a dict (hooked.py, line " in text
+    assert "`aggregate` of Mapped returned a dict (hooked.py, line " in text
 
 
 def test_a_field_that_is_not_announced_says_where_to_announce_it(tmp_path: Path) -> None:
@@ -261,16 +262,23 @@ def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:
             "with (weights, update, state) (server.name); write: def step(self, weights, update, state).",
         ),
         (
-            {"aggregate": f"{FILE}:ShortFold"},
-            "`fold` of the aggregate ShortFold (hooked.py, line {}) takes (answers), and fedlens calls it with "
-            "(answers, fields, ctx) (aggregate.name); write: def fold(self, answers, fields, ctx).",
+            {"aggregate": f"{FILE}:ShortAggregate"},
+            "`aggregate` of the aggregate ShortAggregate (hooked.py, line {}) takes (answers), and fedlens calls it "
+            "with (answers, fields, ctx) (aggregate.name); write: def aggregate(self, answers, fields, ctx).",
         ),
         (
             {"aggregate": f"{FILE}:Without"},
             "the aggregate '"
             + FILE
-            + ":Without' is an abstract class: it does not define fold(answers, fields, "
+            + ":Without' is an abstract class: it does not define aggregate(answers, fields, "
             "ctx) (aggregate.name); define it in the class.",
+        ),
+        (
+            {"aggregate": f"{FILE}:Earlier"},
+            "the aggregate '"
+            + FILE
+            + ":Earlier' is an abstract class: it does not define aggregate(answers, fields, "
+            "ctx) (aggregate.name); rename 'fold': it is now 'aggregate'.",
         ),
         (
             {"server": f"{FILE}:a_class"},

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fedlens import resume
 from fedlens.base.errors import FedlensError
 from fedlens.cli.main import app
+from fedlens.files import jsonl
 from fedlens.report.run_page import write_report
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
@@ -151,7 +152,7 @@ def test_hard_links_are_neither_locked_nor_appended_to(here: Path, mine: Path) -
     os.link(here / "run/metrics.jsonl", here / "snapshot")
     before = (here / "snapshot").read_bytes()
     with pytest.raises(FedlensError, match=r"^metrics\.jsonl is a hard link"):
-        RunDir(here / "run").append_metrics({"round": 5})
+        jsonl.append(RunDir(here / "run").metrics_path, [{"round": 5}])
     resume("run")  # drops the last line, which gives the run a file of its own
     assert (here / "snapshot").read_bytes() == before
 

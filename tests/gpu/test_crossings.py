@@ -121,7 +121,7 @@ def test_the_server_takes_as_many_launches_for_many_leaves_as_for_few(simgpu: Mo
         trees = [{f"{k}": torch.ones(k, device="cuda") for k in range(leaves)} for _ in range(3)]
         replies = [Reply(Id(1, 0, k), k, {**parts(tree), "weight": 2.0 + k}) for k, tree in enumerate(trees)]
         with simgpu.counted() as counts:
-            update = Mean().fold(replies)
+            update = Mean().aggregate(replies)
             assert update is not None
             weights, _ = ServerSGD().step_in_place(trees[0], update.update, {})
         assert all(torch.equal(value, torch.zeros_like(value)) for value in weights.values())

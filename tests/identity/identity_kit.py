@@ -57,17 +57,17 @@ class Points(ClientExamples):
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inputs[start:stop], self.targets[start:stop]
 
-    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         generator = rng.torch("batches")
         while True:
-            for at in epoch(len(self), size, generator, whole):
+            for at in epoch(len(self), size, generator, drop_last):
                 yield self.inputs[at], self.targets[at]
 
 
-def epoch(n: int, size: int, generator: torch.Generator, whole: bool = False) -> Sequence[Tensor]:
+def epoch(n: int, size: int, generator: torch.Generator, drop_last: bool = False) -> Sequence[Tensor]:
     """The batches of one epoch, as documented: a random order, or the given one where a batch holds all."""
     order = torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
-    return [at for at in order.split(size) if not whole or len(at) == min(size, n)]
+    return [at for at in order.split(size) if not drop_last or len(at) == min(size, n)]
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def test_uniform_weighting_is_the_plain_mean() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 70, 200])
-def test_a_large_cohort_is_folded_in_blocks_to_the_same_sum(size: int) -> None:
+def test_a_large_cohort_is_reduced_in_blocks_to_the_same_sum(size: int) -> None:
     there = world([1 + k % 7 for k in range(size + 5)])
     one_epoch = {**SGD, "epochs": 1}
     run = course(fedavg(parts(there, one_epoch, select=Uniform(size))), there, rounds=1)

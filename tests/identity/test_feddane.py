@@ -275,7 +275,7 @@ def test_with_fedir_all_gradients_are_those_of_its_weighted_loss(target: str) ->
 # -- large cohorts, missing clients, what is counted ---------------------------------------------------------
 
 
-def test_a_large_cohort_is_folded_in_blocks_to_the_same_mean() -> None:
+def test_a_large_cohort_is_reduced_in_blocks_to_the_same_mean() -> None:
     there = world([1 + k % 7 for k in range(75)])
     for step in course(feddane(parts(there, ONE_STEP, select=Uniform(70))), there, rounds=2).steps:
         x = step.before["model"]

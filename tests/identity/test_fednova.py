@@ -213,7 +213,7 @@ def test_a_refused_client_counts_neither_in_the_mean_nor_in_tau_eff() -> None:
 
 
 @pytest.mark.parametrize("size", [64, 100])
-def test_a_large_cohort_is_folded_in_blocks_to_the_same_sum(size: int) -> None:
+def test_a_large_cohort_is_reduced_in_blocks_to_the_same_sum(size: int) -> None:
     there = world([1 + k % 7 for k in range(size + 3)])
     local = {"lr": LR, "epochs": 1, "batch_size": 2}
     (step,) = course(fednova(parts(there, local, select=Uniform(size))), there, rounds=1).steps

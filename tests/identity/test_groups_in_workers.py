@@ -39,7 +39,7 @@ def test_they_are_those_of_vectorized_to_the_bit(name: str, group: int) -> None:
 
 
 @pytest.mark.parametrize("group", [2, 7, 50])
-def test_blocks_that_are_folded_stay_whole_whatever_the_group(group: int) -> None:
+def test_reduced_blocks_stay_whole_whatever_the_group(group: int) -> None:
     """A hundred clients in blocks of three, folded where they ran: a stretch is the whole blocks that a group holds."""
     there = world([1 + k % 5 for k in range(100)])
     made = fedavg(parts(there, {"lr": 0.2, "batch_size": 2}, select=Everyone()))

@@ -99,7 +99,7 @@ def test_a_heavy_model_has_the_bits_on_every_engine(monkeypatch: pytest.MonkeyPa
     assert all(same(course(made, world(), 2).final, one) for one in found)
 
 
-def test_replies_that_are_folded_where_they_were_made_are_copies(
+def test_replies_that_are_reduced_where_they_were_made_are_copies(
     monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:
     """A hundred clients in blocks of three: the first of a block is kept while the next one's weights are loaded."""

@@ -316,7 +316,7 @@ def test_with_fedir_all_gradients_are_those_of_its_weighted_loss(algorithm, targ
 
 
 @pytest.mark.parametrize("algorithm", [mime, mimelite])
-def test_a_large_cohort_is_folded_in_blocks_to_the_same_mean(algorithm) -> None:
+def test_a_large_cohort_is_reduced_in_blocks_to_the_same_mean(algorithm) -> None:
     there = world([1 + k % 7 for k in range(75)])
     run = course(algorithm(parts(there, ONE_STEP, select=Uniform(70)), beta=0.7), there, rounds=2)
     first_round, second = run.steps

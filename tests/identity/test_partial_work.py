@@ -28,7 +28,7 @@ def test_the_stated_share_runs_fewer_epochs_each_round() -> None:
     assert len({tuple(done) for done in work}) > 6
 
 
-def test_partial_work_is_folded_with_the_same_weights() -> None:
+def test_partial_work_is_averaged_with_the_same_weights() -> None:
     there = world((6, 9, 3, 12))
     local = LOCAL | {"stragglers": 0.5}
     run = course(fedprox(parts(there, local, select=Uniform(4)), mu=0.0), there)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
 from fedlens.analyses.representation import (
+    classifier_inputs,
     default_layers,
     features,
     linear_cka,
     neural_collapse,
-    neural_collapse_of,
     similarity,
 )
 from fedlens.base.errors import ConfigError
@@ -38,18 +36,19 @@ def gram_cka(x: Tensor, y: Tensor) -> float:
 def test_cka_is_that_of_the_gram_matrices(d1: int, d2: int) -> None:
     x, y = random(20, d1) + 3, random(20, d2, seed=1)
     y[:, 0] += x[:, 0]
-    assert linear_cka(x, y) == pytest.approx(gram_cka(x, y), rel=1e-9)
-    assert 0 < linear_cka(x, y) < 1
+    (_, found), (same, one) = linear_cka([x, y])
+    assert found == same == pytest.approx(gram_cka(x, y), rel=1e-9)
+    assert 0 < found < one == pytest.approx(1)
 
 
 def test_cka_sees_neither_rotation_nor_scale() -> None:
     x = random(30, 6)
     rotation, _ = torch.linalg.qr(random(6, 6, seed=2))
-    assert linear_cka(x, 5 * x @ rotation - 2) == pytest.approx(1)
-    assert linear_cka(x, x * torch.tensor([1.0, 1, 1, 1, 1, 30])) < 0.9
-    assert math.isnan(linear_cka(x, torch.ones(30, 2)))
-    with pytest.raises(ConfigError, match="cannot be compared"):
-        linear_cka(x, x[:5])
+    turned, stretched = 5 * x @ rotation - 2, x * torch.tensor([1.0, 1, 1, 1, 1, 30])
+    alike, apart, constant = linear_cka([x, turned, stretched, torch.ones(30, 2)])[0][1:]
+    assert alike == pytest.approx(1)
+    assert apart < 0.9
+    assert constant is None
 
 
 def test_similarity_of_models_is_the_cka_of_their_features() -> None:
@@ -139,7 +138,7 @@ def test_norms_and_angles_of_three_means_by_hand() -> None:
 def test_the_collapse_of_a_model_is_that_of_its_last_features() -> None:
     built = built_of("evaluation.batch_size=16")
     evaluator, (tree,) = evaluator_of(built), models_of(built, 1)
-    found = neural_collapse_of(tree, evaluator)
+    found = neural_collapse(*classifier_inputs(tree, evaluator))
     module, heard = built.model.build().eval(), []
     module.load_state_dict(tree)
     last = [layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1]
@@ -162,4 +161,4 @@ def test_what_has_no_collapse_is_refused() -> None:
     whole = evaluator_of(built)
     other = ModelEvaluator(whole.model, Segmentation(), whole.data, 5, 5)
     with pytest.raises(ConfigError, match="segmentation does not have"):
-        neural_collapse_of(models_of(built, 1)[0], other)
+        classifier_inputs(models_of(built, 1)[0], other)

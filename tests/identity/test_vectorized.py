@@ -201,7 +201,7 @@ def test_a_client_may_appear_twice_and_trains_on_draws_of_its_own() -> None:
     agree(fedavg(parts(world(), local, select=Fixed((1, 4, 1)), aggregate=Mean("uniform"))), world())
 
 
-def test_a_large_cohort_is_folded_in_the_same_blocks() -> None:
+def test_a_large_cohort_is_reduced_in_the_same_blocks() -> None:
     there = world([1 + k % 5 for k in range(100)])
     for group in (1, 7, 64):
         agree(
@@ -272,7 +272,7 @@ def test_in_fp16_a_client_that_diverges_leaves_the_others_their_small_gradients(
 class Broken(Points):
     """Data that cannot be read any more after the first batch."""
 
-    def batches(self, size: int, rng: Rng, whole: bool = False):
+    def batches(self, size: int, rng: Rng, drop_last: bool = False):
         stream = super().batches(size, rng)
         yield next(stream)
         raise OSError("the disk is gone")
@@ -281,7 +281,7 @@ class Broken(Points):
 class Absent(Points):
     """Data that are not there at all."""
 
-    def batches(self, size: int, rng: Rng, whole: bool = False):
+    def batches(self, size: int, rng: Rng, drop_last: bool = False):
         raise OSError("the disk is not there")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens.base.errors import DataError
 from fedlens.data.datasets.cifar import cifar10
-from fedlens.data.datasets.federated_csv import federated_csv, official_cifar10, read_list
+from fedlens.data.datasets.federated_csv import federated_csv, read_list
 
 pytestmark = pytest.mark.real
 
@@ -37,7 +37,9 @@ def labels(folder: Path) -> np.ndarray:
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_a_published_population_is_read(folder: Path, labels: np.ndarray, alpha: str) -> None:
     path = folder / f"federated_train_alpha_{alpha}.csv"
-    found = official_cifar10(path, labels)  # it compares every class with the label
+    found = federated_csv(
+        labels, 0, path=str(path), id_order="cifar10-blocks"
+    )  # it compares every class with the label
     assert found.ids == tuple(map(str, range(100)))
     assert found.sizes().tolist() == [500] * 100
     owner = np.full(50_000, -1)

@@ -84,7 +84,7 @@ class Holder(ClientExamples):
         answers = self.answers.take(at) if isinstance(self.answers, Boxes) else self.answers[at]
         return self.inputs[at], answers
 
-    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Any]]:
+    def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[tuple[Tensor, Any]]:
         while True:
             for start in range(0, len(self), size):
                 yield self.stretch(start, start + size)

@@ -51,7 +51,7 @@ class Aggregate(ABC):
     """Base class of aggregates: turns the replies of a round into one update.
 
     An aggregate that one function defines inherits from `fedlens.aggregate.one_function.ByWeights` or `ByColumn`. Any
-    other aggregate of one exchange defines `fold`, and `reduce` if partial sums suffice. An aggregate of several
+    other aggregate of one exchange defines `aggregate`, and `reduce` if partial sums suffice. An aggregate of several
     exchanges, for example norms before the updates or masks after them, overrides `exchange`.
 
     In all methods, `fields` are the fields that the client rule adds to the reply, and how each is aggregated. `ctx`
@@ -98,7 +98,7 @@ class Aggregate(ABC):
         return {}
 
     @abstractmethod
-    def fold(
+    def aggregate(
         self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext
     ) -> Update | Refusal | None:
         """Aggregates the answers to one ask into an update; None without an accepted reply.
@@ -110,7 +110,7 @@ class Aggregate(ABC):
     def exchange(
         self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
     ) -> Generator[Ask, Answers, Update | Refusal | None]:
-        """Yields the asks of a round and returns what `fold` returns.
+        """Yields the asks of a round and returns what `aggregate` returns.
 
         Args:
             ask: local training of the cohort. It may be changed before it is yielded, and other asks may be yielded
@@ -118,15 +118,15 @@ class Aggregate(ABC):
         """
         good = Counter[str]()
         answers = yield replace(ask, reduce=self.reduce(len(ask.requests), fields))
-        update = self.fold(_counted(answers, good), fields, ctx)
+        update = self.aggregate(_counted(answers, good), fields, ctx)
         if update is None and good["replies"]:
             raise HookError(
-                f"`fold` of {type(self).__name__} returned None, although these replies were accepted: "
+                f"`aggregate` of {type(self).__name__} returned None, although these replies were accepted: "
                 f"{good['replies']}",
-                where=place_of(self.fold),
+                where=place_of(self.aggregate),
                 hint="return an Update; to reject a reply, call its refuse(reason)",
             )
-        return checked(self.fold, update)
+        return checked(self.aggregate, update)
 
 
 def _counted(answers: Answers, good: Counter[str]) -> Answers:
@@ -216,7 +216,7 @@ class Mean(Aggregate):
     >>> def reply(slot, weight, value):
     ...     trees = {"update": {"w": torch.tensor([value])}, "buffers": {}, "counters": {}}
     ...     return Reply(Id(1, 0, slot), slot, {**trees, "weight": weight})
-    >>> Mean().fold([reply(0, 1.0, 4.0), reply(1, 3.0, 8.0)]).update
+    >>> Mean().aggregate([reply(0, 1.0, 4.0), reply(1, 3.0, 8.0)]).update
     {'w': tensor([7.])}
     """
 
@@ -230,7 +230,7 @@ class Mean(Aggregate):
         """
         return reduced_fields(fields or {}, block=cohort // 32) if cohort >= 64 else None
 
-    def fold(
+    def aggregate(
         self,
         answers: Iterable[Answer],
         fields: Mapping[str, How] | None = None,

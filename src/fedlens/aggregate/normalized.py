@@ -38,7 +38,7 @@ class Normalized(Aggregate):
     ...     trees = {"update": {"w": torch.tensor([direction])}, "buffers": {}, "counters": {}}
     ...     return Reply(Id(1, 0, slot), slot, {**trees, "weight": weight, "tau": tau})
     >>> fields = {"tau": "mean"}
-    >>> Normalized().fold([reply(0, 1.0, 4.0, 2.0), reply(1, 3.0, 8.0, 6.0)], fields).update  # 7 times 5
+    >>> Normalized().aggregate([reply(0, 1.0, 4.0, 2.0), reply(1, 3.0, 8.0, 6.0)], fields).update  # 7 times 5
     {'w': tensor([35.])}
     """
 
@@ -55,11 +55,11 @@ class Normalized(Aggregate):
         """As the plain mean does."""
         return Mean(self.weighting).reduce(cohort, fields)
 
-    def fold(
+    def aggregate(
         self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext | None = None
     ) -> Update | None:
         """The mean direction times tau_eff. `fields` has to have `tau`, whose mean is wanted."""
-        update = Mean(self.weighting).fold(answers, fields)
+        update = Mean(self.weighting).aggregate(answers, fields)
         if update is None:
             return None
         steps = update.more["tau"] if self.tau_eff == "mean" else self.tau_eff

@@ -122,7 +122,7 @@ class _OfReplies(Aggregate):
         """
         return update
 
-    def fold(
+    def aggregate(
         self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext
     ) -> Update | Refusal | None:
         """The update; None without an accepted reply. Raises `HookError` if the user's function returns no numbers."""
@@ -156,7 +156,7 @@ class ByWeights(_OfReplies):
     ...     trees = {"update": {"w": torch.tensor([value])}, "buffers": {}, "counters": {}}
     ...     return Reply((1, 0, slot), slot, {**trees, "weight": 1.0})
     >>> ctx = AggregateContext(1, 1, None, None)
-    >>> Norms().fold([reply(0, 1.0), reply(1, 3.0)], {}, ctx).update  # weights 3/4 and 1/4
+    >>> Norms().aggregate([reply(0, 1.0), reply(1, 3.0)], {}, ctx).update  # weights 3/4 and 1/4
     {'w': tensor([1.5000])}
     """
 
@@ -181,7 +181,7 @@ class ByWeights(_OfReplies):
                 hint="return none below 0; for a mean, divide them by their sum",
             )
         kept = weights.nonzero().flatten().tolist()
-        mean = Mean().fold(reweighted([rows.replies[k] for k in kept], weights[kept].tolist()), fields)
+        mean = Mean().aggregate(reweighted([rows.replies[k] for k in kept], weights[kept].tolist()), fields)
         assert mean is not None
         torch._foreach_mul_(list(mean.update.values()), total)  # its memory is donated
         return mean
@@ -200,7 +200,7 @@ class ByColumn(_OfReplies):
     ...     trees = {"update": {"w": torch.tensor([value])}, "buffers": {}, "counters": {}}
     ...     return Reply((1, 0, slot), slot, {**trees, "weight": 1.0})
     >>> ctx = AggregateContext(1, 1, None, None)
-    >>> Median().fold([reply(0, 1.0), reply(1, 3.0), reply(2, 1e9)], {}, ctx).update
+    >>> Median().aggregate([reply(0, 1.0), reply(1, 3.0), reply(2, 1e9)], {}, ctx).update
     {'w': tensor([3.])}
     """
 

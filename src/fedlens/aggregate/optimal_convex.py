@@ -129,16 +129,16 @@ class OptimalConvex(Aggregate):
             )
         }
 
-    def fold(
+    def aggregate(
         self, answers: Iterable[Answer], fields: Mapping[str, How], ctx: AggregateContext
     ) -> Update | None:
         """The plain mean, weighted by the `weight` of each reply."""
-        return Mean(self.weighting).fold(answers, fields)
+        return Mean(self.weighting).aggregate(answers, fields)
 
     def exchange(
         self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
     ) -> Generator[Ask, Answers, Update | None]:
-        """Asks for training, then the holder of the server's data for the weights.
+        """Asks for training, then for the weights on the server's data.
 
         Raises `RunFailed` where the search itself fails.
         """
@@ -146,7 +146,7 @@ class OptimalConvex(Aggregate):
         if len(replies) > 1:
             answers = yield self._search(ask.shared["model"], replies)
             replies = _weighted(replies, self._found(answers))
-        return self.fold(replies, fields, ctx)
+        return self.aggregate(replies, fields, ctx)
 
     def _search(self, model: Tree, replies: Sequence[Reply]) -> Ask:
         # Replies may be rows of stacked trees, which are sent as trees of their own.

@@ -158,7 +158,7 @@ class Averaging(AlgorithmBase):
         """Whether all its components at the server do."""
         return (
             type(self) is Averaging
-            and follows_device(self.aggregate, ["init", "fold", "exchange"])
+            and follows_device(self.aggregate, ["init", "aggregate", "exchange"])
             and follows_device(self.server, ["init", "step", "step_in_place"])
             and all(server_rule.follows_device for server_rule in self.rule.server_rules.values())
         )
@@ -284,8 +284,8 @@ class Averaging(AlgorithmBase):
     @property
     def training_op(self) -> str | None:
         """Local training, if replies hold the whole difference between the global and the local weights."""
-        whole = not self.rule.traits.replaces_update and not self.personal
-        return "train" if whole and not self.parts.task.local_leaves(self.parts.spec) else None
+        complete = not self.rule.traits.replaces_update and not self.personal
+        return "train" if complete and not self.parts.task.local_leaves(self.parts.spec) else None
 
     @property
     def no_local_models(self) -> str:

@@ -84,7 +84,7 @@ def _compared(steps: Any, aggregate: Aggregate) -> Generator[Ask, Answers, Any]:
 
 def _method(aggregate: Aggregate) -> Any:
     """The method that aggregates, as errors name it."""
-    return aggregate.fold if type(aggregate).exchange is Aggregate.exchange else aggregate.exchange
+    return aggregate.aggregate if type(aggregate).exchange is Aggregate.exchange else aggregate.exchange
 
 
 def _noted(answers: Answers, passed: PassedInputs) -> Iterator[Answer]:

@@ -30,7 +30,7 @@ Each = Callable[[Callable[[Loadable], Measured], Sequence[Loadable]], Iterable[M
 
 
 class ModelEvaluator:
-    """Measures models of one architecture on one holder's examples.
+    """Measures models of one architecture on the examples of one client, or of the server.
 
     On a CPU the metrics are to the bit those that a run with this model, task, batch size and number of threads
     records. On a GPU they agree up to rounding.
@@ -38,7 +38,7 @@ class ModelEvaluator:
     Args:
         model: how the module is built; trees have its names and shapes.
         task: measures the outputs.
-        data: the holder of the examples, such as `built.source.data_of("@test")`.
+        data: the examples, such as `built.source.data_of("@test")`.
         examples: how many of them are measured, from the first one on.
         batch_size: examples per forward pass.
         size: at which images are evaluated.
@@ -190,7 +190,10 @@ def evaluator_of(built: Built, on: Literal["test", "validation"] = "test") -> Mo
         source.data_of(name),
         held[name],
         evaluation_batch(
-            built.config.evaluation.batch_size, built.task, built.holders.dataset.info, built.evaluation_size
+            built.config.evaluation.batch_size,
+            built.task,
+            built.client_data.dataset.info,
+            built.evaluation_size,
         ),
         built.evaluation_size,
         device=program.device,

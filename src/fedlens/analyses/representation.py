@@ -24,30 +24,24 @@ _EXAMPLES = 1000
 # ---- similarity
 
 
-def linear_cka(first: Tensor, second: Tensor) -> float:
-    """The linear CKA of features [n, d1] and [n, d2] of the same examples (Kornblith et al. 2019, Eq. 3 and 5).
+def linear_cka(features: Sequence[Tensor]) -> tuple[tuple[float | None, ...], ...]:
+    """The linear CKA of each pair of features [n, d1], [n, d2], ... of n examples (Kornblith et al. 2019, Eq. 3, 5).
 
     |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F) for centered columns, in float64: from 0 to 1, and 1 for features that differ by
-    a rotation, a scale and a shift. NaN if the features of all examples are equal.
-
-    Raises `ConfigError` for features of different numbers of examples.
+    a rotation, a scale and a shift. None if the features of all examples are equal.
 
     >>> x = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 3.0]])
-    >>> round(linear_cka(x, 3 * x.flip(1) + 1), 6)
+    >>> round(linear_cka([x, 3 * x.flip(1) + 1])[0][1], 6)
     1.0
     """
-    if first.dim() != 2 or second.dim() != 2 or len(first) != len(second):
-        raise ConfigError(
-            f"features of the shapes {list(first.shape)} and {list(second.shape)} cannot be compared",
-            where="features",
-            hint="give features [n, d1] and [n, d2] of the same n examples",
-        )
-    x, y = _centered(first), _centered(second)
-    return (
-        _alignment(x, y) / (_alignment(x, x) * _alignment(y, y)) ** 0.5
-        if bool(x.any() and y.any())
-        else float("nan")
-    )
+    centered = [_centered(each) for each in features]
+    norms = [_alignment(x, x) ** 0.5 for x in centered]
+    matrix: list[list[float | None]] = [[None] * len(centered) for _ in centered]
+    for i, x in enumerate(centered):
+        for j in range(i + 1):
+            scale = norms[i] * norms[j]
+            matrix[i][j] = matrix[j][i] = _alignment(x, centered[j]) / scale if scale else None
+    return tuple(tuple(row) for row in matrix)
 
 
 def _centered(features: Tensor) -> Tensor:
@@ -100,17 +94,8 @@ def similarity(
     if len(models) < 2:
         raise ConfigError(f"{len(models)} model was given, and a comparison needs 2", where="models")
     found = [features(model, evaluator, layers, examples) for model in models]
-    values = []
-    for layer in found[0]:
-        own = [_centered(each[layer]) for each in found]
-        norms = [_alignment(x, x) ** 0.5 for x in own]
-        matrix: list[list[float | None]] = [[None] * len(own) for _ in own]
-        for i, x in enumerate(own):
-            for j in range(i + 1):
-                scale = norms[i] * norms[j]
-                matrix[i][j] = matrix[j][i] = _alignment(x, own[j]) / scale if scale else None
-        values.append(tuple(tuple(row) for row in matrix))
-    return FeatureSimilarity(tuple(found[0]), tuple(values))
+    values = tuple(linear_cka([each[layer] for each in found]) for layer in found[0])
+    return FeatureSimilarity(tuple(found[0]), values)
 
 
 # ---- features
@@ -280,14 +265,6 @@ def neural_collapse(values: Tensor, labels: Tensor, classifier: Tensor | None = 
         distance,
         count,
     )
-
-
-def neural_collapse_of(tree: Tree, evaluator: ModelEvaluator, examples: int | None = None) -> NeuralCollapse:
-    """The neural collapse of what enters the last linear layer of a model, on an evaluator's examples.
-
-    Raises `ConfigError` as `classifier_inputs` and `neural_collapse` do.
-    """
-    return neural_collapse(*classifier_inputs(tree, evaluator, examples))
 
 
 def classifier_inputs(

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
+from typing import Any
 
 from fedlens.base.interrupts import from_code
 from fedlens.base.shell_command import inline_toml, setting
@@ -17,6 +18,10 @@ _READ, _SHOWN = 10_000, 200  # characters of a message of a user's exception
 _LIST_TYPES = {"list_type", "tuple_type"}  # pydantic's names of the fault
 _FEDLENS = str(Path(__file__).parent.parent)
 RENAMED = {
+    "Aggregate.fold": "aggregate",
+    "Bound.whole": "integer",
+    "LocalProblem.whole_batches": "drop_last",
+    "Table.whole": "full_identity",
     "client_evaluation.OP": "EVALUATE_OWN",
     "ClientRule.looks": "references",
     "ClientRule.servers": "server_rules",
@@ -170,6 +175,10 @@ def renamed(error: BaseException) -> str:
     "; 'OP' is now 'EVALUATE_OWN'"
     >>> renamed(ModuleNotFoundError("No module named 'fedlens.core.errors'", name="fedlens.core.errors"))
     "; 'fedlens.core.errors' is now 'fedlens.base.errors'"
+    >>> class Aggregate: ...
+    >>> class Mine(Aggregate): ...
+    >>> renamed(AttributeError("'Mine' object has no attribute 'fold'", name="fold", obj=Mine()))
+    "; 'fold' is now 'aggregate'"
     """
     if isinstance(error, ModuleNotFoundError):
         old = str(error.name).removeprefix("fedlens.")
@@ -177,9 +186,29 @@ def renamed(error: BaseException) -> str:
     if isinstance(error, ImportError | AttributeError | TypeError):
         for form in _MISSING:
             found = re.search(form, text_of(error))
-            if found and (new := RENAMED.get(f"{found['of']}.{found['name']}")):
-                return f"; '{found['name']}' is now '{new}'"
+            if found is None:
+                continue
+            owners = type(error.obj).__mro__ if isinstance(error, AttributeError) else ()
+            for of in (found["of"], *(base.__name__ for base in owners)):
+                if new := RENAMED.get(f"{of}.{found['name']}"):
+                    return f"; '{found['name']}' is now '{new}'"
     return ""
+
+
+def defined_as(kind: Any, name: str) -> str | None:
+    """The name of an earlier version under which a class defines the method `name`; None if it does not.
+
+    >>> class Aggregate: ...
+    >>> class Sum(Aggregate): fold = sum
+    >>> defined_as(Sum, "aggregate"), defined_as(Aggregate, "aggregate")
+    ('fold', None)
+    """
+    owners = {base.__name__ for base in kind.__mro__}
+    for old, new in RENAMED.items():
+        owner, _, was = old.rpartition(".")
+        if new == name and owner in owners and was in dir(kind):
+            return was
+    return None
 
 
 def text_of(error: BaseException) -> str:

@@ -23,14 +23,14 @@ METHODS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "selection": {"cohort": ("ctx",), "size": ("federation",)},
     "aggregate": {
         "init": ("weights", "federation"),
-        "fold": ("answers", "fields", "ctx"),
+        "aggregate": ("answers", "fields", "ctx"),
         "exchange": ("ask", "fields", "ctx"),
         "reduce": ("cohort", "fields"),
     },
     "server step": {
         "init": ("weights",),
         "step": ("weights", "update", "state"),
-        "step_given": ("weights", "update", "state"),
+        "step_in_place": ("weights", "update", "state"),
     },
     "engine": {"open": ("program", "states"), "answer": ("ask", "round", "exchange"), "close": ()},
     "augmentation": {"__call__": ("images", "targets", "generator")},

@@ -34,9 +34,9 @@ def follows_device(component: object, methods: Iterable[str]) -> bool:
     The declaration is a class attribute `follows_device`: they make no tensor on the processor to mix with their
     inputs, and convert none to NumPy. A subclass that overrides one of them declares it anew.
 
-    >>> class Sum: follows_device = True; fold = sum
-    >>> class Own(Sum): fold = max
-    >>> follows_device(Sum(), ["fold"]), follows_device(Own(), ["fold"])
+    >>> class Sum: follows_device = True; aggregate = sum
+    >>> class Own(Sum): aggregate = max
+    >>> follows_device(Sum(), ["aggregate"]), follows_device(Own(), ["aggregate"])
     (True, False)
     """
     for kind in type(component).__mro__:

@@ -100,7 +100,7 @@ class RandomExamples(ClientExamples):
         """The targets of these positions."""
         return self.stretch(start, self.count if stop is None else stop)[1]
 
-    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Any, Any]]:
+    def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[tuple[Any, Any]]:
         """Batches of `size`, without end."""
         while True:
             yield self.stretch(0, min(size, self.count))

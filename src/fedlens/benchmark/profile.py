@@ -66,7 +66,7 @@ def profile(
     finally:
         engine.close()
     config = built.config
-    program = engine.applied(Program({}, built.holders, 0))
+    program = engine.applied(Program({}, built.client_data, 0))
     device, precision = program.device, program.arithmetic.precision
     sizes = built.federation.sizes[built.federation.eligible].tolist()
     typical = round(median(config.local.examples or size for size in sizes))

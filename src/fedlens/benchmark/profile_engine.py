@@ -25,7 +25,7 @@ PARTS = (
 TIMED = "timed "  # prefix of the name of an operation that reports its time
 _METRIC = "profile:"  # prefix of the metrics that are seconds of a part
 _PROCESS = "profile process"  # the metric that is the id of the process
-_METRICS = {_PROCESS: Bound(0, whole=True), **{_METRIC + part: Bound(0) for part in PARTS}}
+_METRICS = {_PROCESS: Bound(0, integer=True), **{_METRIC + part: Bound(0) for part in PARTS}}
 Result = TypeVar("Result")
 
 

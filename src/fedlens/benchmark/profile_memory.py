@@ -38,7 +38,7 @@ def measure_memory(built: Built, ask: Ask, state: Payload) -> dict[str, Any]:
         with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
             executor.answer(ask.op, ask.shared, item, ask.expect)
         gpu = torch.cuda.max_memory_allocated() if on_gpu else None
-    examples = len(built.holders.data_of(item.client))
+    examples = len(built.client_data.data_of(item.client))
     batch = built.config.local.batch(examples)
     return {"training": _largest(recorded), "gpu": gpu, "examples": examples, "batch": batch}
 

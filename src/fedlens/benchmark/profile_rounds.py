@@ -22,7 +22,7 @@ from fedlens.core.states import ClientStates
 from fedlens.run import checkpoint
 from fedlens.run.build import Built
 from fedlens.run.changes import defining
-from fedlens.run.failed_round import hopeless
+from fedlens.run.failed_round import no_accepted_update
 from fedlens.run.round_work import round_context
 from fedlens.run.run_state import RunState
 from fedlens.run.state_files import StateFiles
@@ -106,7 +106,7 @@ class ProfiledRounds:
             self._trace(trace)
         self.processes = len(self.engine.processes)
         self.model_bytes, self.checkpoint_bytes = self._file_sizes()
-        largest = max(ask.requests, key=lambda request: len(self.built.holders.data_of(request.client)))
+        largest = max(ask.requests, key=lambda request: len(self.built.client_data.data_of(request.client)))
         self.ask, self.client_state = replace(ask, requests=[largest]), self.states.get(largest.client)
 
     def _pair(self, number: int, timings: Timings) -> None:
@@ -121,7 +121,7 @@ class ProfiledRounds:
             self.state = self._timed(round, timings, with_clock, "other")
             tally = self.driver.tally
             if tally.failed_round:
-                raise hopeless(number + 1, tally, self.built.config.local.lr)
+                raise no_accepted_update(number + 1, tally, self.built.config.local.lr)
 
     def _timed(self, steps: Generator[Any, Any, Any], timings: Timings, with_clock: bool, part: str) -> Any:
         """Drives a round or an evaluation, and returns its result; `part` is charged with what has no name."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 Precision = Literal["fp32", "bf16", "fp16", "tf32"]
 Layout = bool | Literal["auto"]
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SCALES = (2.0**14, 2.0**9, 2.0**4, 1.0)  # of a loss in fp16, the largest first
 
 
@@ -30,9 +30,9 @@ class Arithmetic:
     channels_last: Layout = False
 
     @property
-    def half(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> torch.dtype | None:
         """The 16-bit type of autocast, where there is one."""
-        return _HALF.get(self.precision)
+        return _AUTOCAST.get(self.precision)
 
     def lays_out(self, module: nn.Module, device: torch.device) -> bool:
         """Whether this module computes with the channels innermost.
@@ -80,9 +80,9 @@ class Arithmetic:
         channels_last = self.lays_out(module, device)
         if channels_last:
             module = module.to(memory_format=torch.channels_last)
-        if self.half is not None or channels_last:
+        if self.autocast_dtype is not None or channels_last:
             # In place of the class's own, so that every way of calling the module takes it: `functional_call` too.
-            module.__dict__["forward"] = _Forward(self.half, channels_last, module, device.type)
+            module.__dict__["forward"] = _Forward(self.autocast_dtype, channels_last, module, device.type)
         return module
 
 
@@ -137,16 +137,18 @@ def channels_last_pays(device: torch.device) -> bool:
 class _Forward:
     """A module's forward pass in another number format or layout."""
 
-    def __init__(self, half: torch.dtype | None, channels_last: bool, module: nn.Module, device: str) -> None:
-        self.half, self.channels_last, self.plain, self.device = half, channels_last, module.forward, device
+    def __init__(
+        self, dtype: torch.dtype | None, channels_last: bool, module: nn.Module, device: str
+    ) -> None:
+        self.dtype, self.channels_last, self.plain, self.device = dtype, channels_last, module.forward, device
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         if self.channels_last:
             inputs = tuple(_inner_channels(value) for value in inputs)
-        if self.half is None:
+        if self.dtype is None:
             return self.plain(*inputs, **named)
-        with torch.autocast(self.device, self.half):
-            return _restored(self.plain(*inputs, **named), self.half)
+        with torch.autocast(self.device, self.dtype):
+            return _restored(self.plain(*inputs, **named), self.dtype)
 
 
 def _inner_channels(value: Any) -> Any:
@@ -155,23 +157,23 @@ def _inner_channels(value: Any) -> Any:
     return value
 
 
-def _restored(value: Any, half: torch.dtype) -> Any:
+def _restored(value: Any, dtype: torch.dtype) -> Any:
     """Losses and metrics are computed in full precision."""
     if isinstance(value, Tensor):
-        return value.float() if value.dtype == half else value
+        return value.float() if value.dtype == dtype else value
     if isinstance(value, dict):
-        return {name: _restored(item, half) for name, item in value.items()}
+        return {name: _restored(item, dtype) for name, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_restored(item, half) for item in value)
+        return type(value)(_restored(item, dtype) for item in value)
     return value
 
 
 def gradients_of(
-    loss: Tensor, parameters: Sequence[Tensor], half: torch.dtype | None = None, stacked: bool = False
+    loss: Tensor, parameters: Sequence[Tensor], dtype: torch.dtype | None = None, stacked: bool = False
 ) -> list[Tensor]:
     """The gradient of each parameter; zero for one that the loss does not depend on.
 
-    With `half` = float16, whose smallest number is 6e-8, the loss is scaled up before it is differentiated, and the
+    With `dtype` = float16, whose smallest number is 6e-8, the loss is scaled up before it is differentiated, and the
     gradients down afterwards; where they leave its range (65,504) they are taken again at a smaller scale. So no
     step is passed over, and a client's work is what it was asked for. Of `stacked` parameters, [A, ...] of A clients
     each, every client has the scale that it would have by itself: one whose weights run away costs no other anything.
@@ -180,7 +182,7 @@ def gradients_of(
     >>> gradients_of((3 * w[0]).sum(), [w])
     [tensor([3., 0.])]
     """
-    if half is not torch.float16:
+    if dtype is not torch.float16:
         return _differentiated(loss, parameters)
     kept: list[Tensor] = []
     done: Tensor | None = None

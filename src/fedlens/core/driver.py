@@ -31,7 +31,7 @@ from fedlens.core.work import Work
 
 @dataclass
 class Tally:
-    """Counts of a round over the clients of the federation; holders of server data are left out."""
+    """Counts of a round over the clients of the federation; requests for data at the server are left out."""
 
     replies: int = 0
     failed: int = 0
@@ -106,7 +106,7 @@ class Tally:
         self.failed += 1
         self.failures[client][reason] += 1
 
-    def and_measuring(self, other: Tally) -> None:
+    def add_evaluation(self, other: Tally) -> None:
         """Adds the bytes, failures and messages of an evaluation, but no training."""
         self.traffic.add(other.traffic)
         self.bytes_up += other.bytes_up

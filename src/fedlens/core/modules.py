@@ -25,7 +25,7 @@ class Loadable:
     spec: dict[str, Leaf]
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights that are sent
-    half: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
+    autocast_dtype: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
     donated: dict[str, Tensor] = field(default_factory=dict)  # the form of the memory that `load` brings
 
     @cached_property
@@ -110,7 +110,7 @@ def module_in(
                 for name, value in state.items()
                 if name not in trainable and name not in model.fixed
             },
-            arithmetic.half,
+            arithmetic.autocast_dtype,
         )
     found: Loadable = scratch[key]
     return found

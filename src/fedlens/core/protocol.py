@@ -271,12 +271,17 @@ class GroupExamples(Protocol):
         """The same examples, the clients in this order."""
 
     def batches(
-        self, sizes: Sequence[int], rngs: Sequence[Rng] | None, steps: Sequence[int], whole: bool = False, /
+        self,
+        sizes: Sequence[int],
+        rngs: Sequence[Rng] | None,
+        steps: Sequence[int],
+        drop_last: bool = False,
+        /,
     ) -> torch.Tensor:
         """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding.
 
         With `rngs` = None each client's examples stay in their own order.
-        `whole` leaves out the last batch of an epoch if it is smaller than the others.
+        `drop_last` leaves out the last batch of an epoch if it is smaller than the others.
         """
 
     def read(self, positions: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:

@@ -116,28 +116,30 @@ Field = TreeField | TensorField | NumberField
 
 @dataclass(frozen=True)
 class Bound:
-    """The valid values of a metric: finite numbers from `least` to `most`, only whole ones if `whole`.
+    """The valid values of a metric: finite numbers from `least` to `most`, only integers if `integer`.
 
-    >>> Bound(0, 1).fault("share", 1.5), Bound(0, whole=True).fault("batches", 7.0)
+    >>> Bound(0, 1).fault("share", 1.5), Bound(0, integer=True).fault("batches", 7.0)
     ("its metric 'share' is 1.5, outside [0, 1]", None)
     """
 
     least: float = -math.inf
     most: float = math.inf
-    whole: bool = False
+    integer: bool = False
 
     def fault(self, name: str, value: float) -> str | None:
         """What is wrong with `value`, or None."""
         if self.least <= value <= self.most and -math.inf < value < math.inf:
             return (
-                f"its metric '{name}' is {value:g}, not a whole number" if self.whole and value % 1 else None
+                f"its metric '{name}' is {value:g}, not a whole number"
+                if self.integer and value % 1
+                else None
             )
         if not math.isfinite(value):
             return f"its metric '{name}' {_NOT_FINITE}"
         return f"its metric '{name}' is {value:g}, outside [{self.least:g}, {self.most:g}]"
 
 
-COUNT = Bound(0, 2**53, whole=True)
+COUNT = Bound(0, 2**53, integer=True)
 SHARE = Bound(0, 1)
 METRICS: Mapping[str, Bound] = {"loss": Bound(), "examples": COUNT, "batches": COUNT}
 """The metrics that every operation may send: of these a run computes its local loss and its progress."""

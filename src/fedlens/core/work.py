@@ -119,7 +119,7 @@ class Work:
         at = min(max(float(self.answered), here), float(asked))
         if not ends or not ends[-1]:
             return at / asked if asked else 0.0
-        whole = min(int(at), len(ends))
-        before = ends[whole - 1] if whole else 0.0
-        after = ends[whole] if whole < len(ends) else before
-        return (before + (at - whole) * (after - before)) / ends[-1]
+        done = min(int(at), len(ends))
+        before = ends[done - 1] if done else 0.0
+        after = ends[done] if done < len(ends) else before
+        return (before + (at - done) * (after - before)) / ends[-1]

@@ -91,8 +91,8 @@ class ClientDataset(ClientExamples):
         ahead = self.prefetch and self.examples.lazy and stop - start > size
         return ReadAhead(read, self.prefetch) if ahead else read
 
-    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[Batch]:
-        """Endless batches, epoch by epoch, each in a new order; `whole` leaves out a last batch that is smaller.
+    def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[Batch]:
+        """Endless batches, epoch by epoch, each in a new order; `drop_last` leaves out a last batch that is smaller.
 
         The order of an epoch is `torch.randperm(n)` from `rng.torch("batches")`. If one batch holds all examples, they
         keep their order and nothing is drawn. Augmentations draw from `rng.torch("augment")`, batch by batch and, with
@@ -102,7 +102,7 @@ class ClientDataset(ClientExamples):
         """
         n = len(self)
         generator = rng.torch("batches")
-        end = n - n % min(size, n) if whole and n else n
+        end = n - n % min(size, n) if drop_last and n else n
         if self.held(n):
             kept = self._from_memory(size, generator, end)
             return ReadAhead(kept, self.prefetch) if self.prefetch and self.examples.lazy else kept
@@ -253,7 +253,12 @@ class ClientGroup:
         return replace(self, starts=[self.starts[k] for k in order], counts=[self.counts[k] for k in order])
 
     def batches(
-        self, sizes: Sequence[int], rngs: Sequence[Rng] | None, steps: Sequence[int], whole: bool = False, /
+        self,
+        sizes: Sequence[int],
+        rngs: Sequence[Rng] | None,
+        steps: Sequence[int],
+        drop_last: bool = False,
+        /,
     ) -> Tensor:
         """The positions in `examples` of the first so many of each client's `batches`, int64 [steps, clients, size].
 
@@ -265,9 +270,9 @@ class ClientGroup:
         for k, kind in enumerate(zip(self.counts, sizes, steps, strict=True)):
             alike.setdefault(kind, []).append(k)
         for (n, size, count), rows in alike.items():
-            per_epoch = n // size if whole else -(-n // size)
+            per_epoch = n // size if drop_last else -(-n // size)
             orders = self._orders(rows, n, size, -(-count // per_epoch), rngs)
-            if whole:
+            if drop_last:
                 orders = orders[:, :, : per_epoch * size]
             elif n % size:
                 orders = torch.nn.functional.pad(orders, (0, -n % size), value=-1)
@@ -277,7 +282,7 @@ class ClientGroup:
     def _orders(
         self, rows: Sequence[int], n: int, size: int, epochs: int, rngs: Sequence[Rng] | None
     ) -> Tensor:
-        """The positions in the order of each epoch, int64 [rows, epochs, n], of holders of n examples."""
+        """The positions in the order of each epoch, int64 [rows, epochs, n], of clients with n examples."""
         orders = torch.arange(n).repeat(len(rows), epochs, 1)
         if size < n and rngs is not None:
             generator, each = torch.Generator(), iter(orders.view(-1, n).unbind())

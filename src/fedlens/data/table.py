@@ -34,7 +34,7 @@ class Table:
         dataset: the dataset's name.
         total: how many examples the training split has.
         origin: a digest of the names of the files; it distinguishes examples with the same labels.
-        whole: the identity of the whole training split, if the rows are only a part of it.
+        full_identity: the identity of the whole training split, if the rows are only a part of it.
         located: whether the examples are images whose targets have positions in the image, as masks and boxes do;
             None means that they do unless `single`.
 
@@ -55,7 +55,7 @@ class Table:
     dataset: str = ""
     total: int | None = None
     origin: str = ""
-    whole: str | None = None
+    full_identity: str | None = None
     located: bool | None = None
 
     def __post_init__(self) -> None:
@@ -140,8 +140,8 @@ class Table:
         It covers the marks, the names of the files, and the columns `client` and `image_id`. Other columns only
         describe the examples: adding one to a table does not change the data.
         """
-        if self.whole is not None:
-            return self.whole
+        if self.full_identity is not None:
+            return self.full_identity
         naming = [name for name in ("client", "image_id") if name in self.columns]
         head = json.dumps([len(self), len(self.marks), self.origin, naming])
         hashed = hashlib.sha256(head.encode())

@@ -131,9 +131,9 @@ class Auto(Chosen):
             return self._take("inline", {}, "no trial finished")
         label, (_, name, table) = max(tried.items(), key=lambda item: item[1][0])
         if name != "vectorized" and "group" not in table and trial.convolutions:
-            usual = trial.layout and channels_last_pays(torch.device(self.computing.device))
-            other = table | {"channels_last": not usual}
-            layout = "contiguous" if usual else "channels last"
+            channels_last = trial.layout and channels_last_pays(torch.device(self.computing.device))
+            other = table | {"channels_last": not channels_last}
+            layout = "contiguous" if channels_last else "channels last"
             attempt(f"{label}, {layout}", name, other, max(count, 2 * workers))
         by_speed = sorted(tried.items(), key=lambda item: -item[1][0])
         speeds = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)

@@ -74,11 +74,11 @@ class Computing:
             gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
             if not gpus:
                 why = hardware().obstacle()
-                usual = ", or check that nvidia-smi lists a GPU and torch is a CUDA build"
+                driver_check = ", or check that nvidia-smi lists a GPU and torch is a CUDA build"
                 raise ConfigError(
                     f"the device is '{self.device}', but torch {torch.__version__} finds no GPU",
                     where="engine.device",
-                    hint=f"set engine.device=cpu{f'; {why}' if why else usual}",
+                    hint=f"set engine.device=cpu{f'; {why}' if why else driver_check}",
                 )
             if number and int(number) >= gpus:
                 raise ConfigError(

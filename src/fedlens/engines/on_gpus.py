@@ -68,8 +68,8 @@ class OnGpus(Chosen):
         """The number of workers, 1 for none, and why only one of several GPUs is used, empty if all are."""
         limit = int(self.common.get("workers", 0))
         several = self.computing.device == "cuda" and torch.cuda.device_count() > 1
-        usual = default_workers(self.computing, int(self.common.get("threads", 1))) if several else 1
-        count, why = min(limit or usual, cohort), ""
+        default = default_workers(self.computing, int(self.common.get("threads", 1))) if several else 1
+        count, why = min(limit or default, cohort), ""
         if cohort == 1:
             why = "one client trains at a time"
         elif limit == 1:

@@ -147,7 +147,7 @@ def exact(variables: DualVariables, k_0: int, tolerance: float, max_iterations: 
     """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
     solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
     check = partial(_refuse_steps, uses_lr=False)
-    unsolved = Bound(0, 1, whole=True)  # whether the solver stopped before its tolerance
+    unsolved = Bound(0, 1, integer=True)  # whether the solver stopped before its tolerance
     return replace(
         _rule(variables, solve=solve, check=check, full_gradients=True), metrics={"unsolved": unsolved}
     )

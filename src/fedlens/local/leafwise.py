@@ -62,7 +62,7 @@ def heavy(learner: Loadable) -> bool:
 
 def leafwise(learner: Loadable, scratch: dict[Any, Any]) -> bool:
     """Whether plain training of this model takes its steps leaf by leaf."""
-    return learner.half is not torch.float16 and heavy(learner) and scratch.get(_key(learner), True)
+    return learner.autocast_dtype is not torch.float16 and heavy(learner) and scratch.get(_key(learner), True)
 
 
 def forgo(learner: Loadable, scratch: dict[Any, Any]) -> None:

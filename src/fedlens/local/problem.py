@@ -67,7 +67,7 @@ class LocalProblem:
         closing: clean-up at the end of local training, also after an error.
         seen: batches of gradients besides those of the steps; they count as the client's work.
         rng: the randomness of local training; problems made by hand in tests may have none.
-        whole_batches: whether `batches` leaves out the last batch of an epoch if it is smaller than the others.
+        drop_last: whether `batches` leaves out the last batch of an epoch if it is smaller than the others.
         shared: returns `gradient` if it was computed for several clients together; else None.
     """
 
@@ -83,7 +83,7 @@ class LocalProblem:
     task: Task
     seen: int = 0
     rng: Rng | None = None
-    whole_batches: bool = False
+    drop_last: bool = False
     shared: Callable[[], tuple[list[Tensor], float] | None] | None = None
 
     def twin(self, which: str, tree: Tree | None = None) -> Loadable:
@@ -143,7 +143,7 @@ class LocalProblem:
             outputs = self.task.outputs(learner.module, inputs, targets)
             share = len(targets) / n
             risk = self.risk(outputs, targets)
-            gradients = gradients_of(risk, parameters, learner.half)
+            gradients = gradients_of(risk, parameters, learner.autocast_dtype)
             value.append((share, risk.detach()))
             with torch.no_grad():
                 loss.append((share, self.task_loss(outputs, targets)))
@@ -157,7 +157,7 @@ class LocalProblem:
     def batches(self, most: int | None = None) -> Iterator[Batch]:
         """Batches, drawn and augmented like those of local steps; at most so many, or without end."""
         assert self.rng is not None
-        batches: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.whole_batches)
+        batches: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.drop_last)
         return first(batches, most, self.closing)
 
     def stretches(self) -> Iterator[Batch]:

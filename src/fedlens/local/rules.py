@@ -236,7 +236,7 @@ class ClientRule:
 
     finish: FinishHook | None = None
     """(parameters after training, context) -> (more fields of the reply, what changes in the client's state).
-    A field called `update` takes the place of the usual one."""
+    A field called `update` replaces the difference of the weights."""
 
     expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
     """Spec of the model -> what the fields of `finish` have to be."""

@@ -176,7 +176,7 @@ class Train:
             closing,
             self.task,
             rng=rng,
-            whole_batches=self.settings.last_batch == "drop",
+            drop_last=self.settings.last_batch == "drop",
         )
         return context
 
@@ -235,7 +235,7 @@ class Train:
                     descend(bent)
             else:
                 with scope("backward"):
-                    gradients = gradients_of(bent, parameters, problem.learner.half)
+                    gradients = gradients_of(bent, parameters, problem.learner.autocast_dtype)
                 if rule.grad is not None:
                     with scope("rule"):
                         gradients = rule.grad(gradients, weights, context)
@@ -252,7 +252,7 @@ class Train:
 
     def _batches(self, context: LocalContext, rng: Rng) -> Iterator[tuple[Tensor, Tensor]]:
         problem = context.problem
-        batches = problem.data.batches(problem.batch, rng, problem.whole_batches)
+        batches = problem.data.batches(problem.batch, rng, problem.drop_last)
         return first(batches, context.steps, problem.closing)
 
     def _reply(
@@ -337,7 +337,7 @@ def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor
     inputs, targets = batch
     with random_state_kept(problem.client.device):
         risk = problem.risk(problem.task.outputs(twin.module, inputs, targets), targets)
-        return gradients_of(risk, list(twin.trainable.values()), twin.half)
+        return gradients_of(risk, list(twin.trainable.values()), twin.autocast_dtype)
 
 
 def _optimizer_state(state: Payload) -> OptimizerState:

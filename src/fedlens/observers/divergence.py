@@ -348,7 +348,7 @@ class Divergence:
 def divergence_of(built: Built) -> Divergence:
     """The Divergence of a run at its start."""
     local = built.config.local
-    chance = chance_levels(built.holders)
+    chance = chance_levels(built.client_data)
     return Divergence(
         built.config.rounds,
         local.lr,
@@ -357,7 +357,7 @@ def divergence_of(built: Built) -> Divergence:
         None,
         built.task.collapse_advice,
         built.config.divergence.patience,
-        len(built.holders.dataset.classes) if built.holders.dataset.kind == "segmentation" else 0,
+        len(built.client_data.dataset.classes) if built.client_data.dataset.kind == "segmentation" else 0,
     )
 
 

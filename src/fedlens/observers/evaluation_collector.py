@@ -124,7 +124,7 @@ def final_evaluation(
     built: Built, round: int, measured: Measured, of_clients: Mapping[int, Measured]
 ) -> FinalEvaluation:
     """What `evaluation.npz` keeps of the measurements: the sums and, as the settings say, images of mistakes."""
-    dataset = built.holders.dataset
+    dataset = built.client_data.dataset
     rows = {
         name.removeprefix(MISTAKES): values.numpy()
         for name, values in measured.rows.items()
@@ -155,6 +155,6 @@ def _stacked(parts: Sequence[Measured]) -> dict[str, NDArray[Any]]:
 
 def _images(built: Built, index: NDArray[np.int64]) -> NDArray[np.uint8]:
     """uint8 [k, C, h, w]: the test images at these positions; one at a time, because files may be large."""
-    test, room = built.holders.dataset.test, PIXELS // len(index)
+    test, room = built.client_data.dataset.test, PIXELS // len(index)
     images = (test.batch(torch.tensor([at]))[0][0].numpy() for at in index.tolist())
     return np.stack([scaled_down(image, room) for image in images])

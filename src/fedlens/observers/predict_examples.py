@@ -42,7 +42,7 @@ def write_examples(built: Built, directory: RunDir, states: Mapping[str, tuple[i
     run continues without them. Raises `RunFailed` if the disk refuses.
     """
     annotates = built.task.annotates
-    shown = built.config.keeps_images and len(built.holders.dataset.input_shape) == 3
+    shown = built.config.keeps_images and len(built.client_data.dataset.input_shape) == 3
     if annotates is None or not shown:
         return []
     try:
@@ -71,7 +71,7 @@ def _with_answers(
     earlier: ExamplePredictions | None,
     states: Mapping[str, tuple[int, State]],
 ) -> ExamplePredictions:
-    dataset = built.holders.dataset
+    dataset = built.client_data.dataset
     index = spread_evenly(len(dataset.test))
     images, targets = [], []
     for at in index.tolist():  # one at a time, because files may be large
@@ -98,7 +98,7 @@ def _predictions(
     module = model.build(initial=False)
     load_into(module, tree)
     module.eval()
-    dataset, found = built.holders.dataset, []
+    dataset, found = built.client_data.dataset, []
     with torch.inference_mode():
         for image in images:
             inputs = normalize(image.cpu(), dataset.mean, dataset.std)

@@ -50,7 +50,7 @@ def held_out_predictions(
 
     None without confidences. A client whose rows do not fit the examples that it holds out is left out.
     """
-    held_out = {client: built.holders.client_held_out(client) for client in sorted(confidences)}
+    held_out = {client: built.client_data.client_held_out(client) for client in sorted(confidences)}
     kept = {
         client: index
         for client, index in held_out.items()
@@ -63,7 +63,7 @@ def held_out_predictions(
         name: torch.cat([confidences[client][name] for client in kept]).numpy()
         for name in ("label", "confidence", "classes", "scores")
     }
-    dataset = built.holders.dataset
+    dataset = built.client_data.dataset
     files = dataset.train.files
     predictions = HeldOutPredictions(
         round,
@@ -90,7 +90,7 @@ def _with_images(built: Built, predictions: HeldOutPredictions) -> HeldOutPredic
     rows = most_suspicious(predictions)
     if not len(rows):
         return predictions
-    room, train = PIXELS // len(rows), built.holders.dataset.train
+    room, train = PIXELS // len(rows), built.client_data.dataset.train
     # One at a time, because files may be large.
     images = [train.batch(torch.tensor([at]))[0][0] for at in predictions.index[rows].tolist()]
     return replace(

@@ -62,7 +62,7 @@ class Built:
     """An experiment that is ready to run."""
 
     config: Config
-    holders: ClientDatasets
+    client_data: ClientDatasets
     partition: Partition
     algorithm: AlgorithmBase
     engine: EngineBase
@@ -91,7 +91,7 @@ class Built:
     @property
     def layout(self) -> str:
         """How the model's images lie in memory: 'channels last' or 'contiguous'."""
-        program = self.engine.applied(Program({}, self.holders, 0))
+        program = self.engine.applied(Program({}, self.client_data, 0))
         last = program.arithmetic.lays_out(self.model.build(initial=False), torch.device(program.device))
         return "channels last" if last else "contiguous"
 
@@ -137,11 +137,11 @@ def _build(
         prepare.initial_weights.look_in(data_dir / "weights")
         with downloads(download):
             prepare.initial_weights.read_before_data()
-    holders, partition, task, tables, shared = _client_data(planned, data_dir, download, say, session)
-    data = holders.dataset
+    client_data, partition, task, tables, shared = _client_data(planned, data_dir, download, say, session)
+    data = client_data.dataset
     choice = with_vocabulary(chosen["model"], data.info)
-    federation = _federation(holders, partition, task)
-    model, unwrapped, module, weights = _model(config, choice, holders, task, initial, download)
+    federation = _federation(client_data, partition, task)
+    model, unwrapped, module, weights = _model(config, choice, client_data, task, initial, download)
     config = filled(config, {**tables, "model": choice.table() | settings_read(weights)})
     parts = _parts(planned, config, model, task, federation, data.info)
     bare: Algorithm = chosen["algorithm"](parts)
@@ -152,18 +152,18 @@ def _build(
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
     recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
-    _refuse_single_images(config.local, model, task, holders, partition, algorithm, federation)
-    source = _source(planned, holders, model, module)
+    _refuse_single_images(config.local, model, task, client_data, partition, algorithm, federation)
+    source = _source(planned, client_data, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
     notes = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
-    trained = replace(model, input_shape=holders.training_shape)
+    trained = replace(model, input_shape=client_data.training_shape)
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
         config,
-        holders,
+        client_data,
         partition,
         algorithm,
         engine,
@@ -180,7 +180,7 @@ def _build(
             *((weights.note,) if weights is not None and weights.note else ()),
             *data.notes,  # mistakes in the data before what was chosen
             *recorded,
-            *_without_test_examples(holders, task),
+            *_without_test_examples(client_data, task),
             *notes,
         ),
         labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
@@ -200,13 +200,13 @@ class _BuiltModel(NamedTuple):
 def _model(
     config: Config,
     choice: Resolved,
-    holders: ClientDatasets,
+    client_data: ClientDatasets,
     task: Task,
     initial: Path | None,
     download: bool,
 ) -> _BuiltModel:
     """Builds the model once. Raises `ConfigError` if it refuses the dataset's images or the task its outputs."""
-    data = holders.dataset
+    data = client_data.dataset
     unwrapped = ModelSpec(
         choice.factory,
         choice.name,
@@ -221,20 +221,20 @@ def _model(
     with downloads(download):
         module = choice.made(model.build)
     if isinstance(model.factory, OwnSettings) or data.kind == "language":
-        for shape in dict.fromkeys((model.input_shape, holders.training_shape)):
+        for shape in dict.fromkeys((model.input_shape, client_data.training_shape)):
             blank = task.blank(2, shape)
             choice.made(partial(try_model, module, blank, model.classes, task.misfit))
     return _BuiltModel(replace(model, fixed=fixed_leaves(module)), unwrapped, module, weights)
 
 
-def _federation(holders: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:
-    data = holders.dataset
+def _federation(client_data: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:
+    data = client_data.dataset
     return FederationInfo(
         partition.sizes(),
         len(data.classes),
         data.input_shape,
-        holders.held(),
-        holders.held_out_sizes(),
+        client_data.held(),
+        client_data.held_out_sizes(),
         data.kind,
         task.most_counts(data.input_shape),
     )
@@ -268,14 +268,14 @@ def _refuse_single_images(
     local: LocalSettings,
     model: ModelSpec,
     task: Task,
-    holders: ClientDatasets,
+    client_data: ClientDatasets,
     partition: Partition,
     algorithm: AlgorithmBase,
     federation: FederationInfo,
 ) -> None:
-    """Raises `ConfigError` if a holder trains on a batch of one image, and the model cannot."""
-    sizes, shape = partition.sizes(), holders.training_shape
-    if algorithm.clients_per_round(federation) is None:  # one holder of all data
+    """Raises `ConfigError` if a client trains on a batch of one image, and the model cannot."""
+    sizes, shape = partition.sizes(), client_data.training_shape
+    if algorithm.clients_per_round(federation) is None:  # one client that has all data
         refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"], shape=shape)
         return
     trained = list(algorithm.candidates(federation))
@@ -283,15 +283,15 @@ def _refuse_single_images(
     refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients, shape)
 
 
-def _without_test_examples(holders: ClientDatasets, task: Task) -> list[str]:
+def _without_test_examples(client_data: ClientDatasets, task: Task) -> list[str]:
     """A sentence that names the classes without test examples, if any."""
-    names = holders.dataset.classes
+    names = client_data.dataset.classes
     if not task.counts_classes or not task.averages_classes:
         return []
-    counts = counts_of(task, holders.data_of("@test"), len(names))
+    counts = counts_of(task, client_data.data_of("@test"), len(names))
     if task.placed and not counts.any():
         raise DataError(
-            f"no test {task.example} of '{holders.dataset.name}' has a class, so no metric is defined",
+            f"no test {task.example} of '{client_data.dataset.name}' has a class, so no metric is defined",
             where="data.dataset",
             hint="check the annotations of the test data: every pixel or image is without a class",
         )
@@ -311,7 +311,7 @@ def _about_boxes(module: torch.nn.Module, targets: object) -> list[str]:
 
 
 def _source(
-    planned: Plan, holders: ClientDatasets, model: ModelSpec, module: torch.nn.Module
+    planned: Plan, client_data: ClientDatasets, model: ModelSpec, module: torch.nn.Module
 ) -> ClientDataSource:
     """What workers read: the data, or the features of a frozen part that are kept.
 
@@ -319,7 +319,7 @@ def _source(
     """
     split = FrozenSplit.of(module)
     if split is None:
-        return holders
+        return client_data
     if planned.augments:
         raise ConfigError(
             f"the augmentation '{planned.augments[0].name}' changes the images at random, so the features of an image "
@@ -327,20 +327,21 @@ def _source(
             where="model.cache_features",
             hint="remove data.augment, or set model.cache_features = false",
         )
-    if holders.dataset.train.changing:
+    if client_data.dataset.train.changing:
         raise ConfigError(
-            f"the images of '{holders.dataset.name}' are drawn anew in every step, so their features cannot be kept",
+            f"the images of '{client_data.dataset.name}' are drawn anew in every step, so their features cannot be "
+            "kept",
             where="model.cache_features",
             hint="set model.cache_features = false",
         )
     shape = split.features(torch.zeros(1, *model.input_shape)).shape[1:]
-    return with_features(holders, model, tuple(shape), int(planned.config.data.cache * 2**30))
+    return with_features(client_data, model, tuple(shape), int(planned.config.data.cache * 2**30))
 
 
 class _ClientData(NamedTuple):
     """The clients' data, their partition, the task, the tables that the data fill in, and what a session shares."""
 
-    holders: ClientDatasets
+    client_data: ClientDatasets
     partition: Partition
     task: Task
     tables: dict[str, Any]

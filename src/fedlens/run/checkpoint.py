@@ -241,11 +241,11 @@ def prune(directory: Path, keep: int = 2, best: int | None = None) -> None:
     if keep < 1:
         raise ValueError(f"keep is {keep}, but must be at least 1: a run needs its last checkpoint")
     entries = _entries(directory)
-    whole = {number for number, suffix, _ in entries if suffix == ""}
-    usable = sorted(whole | {number for number, suffix, _ in entries if suffix == ".replaced"})
+    complete = {number for number, suffix, _ in entries if suffix == ""}
+    usable = sorted(complete | {number for number, suffix, _ in entries if suffix == ".replaced"})
     kept = {*usable[-keep:], best}
     for number, suffix, path in entries:
-        leftover = suffix.endswith((".saving", ".removing")) or (suffix == ".replaced" and number in whole)
+        leftover = suffix.endswith((".saving", ".removing")) or (suffix == ".replaced" and number in complete)
         if leftover or number not in kept:
             _remove(path)
 

@@ -11,7 +11,7 @@ from fedlens.core.schema import not_finite
 USUAL_LR = 0.1  # a usual local.lr
 
 
-def hopeless(round: int, tally: Tally, lr: float) -> RunFailed:
+def no_accepted_update(round: int, tally: Tally, lr: float) -> RunFailed:
     """The error when no reply of a round was accepted."""
     reasons = Counter[str]()
     for counts in tally.failures.values():

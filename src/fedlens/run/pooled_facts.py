@@ -19,7 +19,7 @@ def chosen_at_start(directory: RunDir, built: Built) -> Collection[str]:
         kept = (directory.read_environment() or {}).get(CHOSEN)
         if isinstance(kept, list):
             return kept
-    return sorted(built.holders.dataset.chosen)
+    return sorted(built.client_data.dataset.chosen)
 
 
 def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
@@ -27,7 +27,7 @@ def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
 
     `chosen` is the result of `chosen_at_start`.
     """
-    config, data, federation = built.config, built.holders.dataset, built.federation
+    config, data, federation = built.config, built.client_data.dataset, built.federation
     each = "of each class " if built.partition.census is not None else ""
     held_out = ", and how many it holds out" if federation.held_out is not None else ""
     facts = [f"How many training examples {each}each client holds{held_out}."]

@@ -37,7 +37,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     data: dict[str, Any] = {
         "data_dir": str(root.resolve()),
         "data_sha256": data_digest(built),
-        "data_licence": built.holders.dataset.licence,
+        "data_licence": built.client_data.dataset.licence,
         CHOSEN: chosen_at_start(directory, built),
     }
     if built.labelled is not None:
@@ -79,7 +79,7 @@ def data_digest(built: Built) -> str:
     """SHA-256 in hexadecimal of the images and labels that are trained and tested on."""
     if built.shared is not None and built.shared.digest is not None:
         return built.shared.digest
-    data = built.holders.dataset
+    data = built.client_data.dataset
     hashed = hashlib.sha256()
     for split in (data.train, data.test):
         split.feed(hashed)

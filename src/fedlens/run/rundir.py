@@ -59,9 +59,9 @@ class RunDir:
     >>> run = RunDir.create(Path(tempfile.mkdtemp()) / "first", "digits", None)
     >>> run.write_config('name = "digits"')
     >>> with run.lock():
-    ...     _ = run.append_metrics({"round": 0, "test_accuracy": 0.1, "test_loss": float("nan")})
-    >>> run.read_metrics()
-    [{'round': 0, 'test_accuracy': 0.1, 'test_loss': None}]
+    ...     run.write_summary({"status": "finished", "test_loss": float("nan")})
+    >>> run.read_summary()
+    {'status': 'finished', 'test_loss': None}
     """
 
     path: Path
@@ -182,17 +182,6 @@ class RunDir:
     def write_client_tests(self, tests: Mapping[str, Any]) -> None:
         """Write `client_tests.json`; see `fedlens.use.client_tests`."""
         _write_json(self.client_tests_path, tests)
-
-    def append_metrics(self, line: Mapping[str, Any]) -> bytes:
-        """Add one line to `metrics.jsonl`, visible to readers at once, and return it; non-finite numbers become null.
-
-        It survives a kill of the process; `sync` makes it survive a power cut.
-        """
-        return lines.append(self.metrics_path, [plain(line)])
-
-    def append_clients(self, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Add the lines of one round to `clients.jsonl` in one write, and return them."""
-        return lines.append(self.clients_path, [plain(row) for row in rows])
 
     def sync(self, files: Iterable[str] = _APPENDED) -> None:
         """Wait until the lines of `files`, which are appended to, and the names of all files are on the disk.

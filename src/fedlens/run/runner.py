@@ -23,7 +23,7 @@ from fedlens.core.work import Work
 from fedlens.run.best_round import better, missing_score
 from fedlens.run.build import Built
 from fedlens.run.changes import Change
-from fedlens.run.failed_round import hopeless
+from fedlens.run.failed_round import no_accepted_update
 from fedlens.run.observers import Observers
 from fedlens.run.round_metrics import in_microseconds, round_metrics
 from fedlens.run.round_work import round_context, round_work
@@ -170,7 +170,7 @@ class Runner:
         if tally.failed_round or not math.isfinite(tally.sums.get("loss", 0.0)):
             self.failures = self._with(tally)
             self.observers.failed(round, tally)
-            raise hopeless(round, tally, config.local.lr)
+            raise no_accepted_update(round, tally, config.local.lr)
         work = round_work(self.built, "evaluating", round, self.observers.working)
         trained = _Trained(round, state, tally, seconds, work, driver.norms.payload())
         self._ahead = trained
@@ -203,7 +203,7 @@ class Runner:
                 **observers.evaluated(round, trained.state, trained.measuring, measured),
                 **measured,
             }
-            tally.and_measuring(trained.measuring)
+            tally.add_evaluation(trained.measuring)
         elapsed = self._elapsed + time.monotonic() - self._began
         line = round_metrics(round, measured, tally, trained.seconds, elapsed)
         self.failures = self._with(tally)

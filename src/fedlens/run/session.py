@@ -183,7 +183,7 @@ def _nbytes(split: Examples) -> int:
 
 
 def _partition_nbytes(federated: Federated) -> int:
-    holders, partition = federated
-    held = holders.held_out
-    tensors = [holders.indices, *holders.features.values(), *([] if held is None else [held])]
+    client_data, partition = federated
+    held = client_data.held_out
+    tensors = [client_data.indices, *client_data.features.values(), *([] if held is None else [held])]
     return sum(tensor.nbytes for tensor in tensors) + partition.indices.nbytes + partition.offsets.nbytes

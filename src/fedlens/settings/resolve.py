@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from fedlens.base.errors import ConfigError, FedlensError, told
+from fedlens.base.errors import ConfigError, FedlensError, defined_as, told
 from fedlens.base.registry import Factory, OwnSettings, Registry, settings_model
 from fedlens.base.signatures import accepted, check_methods, needed
 from fedlens.base.user_objects import methods, offered
@@ -116,7 +116,9 @@ class Resolved:
         if inspect.isabstract(self.factory):
             missing = sorted(methods(self.factory, ["__abstractmethods__"])["__abstractmethods__"])
             what = needed(self.kind, missing) or ", ".join(missing)
-            return f"is an abstract class: it does not define {what}", "define it in the class"
+            old = [(was, name) for name in missing if (was := defined_as(self.factory, name))]
+            hint = f"rename '{old[0][0]}': it is now '{old[0][1]}'" if old else "define it in the class"
+            return f"is an abstract class: it does not define {what}", hint
         return f"failed: {told(error)}", None
 
     def _fault(self, what: str, hint: str | None = None) -> ConfigError:

@@ -112,7 +112,7 @@ class _Shape:
 
     @property
     def _at_clients(self) -> int:
-        sizes = self.built.holders.held_out_sizes()
+        sizes = self.built.client_data.held_out_sizes()
         return 0 if sizes is None or self.built.config.evaluation.clients == "none" else int(sizes.sum())
 
     def evaluated_of(self, tested: int) -> int:
@@ -337,7 +337,7 @@ def _training_of(built: Built, device: str = "cpu") -> int:
     cohort = built.clients_per_round
     largest = built.federation.largest if cohort is not None else int(built.partition.sizes().sum())
     module = built.model.build(initial=False)
-    trained = replace(built.model, input_shape=built.holders.training_shape)
+    trained = replace(built.model, input_shape=built.client_data.training_shape)
     return memory_of_training(module, trained, built.task, built.config.local, largest, device)
 
 

@@ -162,9 +162,9 @@ def run_work(config: Config) -> RunWork:
         trained = cohort * _visit(config, train / clients, _virtual(config))
     evaluations = 1 + -(-rounds // config.evaluation.every)
     evaluated = evaluations * (test + held_out + (train if config.evaluation.train else 0))
-    fold = config.aggregate or {}
-    if fold.get("name") == "optimal-convex":
-        evaluated += rounds * _search(fold) * (test if fold.get("on") == "test" else held_out)
+    aggregate = config.aggregate or {}
+    if aggregate.get("name") == "optimal-convex":
+        evaluated += rounds * _search(aggregate) * (test if aggregate.get("on") == "test" else held_out)
     return RunWork(float(rounds * trained), float(evaluated), float(test), float(cohort))
 
 

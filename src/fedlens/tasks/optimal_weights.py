@@ -142,7 +142,7 @@ def weight_gradient(task: Task, learner: Loadable, models: ModelMatrix, inputs: 
     """
     loss = task.loss(task.outputs(learner.module, inputs, targets), targets)
     names = [name for name in models.names if name in learner.trainable]
-    gradients = gradients_of(loss, [learner.trainable[name] for name in names], learner.half)
+    gradients = gradients_of(loss, [learner.trainable[name] for name in names], learner.autocast_dtype)
     known = dict(zip(names, gradients, strict=True))
     device = models.matrix.device
     # No gradient flows through statistics and frozen leaves.

@@ -90,7 +90,7 @@ def summarize(
             "clients": len(built.partition),
             "examples": int(built.partition.sizes().sum()),
             "digest": built.partition.digest,
-            "held_out_digest": built.holders.held_out_digest(),
+            "held_out_digest": built.client_data.held_out_digest(),
             "emd": emd(built),
         },
         "model": model_cost(built),
@@ -186,7 +186,7 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
 
     `personal` are the leaves that stay at the clients, of which the file has only the initial values.
     """
-    data = built.holders.dataset
+    data = built.client_data.dataset
     spec = {
         "name": built.config.model["name"],
         "settings": dict(model.settings),

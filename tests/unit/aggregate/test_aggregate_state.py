@@ -30,8 +30,8 @@ class Momentum(Aggregate):
     def init(self, weights: Any, federation: Any) -> Any:
         return {"m": zeros_like(weights), "rounds": 0}
 
-    def fold(self, answers: Any, fields: Any, ctx: AggregateContext) -> Any:
-        mean = Mean().fold(answers, fields)
+    def aggregate(self, answers: Any, fields: Any, ctx: AggregateContext) -> Any:
+        mean = Mean().aggregate(answers, fields)
         assert mean is not None
         m = map_tree(lambda old, new: self.beta * old + new, ctx.state["m"], mean.update)
         assert ctx.state["rounds"] == ctx.round - 1
@@ -70,8 +70,8 @@ class Returning(Aggregate):
     def init(self, weights: Any, federation: Any) -> Any:
         return {"m": zeros_like(weights)}
 
-    def fold(self, answers: Any, fields: Any, ctx: AggregateContext) -> Any:
-        mean = Mean().fold(answers, fields)
+    def aggregate(self, answers: Any, fields: Any, ctx: AggregateContext) -> Any:
+        mean = Mean().aggregate(answers, fields)
         assert mean is not None
         return self.make(mean, ctx)
 
@@ -102,7 +102,7 @@ def changed(mean: Update, ctx: AggregateContext) -> Update:
             "the aggregate Returning returned an Update whose `more` lacks 'variate', which the client rule "
             "'control-variate' needs",
         ),
-        (lambda mean, ctx: "no", "`fold` of Returning returned a str"),
+        (lambda mean, ctx: "no", "`aggregate` of Returning returned a str"),
     ],
 )
 def test_what_breaks_the_contract_is_named(make: Any, said: str) -> None:

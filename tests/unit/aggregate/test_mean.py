@@ -50,7 +50,7 @@ def test_any_cohort_with_any_failures(cohort: int, lost: str) -> None:
         "last of a block": set(range(1, cohort, 4)),
         "most": set(range(cohort)) - {cohort // 2},
     }[lost]
-    folded = Mean().fold(answers(Mean(), cohort, failed))
+    folded = Mean().aggregate(answers(Mean(), cohort, failed))
     there = [reply(slot, 1.0 + slot % 5).payload for slot in range(cohort) if slot not in failed]
     if not there:
         assert folded is None
@@ -66,19 +66,19 @@ def test_any_cohort_with_any_failures(cohort: int, lost: str) -> None:
 
 def test_a_block_in_which_all_failed_adds_nothing() -> None:
     mean = Mean()
-    folded = mean.fold(answers(mean, 70, {0, 1, 68, 69}))
+    folded = mean.aggregate(answers(mean, 70, {0, 1, 68, 69}))
     assert folded is not None
-    assert mean.fold(answers(mean, 70, set(range(70)))) is None
-    assert mean.fold([]) is None
+    assert mean.aggregate(answers(mean, 70, set(range(70)))) is None
+    assert mean.aggregate([]) is None
 
 
-def test_replies_are_not_changed_by_folding() -> None:
+def test_replies_are_not_changed_by_aggregation() -> None:
     pair = [reply(0, 2.0), reply(1, 3.0)]
     before = [r.payload["update"]["w"].clone() for r in pair]
     block = Reduction(Mean().reduce(64))
     taken = [block.take(answer) for answer in pair]
     assert all(set(answer.payload) == {"weight"} for answer in taken)
-    Mean().fold(pair)
+    Mean().aggregate(pair)
     assert all(torch.equal(r.payload["update"]["w"], b) for r, b in zip(pair, before, strict=True))
 
 
@@ -94,7 +94,7 @@ def test_the_tree_of_additions_depends_on_the_cohort_alone() -> None:
     }
 
 
-def test_a_model_without_statistics_has_none_after_folding() -> None:
+def test_a_model_without_statistics_has_none_after_aggregation() -> None:
     for cohort in (3, 64):
         given = [reply(slot, 2.0) for slot in range(cohort)]
         given = [Reply(r.id, r.client, {**r.payload, "buffers": {}, "counters": {}}) for r in given]
@@ -102,7 +102,7 @@ def test_a_model_without_statistics_has_none_after_folding() -> None:
             block = Reduction(reduce)
             given = [block.take(answer) for answer in given]
             given[-1].reduced = block.result()
-        folded = Mean().fold(given)
+        folded = Mean().aggregate(given)
         assert (dict(folded.buffers), dict(folded.counters)) == ({}, {})
         assert set(folded.update) == {"w", "b"}
 

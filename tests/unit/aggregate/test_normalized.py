@@ -23,7 +23,7 @@ REPLIES = [reply(0, 1.0, 4.0, 2.0), Failure(Id(1, 0, 1), 1, "away"), reply(2, 3.
 
 @pytest.mark.parametrize(("tau_eff", "expected"), [("mean", 7.0 * 5.0), (2.0, 14.0)])
 def test_the_mean_direction_times_tau_eff_over_those_that_replied(tau_eff, expected: float) -> None:
-    update = Normalized(tau_eff=tau_eff).fold(REPLIES, FIELDS)
+    update = Normalized(tau_eff=tau_eff).aggregate(REPLIES, FIELDS)
     assert update.update["w"].item() == pytest.approx(expected)  # (4 + 24) / 4, times (2 + 18) / 4
     assert update.buffers["b"].item() == pytest.approx(70.0)
     assert update.counters["c"].item() == 2
@@ -32,10 +32,10 @@ def test_the_mean_direction_times_tau_eff_over_those_that_replied(tau_eff, expec
 
 
 def test_where_no_one_replied_there_is_no_update() -> None:
-    assert Normalized().fold([REPLIES[1]], FIELDS) is None
+    assert Normalized().aggregate([REPLIES[1]], FIELDS) is None
 
 
-def test_it_folds_where_the_work_ran_as_the_mean_does() -> None:
+def test_it_reduces_where_the_work_ran_as_the_mean_does() -> None:
     for cohort in (3, 64, 100, 500):
         assert Normalized("uniform").reduce(cohort, FIELDS) == Mean("uniform").reduce(cohort, FIELDS)
     assert Normalized().reduce(64, FIELDS).fields["tau"] == "sum"

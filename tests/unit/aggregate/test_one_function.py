@@ -70,8 +70,8 @@ def close(found: Any, wanted: Any) -> None:
 
 
 def test_the_weights_of_the_mean_give_the_mean() -> None:
-    mine = Given(lambda rows: rows.weight / rows.weight.sum()).fold(ANSWERS, FIELDS, CTX)
-    wanted = Mean().fold(ANSWERS, dict.fromkeys(FIELDS, "mean"))
+    mine = Given(lambda rows: rows.weight / rows.weight.sum()).aggregate(ANSWERS, FIELDS, CTX)
+    wanted = Mean().aggregate(ANSWERS, dict.fromkeys(FIELDS, "mean"))
     assert isinstance(mine, Update)
     assert wanted is not None
     for name in ("update", "buffers", "counters"):
@@ -83,8 +83,8 @@ def test_the_weights_of_the_mean_give_the_mean() -> None:
 
 
 def test_equal_weights_give_the_plain_sum_of_a_summed_field() -> None:
-    mine = Given(lambda rows: torch.full((N,), 1 / N)).fold(ANSWERS, FIELDS, CTX)
-    plain = Mean().fold(ANSWERS, FIELDS)
+    mine = Given(lambda rows: torch.full((N,), 1 / N)).aggregate(ANSWERS, FIELDS, CTX)
+    plain = Mean().aggregate(ANSWERS, FIELDS)
     assert isinstance(mine, Update)
     assert plain is not None
     torch.testing.assert_close(mine.more["tree"]["c"], plain.more["tree"]["c"], rtol=1e-6, atol=1e-6)
@@ -92,7 +92,7 @@ def test_equal_weights_give_the_plain_sum_of_a_summed_field() -> None:
 
 def test_a_reply_of_weight_zero_has_no_part_in_anything() -> None:
     chosen = torch.tensor([0.25, 0.75, 0.0, 0.0, 0.0])
-    mine = Given(lambda rows: chosen).fold(ANSWERS, FIELDS, CTX)
+    mine = Given(lambda rows: chosen).aggregate(ANSWERS, FIELDS, CTX)
     assert isinstance(mine, Update)
     close(mine.update["w"], 0.25 * stacked("update", "w")[0] + 0.75 * stacked("update", "w")[1])
     close(mine.more["tree"]["c"], N * (0.25 * stacked("tree", "c")[0] + 0.75 * stacked("tree", "c")[1]))
@@ -102,7 +102,7 @@ def test_a_reply_of_weight_zero_has_no_part_in_anything() -> None:
 
 def test_weights_below_one_shorten_the_update_and_leave_statistics_a_mean() -> None:
     whole, half = (
-        Given(lambda rows, total=total: total * rows.weight / 15).fold(ANSWERS, FIELDS, CTX)
+        Given(lambda rows, total=total: total * rows.weight / 15).aggregate(ANSWERS, FIELDS, CTX)
         for total in (1.0, 0.5)
     )
     assert isinstance(whole, Update)
@@ -123,7 +123,7 @@ def test_a_column_is_every_part_of_the_reply_whatever_the_block(
         seen.append(block.shape[1])
         return block.median(dim=0).values
 
-    mine = Columns(median).fold(ANSWERS, FIELDS, CTX)
+    mine = Columns(median).aggregate(ANSWERS, FIELDS, CTX)
     assert isinstance(mine, Update)
     for part, leaf in (("update", "w"), ("update", "b"), ("buffers", "m"), ("counters", "n")):
         assert torch.equal(vars(mine)[part][leaf], stacked(part, leaf).median(dim=0).values)
@@ -141,7 +141,7 @@ def test_replies_are_not_changed_and_rows_of_a_group_are_rows() -> None:
     ]
     for rule in (OWN.Median(), OWN.GeometricMedian(), Columns(lambda block: block.mul_(2)[0])):
         assert torch.equal(
-            rule.fold(answers, FIELDS, CTX).update["w"], rule.fold(REPLIES, FIELDS, CTX).update["w"]
+            rule.aggregate(answers, FIELDS, CTX).update["w"], rule.aggregate(REPLIES, FIELDS, CTX).update["w"]
         )
     for before, row in zip([reply(slot) for slot in range(N)], group, strict=True):
         assert torch.equal(row["w"], before.payload["update"]["w"])
@@ -180,7 +180,7 @@ def test_the_documented_clipping_moves_at_most_its_radius() -> None:
     rule = OWN.CenteredClipping(radius=0.5)
     center = {"w": torch.full((3, 4), 0.1, dtype=torch.float64), "b": torch.zeros(4, dtype=torch.float64)}
     ctx = AggregateContext(2, 9, None, None, {"v": center})  # type: ignore[arg-type]
-    update = rule.fold(REPLIES, {}, ctx)
+    update = rule.aggregate(REPLIES, {}, ctx)
     for leaf, v in center.items():
         away = [r.payload["update"][leaf] - v for r in REPLIES]
         scales = (0.5 / Rows(REPLIES, ctx).distances_to(center)).clamp(max=1)
@@ -194,8 +194,8 @@ def test_the_documented_clipping_moves_at_most_its_radius() -> None:
 def test_no_reply_is_no_update_and_a_refusal_is_passed_on() -> None:
     few = Refusal("too few")
     for rule in (Given(lambda rows: few), Columns(lambda block: few)):
-        assert rule.fold(ANSWERS[2:3], FIELDS, CTX) is None
-        assert rule.fold(ANSWERS, FIELDS, CTX) is few
+        assert rule.aggregate(ANSWERS[2:3], FIELDS, CTX) is None
+        assert rule.aggregate(ANSWERS, FIELDS, CTX) is few
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_no_reply_is_no_update_and_a_refusal_is_passed_on() -> None:
 )
 def test_a_wrong_result_is_named_with_its_place(rule: Any, said: str) -> None:
     with pytest.raises(HookError) as caught:
-        rule.fold(ANSWERS, FIELDS, CTX)
+        rule.aggregate(ANSWERS, FIELDS, CTX)
     assert said in str(caught.value)
     assert "(test_one_function.py, line " in str(caught.value)
 
@@ -252,7 +252,7 @@ class AdaptiveClip(ByWeights):
 def test_an_adaptive_clip_finds_the_middle_of_the_norms() -> None:
     rule, state = AdaptiveClip(), AdaptiveClip().init(None, None)
     for round in range(1, 60):
-        update = rule.fold(REPLIES, {}, AggregateContext(round, 99, None, None, state))  # type: ignore[arg-type]
+        update = rule.aggregate(REPLIES, {}, AggregateContext(round, 99, None, None, state))  # type: ignore[arg-type]
         assert isinstance(update, Update)
         assert update.state is not None
         state = update.state

@@ -77,7 +77,7 @@ def test_weights_of_the_average_give_the_bits_of_the_mean() -> None:
     sizes = [13.0, 7.0, 3.0]  # 13 / 23 * 23 is not 13 in float64
     answers = [reply(slot, 0.3 ** (slot + 1), size) for slot, size in enumerate(sizes)]
     update, _ = exchanged(answers, [size / 23 for size in sizes])
-    wanted = Mean().fold(answers, {})
+    wanted = Mean().aggregate(answers, {})
     assert wanted is not None
     assert same(update.update, wanted.update)
     assert same(update.buffers, wanted.buffers)
@@ -104,8 +104,8 @@ def test_the_model_of_a_round_is_the_best_combination_of_the_clients_models() ->
     there, spec = world((6, 8, 5, 7, 12, 6)), model(norm=True)
     local = {**LOCAL, "batch_size": 64}
     given = parts(there, local, spec, select=Uniform(3))
-    fold = OptimalConvex("test", lr=1.0, epochs=30, batch_size=8, starts=2)
-    run = course(averaging(given, aggregate=fold), there, rounds=1)
+    rule = OptimalConvex("test", lr=1.0, epochs=30, batch_size=8, starts=2)
+    run = course(averaging(given, aggregate=rule), there, rounds=1)
     (step,) = run.steps
     assert len(step.cohort) == 3  # the search is no client
     plain = course(averaging(given), there, rounds=1)

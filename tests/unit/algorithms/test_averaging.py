@@ -136,7 +136,7 @@ def test_state_and_replies_of_every_algorithm_may_stay_on_a_gpu(name: str) -> No
 
 
 class SumOfOnes(Mean):
-    def fold(self, answers: object, fields: object = None, ctx: object = None) -> None:
+    def aggregate(self, answers: object, fields: object = None, ctx: object = None) -> None:
         return None
 
 

@@ -94,7 +94,7 @@ def test_a_good_gradient_has_the_trainable_weights_alone_and_a_weight() -> None:
     assert frozen.fault(reply()) == "update has an extra 0.weight"
 
 
-def test_a_large_cohort_is_asked_to_fold_and_a_small_one_is_not() -> None:
+def test_a_large_cohort_is_asked_to_reduce_and_a_small_one_is_not() -> None:
     schema = expected(parts(world(), LOCAL), "uniform")
     for size, block in ((63, None), (64, 2), (1000, 31)):
         ask = next(mean_gradient({"model": {}, "lr": 0.1}, range(size), schema, CTX))

@@ -30,7 +30,7 @@ def test_a_round_of_fedlens_is_a_round_of_the_limit_on_the_same_data() -> None:
     # Every client, one full batch: neither the cohort nor the order of the images is left to chance.
     whole = Workload(**{**vars(TINY), "cohort": TINY.clients, "batch": TINY.examples, "lr": 0.5})
     ours, limit = Federation(whole, {"name": "inline"}), BareLimit(whole)
-    holders = [ours.built.holders.data_of(client) for client in range(whole.clients)]
+    holders = [ours.built.client_data.data_of(client) for client in range(whole.clients)]
     data = [holder.stretch(0, len(holder)) for holder in holders]
     limit._learner.images = torch.stack([images for images, _ in data])
     limit._learner.labels = torch.stack([labels for _, labels in data])

@@ -175,7 +175,7 @@ def test_measuring_adds_bytes_and_failures_and_no_training() -> None:
     tally.accepted(Reply(Id(1, 0, 0), 7, {}, {"loss": 2.0, "examples": 1}, nbytes=10))
     measuring.accepted(Reply(Id(1, 1, 0), 7, {}, {"loss": 5.0, "examples": 9}, nbytes=100))
     measuring.failure(8, "no reply")
-    tally.and_measuring(measuring)
+    tally.add_evaluation(measuring)
     assert (tally.bytes_up, tally.failed, tally.failures[8]["no reply"]) == (110, 1, 1)
     assert (tally.sums["loss"], tally.sums["examples"]) == (2.0, 1.0)
 

@@ -61,7 +61,7 @@ def test_replies_that_an_algorithm_keeps_never_change() -> None:
         return {name: torch.full_like(value, torch.nan) for name, value in tree.items()}
 
     kept = [reply(0, 4.0), reply(1, 8.0)]
-    update = Mean().fold(kept)
+    update = Mean().aggregate(kept)
     assert update is not None
     assert update.donated is update.update
     ServerSGD().step_in_place({"w": torch.ones(3)}, update.update, {})
@@ -94,9 +94,9 @@ def test_replies_that_an_aggregate_puts_in_place_of_the_mean_never_change() -> N
     class First(Mean):
         """The first reply, chosen as a robust aggregate does."""
 
-        def fold(self, answers: Any, fields: Any = None, ctx: Any = None) -> Update | None:
+        def aggregate(self, answers: Any, fields: Any = None, ctx: Any = None) -> Update | None:
             replies = list(answers)
-            update = super().fold(replies, fields)
+            update = super().aggregate(replies, fields)
             assert update is not None
             first = replies[0].payload["update"]
             kept.append((first, copied(first)))

@@ -28,7 +28,7 @@ def test_replies_and_blocks_of_them_add_up_to_the_same() -> None:
         assert (total["n"]["c"].item(), total["k"], total["replies"]) == (7, 6.0, 3)
 
 
-def test_numbers_fold_too_and_plain_sums_know_no_weights() -> None:
+def test_numbers_are_reduced_too_and_plain_sums_know_no_weights() -> None:
     reduce = Reduce({"x": "plain", "tau": "sum", "z": "plain"}, weight="k")
     replies = [payload(w, v, 1) | {"tau": t, "z": 2.0} for w, v, t in ((1.0, 4.0, 10.0), (3.0, 8.0, 2.0))]
     block: dict = {}
@@ -51,7 +51,7 @@ def test_a_total_is_never_a_replys_own_tensor() -> None:
         assert total["n"]["c"].item() == 2
 
 
-def test_folding_changes_no_reply() -> None:
+def test_reduction_changes_no_reply() -> None:
     first, second, total = payload(1.0, 4.0, 2), payload(3.0, 8.0, 7), {}
     add_reply(total, REDUCE, first)
     add_reply(total, REDUCE, second)

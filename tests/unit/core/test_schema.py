@@ -111,7 +111,7 @@ def test_a_tensor_has_bounds_where_they_are_given() -> None:
     )
 
 
-SHARE = Schema(metrics={"share": Bound(0, 1), "steps": Bound(1, 5, whole=True)})
+SHARE = Schema(metrics={"share": Bound(0, 1), "steps": Bound(1, 5, integer=True)})
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def die(payload: Payload) -> None:
 
 
 OPS = {"work": work}
-DECLARED = Schema(metrics={"ended": Bound(0), "pid": Bound(0, whole=True)})
+DECLARED = Schema(metrics={"ended": Bound(0), "pid": Bound(0, integer=True)})
 
 
 def opened(engine: Any, ops: Any = OPS) -> tuple[Any, ClientStates]:

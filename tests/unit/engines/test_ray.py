@@ -139,7 +139,7 @@ def test_a_deadline(gate: Driver, tmp_path: Path) -> None:
     assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
 
 
-def test_replies_are_folded_at_the_workers(gate: Driver) -> None:
+def test_replies_are_reduced_at_the_workers(gate: Driver) -> None:
     requests = [{"more": {"weight": float(k)}} for k in range(7)]
     wanted = ask(requests, reduce=Reduce({"vector": "sum"}, block=3))
     found = answers_to(gate, wanted)

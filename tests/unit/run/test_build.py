@@ -106,7 +106,7 @@ def test_each_seed_moves_its_own_thing() -> None:
 def test_the_digest_of_the_data_sees_every_image_and_label() -> None:
     built = made()
     before = data_digest(built)
-    for split in (built.holders.dataset.train, built.holders.dataset.test):
+    for split in (built.client_data.dataset.train, built.client_data.dataset.test):
         for tensor in (split.inputs, split.targets):
             old = tensor.view(-1)[-1].item()
             tensor.view(-1)[-1] = (old + 1) % 10
@@ -225,7 +225,7 @@ def half_batched(parts: Parts) -> Any:
             "(see fedlens.core.protocol.BatchedOp), or rename 'together'.",
         ),
         (
-            {"aggregate": lambda: SimpleNamespace(weighting="examples", reduce=None, fold=None)},
+            {"aggregate": lambda: SimpleNamespace(weighting="examples", reduce=None, aggregate=None)},
             "has no 'exchange' (aggregate.name); inherit from fedlens.aggregate.mean.Aggregate.",
         ),
         (

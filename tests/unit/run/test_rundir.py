@@ -21,7 +21,7 @@ from fedlens.base.errors import FedlensError, RunDirectoryError, RunFailed
 from fedlens.files import atomic_files as files
 from fedlens.files import jsonl
 from fedlens.run import rundir
-from fedlens.run.rundir import RunDir
+from fedlens.run.rundir import RunDir, plain
 
 
 @pytest.fixture
@@ -193,16 +193,17 @@ def test_numbers_that_are_not_finite_are_null_everywhere(run: RunDir) -> None:
         "list": [None, 1.5],
         "rounds": 3,
     }
-    run.append_metrics({"round": 0, "loss": -math.inf, "accuracy": np.float32(0.5), "seen": torch.tensor(7)})
+    seen = {"round": 0, "loss": -math.inf, "accuracy": np.float32(0.5), "seen": torch.tensor(7)}
+    jsonl.append(run.metrics_path, [plain(seen)])
     assert run.read_metrics() == [{"round": 0, "loss": None, "accuracy": 0.5, "seen": 7}]
     with pytest.raises(TypeError, match="a value of type function cannot be written as JSON"):
-        run.append_metrics({"round": 1, "loss": lambda: 0})
+        jsonl.append(run.metrics_path, [plain({"round": 1, "loss": lambda: 0})])
     assert len(run.read_metrics()) == 1
 
 
 def test_numbers_come_back_to_the_bit(run: RunDir) -> None:
     line = {"round": 0, "a": 0.1 + 0.2, "b": 5e-324, "c": -0.0, "d": 2**70, "e": np.float64(1 / 3)}
-    run.append_metrics(line)
+    jsonl.append(run.metrics_path, [plain(line)])
     assert [repr(value) for value in run.read_metrics()[0].values()] == [
         repr(value.item() if isinstance(value, np.float64) else value) for value in line.values()
     ]
@@ -257,7 +258,7 @@ def test_a_write_that_fails_leaves_the_old_file(run: RunDir, monkeypatch: pytest
 def test_a_last_line_cut_at_any_byte_is_left_out_and_dropped(run: RunDir) -> None:
     rows = [{"round": k, "name": "é", "clients": {"a": [k]}} for k in range(3)]
     for row in rows:
-        run.append_metrics(row)
+        jsonl.append(run.metrics_path, [row])
     whole = run.metrics_path.read_bytes()
     two = b"".join(whole.splitlines(keepends=True)[:2])
     for length in range(len(two), len(whole) + 1):
@@ -268,7 +269,7 @@ def test_a_last_line_cut_at_any_byte_is_left_out_and_dropped(run: RunDir) -> Non
         assert run.metrics_path.read_bytes() == (whole if complete else two)
     run.metrics_path.write_bytes(two + b"\0" * 700)
     assert run.truncate_metrics(2) == 1
-    run.append_metrics(rows[2])
+    jsonl.append(run.metrics_path, [rows[2]])
     assert run.metrics_path.read_bytes() == whole
 
 
@@ -296,7 +297,8 @@ def test_lines_past_the_checkpoint_are_dropped_and_the_others_left_as_they_are(r
 
 def test_clients_are_kept_like_metrics(run: RunDir) -> None:
     for number in range(3):
-        run.append_clients([{"round": number, "client": client, "loss": math.nan} for client in "ab"])
+        rows = [{"round": number, "client": client, "loss": math.nan} for client in "ab"]
+        jsonl.append(run.clients_path, plain(rows))
     assert len(run.read_clients()) == 6
     assert run.truncate_clients(0) == 4
     assert run.read_clients() == [{"round": 0, "client": client, "loss": None} for client in "ab"]
@@ -306,7 +308,7 @@ def test_clients_are_kept_like_metrics(run: RunDir) -> None:
 def test_a_line_that_the_disk_takes_only_half_is_taken_back(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.append_metrics({"round": 0})
+    jsonl.append(run.metrics_path, [{"round": 0}])
     write = os.write
 
     def half(descriptor: int, content: bytes) -> int:
@@ -317,10 +319,10 @@ def test_a_line_that_the_disk_takes_only_half_is_taken_back(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", half)
         with pytest.raises(RunFailed, match=r"disk is full.*metrics\.jsonl"):
-            run.append_metrics({"round": 1})
+            jsonl.append(run.metrics_path, [{"round": 1}])
     assert run.metrics_path.read_bytes() == b'{"round": 0}\n'
     monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:5]))
-    run.append_metrics({"round": 1})
+    jsonl.append(run.metrics_path, [{"round": 1}])
     assert run.read_metrics() == [{"round": 0}, {"round": 1}]
 
 
@@ -377,14 +379,15 @@ def test_a_directory_that_is_gone_cannot_be_locked(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from pathlib import Path
+from fedlens.files import jsonl
 from fedlens.run.rundir import RunDir
 run = RunDir(Path(sys.argv[1]))
 for number in range(100_000):
-    run.append_metrics({"round": number, "text": "x" * 500})
+    jsonl.append(run.metrics_path, [{"round": number, "text": "x" * 500}])
     run.write_summary({"round": number, "text": "x" * 5000})
     if number % 5 == 4:
         run.truncate_metrics(number - 1)
-        run.append_metrics({"round": number, "text": "x" * 500})
+        jsonl.append(run.metrics_path, [{"round": number, "text": "x" * 500}])
     print(number, flush=True)
 """
 

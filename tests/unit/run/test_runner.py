@@ -19,7 +19,7 @@ from fedlens.core.random import Rng
 from fedlens.core.states import Saved
 from fedlens.files import jsonl
 from fedlens.run import checkpoint, run_saver
-from fedlens.run.failed_round import diverged, hopeless
+from fedlens.run.failed_round import diverged, no_accepted_update
 from fedlens.run.progress import Silent
 from fedlens.run.run_state import RunState, replace_tensors
 
@@ -273,11 +273,11 @@ def test_what_is_said_when_there_is_no_hope() -> None:
         tally.failure(client, "update holds NaN or Inf" if client < 3 else "weight is 0, outside (0, 9]")
     high = "usually the learning rate is too high: local.lr is 0.5, try a tenth, or set local.clip_norm."
     assert (
-        str(hopeless(4, tally, 0.5))
+        str(no_accepted_update(4, tally, 0.5))
         == f"no client update of round 4 was accepted: update holds NaN or Inf (2 of 3); {high}"
     )
     assert str(diverged(4, 0.5)) == f"the loss of round 4 is not a finite number; {high}"
-    assert str(hopeless(4, Tally(), 0.5)) == str(diverged(4, 0.5))
+    assert str(no_accepted_update(4, Tally(), 0.5)) == str(diverged(4, 0.5))
 
 
 def test_failures_are_counted_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:

@@ -115,17 +115,17 @@ def test_a_class_of_a_whole_image_cannot_follow_its_parts(augment: Any, said: st
 def test_a_scale_crop_of_the_images_own_size_fits_every_task(tmp_path: Path) -> None:
     for table in ({"name": "scale-crop"}, {"name": "scale-crop", "crop": 8}):
         made = built([table, "flip"], tmp_path)
-        assert made.holders.training_shape == (3, 8, 8)
-        assert next(made.holders.data_of(0).batches(5, Rng((0,))))[0].shape == (5, 3, 8, 8)
+        assert made.client_data.training_shape == (3, 8, 8)
+        assert next(made.client_data.data_of(0).batches(5, Rng((0,))))[0].shape == (5, 3, 8, 8)
 
 
 def test_masks_follow_every_augmentation_of_a_run(tmp_path: Path) -> None:
     crop = {"name": "scale-crop", "crop": [12, 9], "scale": [1, 1]}
     made = segmentation(["mosaic", {"name": "flip", "vertical": True}, crop], tmp_path)
-    assert made.holders.augment == Chain(
+    assert made.client_data.augment == Chain(
         (Mosaic(1.0, (0.25, 0.75)), Flip(0.5, 0.5), ScaleCrop((12, 9), (1.0, 1.0)))
     )
-    for pixels, masks in (next(made.holders.data_of(k).batches(5, Rng((0,)))) for k in range(4)):
+    for pixels, masks in (next(made.client_data.data_of(k).batches(5, Rng((0,)))) for k in range(4)):
         assert pixels.shape == (5, 3, 12, 9)
         first = pixels[:, 0].round().long()
         assert torch.equal(torch.where(first == 0, VOID, first - 1), masks.long())
@@ -135,7 +135,7 @@ def test_masks_follow_every_augmentation_of_a_run(tmp_path: Path) -> None:
         "scale": [1.0, 1.0],
     }
     again = segmentation(plain(made.config)["data"]["augment"], tmp_path)
-    assert again.holders.augment == made.holders.augment
+    assert again.client_data.augment == made.client_data.augment
 
 
 def test_an_image_smaller_than_the_crop_is_one_note_of_the_run(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_an_image_smaller_than_the_crop_is_one_note_of_the_run(tmp_path: Path) -
         "scale-crop: the images of 10x14 pixels are smaller than the crop of 12x12 (height x width), which is "
         "filled up with 0, in masks with 255 (no class)"
     ]
-    assert made.holders.augment is not None
-    assert isinstance(made.holders.augment.steps[1], ColourJitter)
+    assert made.client_data.augment is not None
+    assert isinstance(made.client_data.augment.steps[1], ColourJitter)
     fitting = segmentation({"name": "scale-crop", "crop": 10}, tmp_path)
     assert not [note for note in fitting.notes if "crop" in note]
 

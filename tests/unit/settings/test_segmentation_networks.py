@@ -129,7 +129,7 @@ def test_a_crop_on_which_a_batch_of_one_image_fails_is_refused_before_the_run(tm
         }
         return build(plan(read_config(values), Source(values)), tmp_path, False)
 
-    assert made(32).holders.training_shape == (3, 32, 32)
+    assert made(32).client_data.training_shape == (3, 32, 32)
     with pytest.raises(ConfigError, match="of 2 clients train on a batch of one image"):
         made(16)
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fedlens.api import Experiment, resume
+from fedlens.files import jsonl
 from fedlens.run.progress import ProgressBase
 from fedlens.run.rundir import RunDir
 from fedlens.studies.stop_diverged import RunDiverged, StopDiverged, refuse_diverged
@@ -93,7 +94,7 @@ def test_a_collapsed_run_is_not_retried(split: str, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", "x", None)
     run.write_config('name = "x"')
     for line in collapsed:
-        run.append_metrics(line)
+        jsonl.append(run.metrics_path, [line])
     outline = {"directory": str(run.path), "rounds": 10}
     stop = StopDiverged()
     stop.started({**outline, "collapse_advice": "nothing"})

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -289,12 +288,3 @@ def _check_classes(table: Table, listing: Listing, rows: NDArray[np.int64]) -> N
             where=f"{listing.path}, line {listing.lines[first]}",
             hint="use the other id_order, or the dataset that the list was made for",
         )
-
-
-def official_cifar10(path: str | os.PathLike[str], labels: Table | ArrayLike) -> Partition:
-    """One of hsu2020's CIFAR-10 populations (100 users x 500 images), from its list of 2020.
-
-    `labels` int64 [50000] are those of the training split as it is published. See `federated_csv`.
-    """
-    partition = federated_csv(labels, 0, path=os.fspath(path), id_order="cifar10-blocks")
-    return replace(partition, dataset="cifar10")

@@ -111,13 +111,6 @@ def singular_values(maps: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.stack([q + r, np.abs(q - r)], axis=-1)
 
 
-def weighted_singular_values(codes: FractalCodes) -> NDArray[np.float64]:
-    """float64 [n]: the sum of s1 + 2 s2 over the maps of each system."""
-    values = singular_values(codes.maps)
-    total: NDArray[np.float64] = (values[..., 0] + 2 * values[..., 1]).sum(axis=1)
-    return total
-
-
 def thresholds(maps: NDArray[np.float64], counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 [n, 8]: the chaos game picks map j if a 32-bit number is below entry j and not below the one before.
 

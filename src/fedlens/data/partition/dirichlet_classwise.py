@@ -18,7 +18,7 @@ from fedlens.data.partition.settings import Alpha, Balance, Clients, Redraws
 from fedlens.data.partition.sizes import check_minimum
 from fedlens.data.table import Table
 
-_HOPELESS = 10  # clients below the minimum: the chance that a new draw has none is then about exp(-10)
+_REPAIRABLE = 10  # clients below the minimum: the chance that a new draw has none is then about exp(-10)
 
 
 @partitioner
@@ -68,7 +68,7 @@ def dirichlet_classwise(
         lacks = np.maximum(minimum - np.bincount(drawn, minlength=clients), 0)
         if best is None or lacks.sum() < missing:
             best, missing = drawn, int(lacks.sum())
-        if missing == 0 or (lacks > 0).sum() > _HOPELESS:
+        if missing == 0 or (lacks > 0).sum() > _REPAIRABLE:
             break
     assert best is not None
     owners = np.empty(len(classes), np.int64)

@@ -17,7 +17,7 @@ def partitioner(make: Make) -> Make:
     """Checks the settings of a partitioner `make(labels, seed, *, <settings>)`, and records them with the seed.
 
     The `spec` of the partition is the name of the function, its settings and the seed, in this order. A `spec` that
-    `make` returns goes first: for a setting that it settled, such as a size that was None, or one more fact. A `spec`
+    `make` returns goes first: for a setting that it resolved, such as a size that was None, or one more fact. A `spec`
     with a name is complete.
 
     The decorated function raises `ConfigError` if a setting contradicts its annotation, or is unknown or missing.

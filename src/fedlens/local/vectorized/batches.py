@@ -33,11 +33,11 @@ class Batch(NamedTuple):
 def batches(group: Group, like: Tensor) -> Iterator[Batch]:
     """The batches of all steps of these clients; weights have the dtype and the device of `like`."""
     if group.examples is not None:
-        positions = group.examples.batches(group.sizes, group.rngs, group.steps, group.whole_batches)
+        positions = group.examples.batches(group.sizes, group.rngs, group.steps, group.drop_last)
         return _read_together(group.examples, positions, like)
     problems = [context.problem for context in group.contexts]
     streams = [
-        first(problem.data.batches(size, rng, group.whole_batches), steps, problem.closing)
+        first(problem.data.batches(size, rng, group.drop_last), steps, problem.closing)
         for problem, size, rng, steps in zip(problems, group.sizes, group.rngs, group.steps, strict=True)
     ]
     return _side_by_side(streams, group.steps, like)

@@ -62,10 +62,10 @@ def in_one_format(
     device = images.device.type
     if not torch.is_autocast_enabled(device):
         return images, weight, bias
-    half = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(device)
 
     def cast(value: Tensor) -> Tensor:
-        return value.to(half) if value.dtype == torch.float32 else value
+        return value.to(dtype) if value.dtype == torch.float32 else value
 
     return cast(images), cast(weight), None if bias is None else cast(bias)
 

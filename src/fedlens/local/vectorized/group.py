@@ -25,7 +25,7 @@ class Group:
         steps: the clients' numbers of steps.
         rngs: the randomness of the clients' batch orders.
         masks: the generators of the clients' dropout masks; None for a model without dropout.
-        whole_batches: whether the last batch of an epoch is left out if it is smaller than the others.
+        drop_last: whether the last batch of an epoch is left out if it is smaller than the others.
         contexts: what a rule's hooks see of each client; empty for a rule without hooks.
         scales: the learning rate of each leaf as a multiple of the step's; empty if all are 1.
     """
@@ -38,7 +38,7 @@ class Group:
     steps: Sequence[int]
     rngs: Sequence[Rng]
     masks: Sequence[torch.Generator | None]
-    whole_batches: bool = False
+    drop_last: bool = False
     contexts: list[LocalContext] = field(default_factory=list)
     scales: Sequence[float] = ()
 
@@ -64,7 +64,7 @@ class Group:
             [context.steps for context in contexts],
             rngs,
             masks,
-            first.problem.whole_batches,
+            first.problem.drop_last,
             contexts,
             first.scales,
         )

@@ -47,7 +47,7 @@ class Steps:
             None  # the context of the clients that still have steps
         )
         # A plain step needs no gradient in memory of its own: see `Stack.products`.
-        scaled = model.learner.half is torch.float16
+        scaled = model.learner.autocast_dtype is torch.float16
         self.direct = settings.plain_steps and rule.grad is None and not scaled
 
     def run(self) -> tuple[Tensors, list[tuple[float, int]]]:
@@ -199,7 +199,7 @@ def gradients(
         (losses, root), leaves = objective(train, model, weights, batch, contexts, objectives)
         total = (root * batch.weights).sum() if root.dim() else root
     with scope("backward"):
-        return losses, gradients_of(total, leaves, model.learner.half, stacked=True)
+        return losses, gradients_of(total, leaves, model.learner.autocast_dtype, stacked=True)
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:

@@ -177,8 +177,8 @@ class _Examples(ClientExamples):
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inputs[start:stop], self.answers[start:stop]
 
-    def batches(self, size: int, rng: Rng, whole: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches without end."""
-        end = len(self) - len(self) % size if whole else len(self)
+        end = len(self) - len(self) % size if drop_last else len(self)
         while True:
             yield from (self.stretch(start, start + size) for start in range(0, end, size))

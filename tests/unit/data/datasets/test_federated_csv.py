@@ -16,7 +16,6 @@ from fedlens.data.datasets.federated_csv import (
     check_apart,
     federated_csv,
     in_order,
-    official_cifar10,
     read_list,
     read_rows,
 )
@@ -206,15 +205,15 @@ def test_the_blocks_of_cifar10_are_put_in_order(write) -> None:
     batch = np.concatenate([np.arange(10_000) + 10_000 * (number - 1) for number in (2, 4, 3, 1, 5)])
     assert BLOCKS == (1, 3, 2, 0, 4)
     path = write(cifar_list(batch, labels))
-    found = official_cifar10(path, labels)
-    assert (found.dataset, len(found), set(found.sizes().tolist())) == ("cifar10", 100, {500})
+    found = federated_csv(labels, 0, path=str(path), id_order="cifar10-blocks")
+    assert (len(found), set(found.sizes().tolist())) == (100, {500})
     owner = np.empty(50_000, np.int64)
     owner[found.indices] = found.owners()
     assert owner[batch].tolist() == [k % 100 for k in range(50_000)]
     with pytest.raises(DataError, match="use the other id_order"):
         federated_csv(labels, 0, path=str(path))
     with pytest.raises(DataError, match="has 3 images, and CIFAR-10's 50000"):
-        official_cifar10(path, np.array([0, 1, 2]))
+        federated_csv(np.array([0, 1, 2]), 0, path=str(path), id_order="cifar10-blocks")
 
 
 def test_the_settings_are_those_of_a_partition() -> None:

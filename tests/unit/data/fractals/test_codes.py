@@ -12,7 +12,6 @@ from fedlens.data.fractals.codes import (
     FractalCodes,
     singular_values,
     thresholds,
-    weighted_singular_values,
 )
 from fedlens.data.fractals.rendering import filled_shares
 
@@ -30,7 +29,7 @@ def test_the_sum_of_singular_values_lies_within_the_bounds_of_the_paper(codes: F
     assert (total <= (6 + codes.counts) / 2 + 1e-9).all()
     # Uniform in between.
     assert kstest(2 * total - 5 - codes.counts, "uniform").pvalue > 0.001
-    np.testing.assert_allclose(weighted_singular_values(codes), total, atol=1e-9)
+    np.testing.assert_allclose(singular_values(codes.maps), values, atol=1e-9)
 
 
 def test_every_map_contracts_and_its_singular_values_are_in_order(codes: FractalCodes) -> None:
