@@ -139,3 +139,15 @@ def test_where_a_mutant_renames_parameters_the_functions_run(
 
     monkeypatch.setattr(random_mutants, "run_tests", run_tests)
     assert random_mutants.first_failure(MUTATIONS[0], ["a.py::test[0]", "a.py::test[1]"]) == failed
+
+
+@pytest.mark.parametrize(("fail", "first"), [(["b", "b"], "b"), (["a", "", "b"], "b"), (["a", "", ""], None)])
+def test_a_test_that_fails_by_chance_kills_no_mutant(
+    fail: list[str], first: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_tests(arguments: list[str], mutation: Mutation | None) -> subprocess.CompletedProcess[str]:
+        output = "".join(f"FAILED {test} - x\n" for test in fail.pop(0).split())
+        return subprocess.CompletedProcess([], int(bool(output)), output, "")
+
+    monkeypatch.setattr(random_mutants, "run_tests", run_tests)
+    assert random_mutants.first_failure(MUTATIONS[0], ["a", "b"]) == first

@@ -130,6 +130,25 @@ def test_linear_layers_and_normalizations(layer: nn.Module, shape: tuple[int, ..
     compare(layer, shape, frozen)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("kind", "shape"), [(nn.Conv2d, (4, 8, 7)), (nn.Linear, (4,))])
+def test_under_autocast_outputs_are_those_of_each_client_in_16_bits(
+    kind: Any, shape: tuple[int, ...], bias: bool
+) -> None:
+    g = torch.Generator().manual_seed(3)
+    layer = kind(4, 6, **{"kernel_size": 3} if kind is nn.Conv2d else {}, bias=bias)
+    stacked = {n: torch.randn(CLIENTS, *p.shape, generator=g) for n, p in layer.named_parameters()}
+    images = torch.randn(CLIENTS * BATCH, *shape, generator=g)
+    with torch.autocast("cpu", torch.bfloat16):
+        with adapted(layer, Stack(Masks([]), CLIENTS)):
+            out = torch.func.functional_call(layer, stacked, (images,))
+        alone = [{n: w[k] for n, w in stacked.items()} for k in range(CLIENTS)]
+        parts = zip(alone, images.split(BATCH), strict=True)
+        each = torch.cat([torch.func.functional_call(layer, own, (x,)) for own, x in parts])
+    assert out.dtype == each.dtype == torch.bfloat16
+    torch.testing.assert_close(out, each, rtol=0.02, atol=0.1)
+
+
 def test_a_product_left_behind_is_the_gradient_that_is_not_written() -> None:
     layer, g = nn.Linear(5, 4).double(), torch.Generator().manual_seed(2)
     weights = [
