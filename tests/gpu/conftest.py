@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from fedlens.engines import devices
-from fedlens.run import environment
 from fedlens.settings import memory_check
 from fedlens.studies import gpu_runs
 
 SIMULATED = os.environ.get("SIMGPU") == "1"
 # `device_count` asks NVML; `is_available` would start CUDA, and processes that fork from this one could not use it.
 NO_GPU = torch.cuda.device_count() == 0
-_git_revision = functools.cache(environment._git_revision)
 _free_memory_of = functools.cache(devices.free_memory_of)
 collect_ignore_glob = ["test_*.py"] if NO_GPU else []
 
@@ -29,8 +27,7 @@ def pytest_report_header() -> str | None:
 
 @pytest.fixture(autouse=True)
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs ask git for the revision and another process for the free memory, which takes longer than they do: once."""
-    monkeypatch.setattr(environment, "_git_revision", _git_revision)
+    """Runs ask another process for the free memory, which takes longer than they do: once."""
     for module in (devices, memory_check, gpu_runs):
         monkeypatch.setattr(module, "free_memory_of", lambda device: list(_free_memory_of(device)))
 
