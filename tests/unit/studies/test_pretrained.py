@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,12 @@ import fedlens
 from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import StudyResults
 from fedlens.run.checkpoint import read_model
-from fedlens.studies.carry_out import RunOptions
-from fedlens.studies.planned import DueRun
 from fedlens.studies.pretrained_cache import cached_folder
-from fedlens.studies.store import StudyStore
 from fedlens.studies.study_cost import study_cost
 from fedlens.studies.study_plan import StudyPlan
-from fedlens.studies.sweep import sweep
-from tests.unit.engines.ray_kit import NEEDS_RAY
 from tests.unit.studies.study_kit import Heard, without_clock
+
+pytestmark = pytest.mark.usefixtures("quick_jobs")
 
 BASE = {
     "rounds": 2,
@@ -233,23 +229,3 @@ def test_a_scale_replaces_a_pretraining_and_says_so() -> None:
     small = {"pretrained": {"good": {**STUDY["pretrained"]["good"], "set": {"rounds": 1}}}}
     plan = StudyPlan.load({**STUDY, "scales": {"smoke": small}}, "smoke")
     assert ("pre-training pooled: rounds", "3", "1") in plan.differences
-
-
-@NEEDS_RAY
-def test_a_node_that_does_not_share_the_folder_is_sent_the_pretraining(tmp_path: Path) -> None:
-    from fedlens.studies.ray_jobs import LOCAL, RayJobs
-
-    class Hidden(RayJobs):
-        def _submit(self, due: DueRun) -> None:
-            self._marker.unlink(missing_ok=True)
-            super()._submit(due)
-
-    def start(due: Sequence[DueRun]) -> RayJobs:
-        return Hidden(RunOptions(tmp_path / "there" / "runs"), 1, LOCAL)
-
-    store = StudyStore(tmp_path / "there")
-    with store.lock():
-        sweep(StudyPlan.load(STUDY), store, start, Heard())
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    run(tmp_path / "here")
-    assert without_clock(tmp_path / "there") == without_clock(tmp_path / "here")

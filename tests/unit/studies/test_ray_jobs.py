@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +10,16 @@ import pytest
 
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.planned import DueRun
+from fedlens.studies.progress import SilentStudy
 from fedlens.studies.ray_jobs import LOCAL, RayJobs
+from fedlens.studies.store import StudyStore
+from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.sweep import sweep
 from tests.unit.engines.ray_kit import NEEDS_RAY
 from tests.unit.studies.study_kit import FAILING, FixedPlan, carried_out, planned, without_clock
+from tests.unit.studies.test_pretrained import STUDY, run
 
-pytestmark = NEEDS_RAY
+pytestmark = [NEEDS_RAY, pytest.mark.usefixtures("ray_here")]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,6 @@ class Hidden(RayJobs):
         super()._submit(due)
 
 
-@pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize("kind", [RayJobs, Hidden])
 def test_a_cluster_gives_the_lines_of_this_process(kind: type[RayJobs], tmp_path: Path) -> None:
     """Paused runs are continued too, on nodes that have to get their directory first."""
@@ -46,3 +51,17 @@ def test_a_cluster_gives_the_lines_of_this_process(kind: type[RayJobs], tmp_path
     files = {path.name for path in (there / "runs" / plan.runs[0].directory).iterdir()}
     assert files >= {"config.toml", "metrics.jsonl", "summary.json", "planned.json", "model.safetensors"}
     assert not list(there.glob(".shared-*"))
+
+
+def test_a_node_that_does_not_share_the_folder_is_sent_the_pretraining(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = StudyStore(tmp_path / "there")
+    with store.lock():
+        sweep(
+            StudyPlan.load(STUDY), store, lambda due: Hidden(RunOptions(store.runs), 1, LOCAL), SilentStudy()
+        )
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    run(tmp_path / "here")
+    assert without_clock(tmp_path / "there") == without_clock(tmp_path / "here")

@@ -36,6 +36,7 @@ def run(folder: Path, jobs: int = 0, **changes: Any) -> Any:
     return study.run(folder, jobs=jobs, report=False, progress=Heard())
 
 
+@pytest.mark.usefixtures("quick_jobs")
 def test_lines_have_the_rows_of_the_analyses_and_recordings_are_removed(tmp_path: Path) -> None:
     result = run(tmp_path / "s")
     lines = result.results.runs("fedavg", {})

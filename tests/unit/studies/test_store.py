@@ -19,11 +19,17 @@ from tests.unit.studies.study_kit import FAILING, FixedPlan, Heard, carried_out,
 PLAN = FixedPlan([planned(0), planned(1), FAILING])
 
 
+@pytest.fixture(scope="module")
+def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("carried")
+    carried_out(folder, PLAN)
+    return folder
+
+
 @pytest.fixture
-def study(tmp_path: Path) -> Path:
+def study(tmp_path: Path, carried: Path) -> Path:
     """A study of three runs of which one failed."""
-    carried_out(tmp_path, PLAN)
-    return tmp_path
+    return shutil.copytree(carried, tmp_path, dirs_exist_ok=True)
 
 
 def edited(path: Path, before: str, after: str) -> None:

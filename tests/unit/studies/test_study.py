@@ -45,17 +45,38 @@ data = { dataset = "digits", partition = { name = "dirichlet", clients = 4, alph
 """
 
 
+def written(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    (folder / "s.toml").write_text(FILE, encoding="utf-8")
+    (folder / "base.toml").write_text(BASE_FILE, encoding="utf-8")
+    patch.chdir(folder)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a study of eight runs."""
-    (tmp_path / "s.toml").write_text(FILE, encoding="utf-8")
-    (tmp_path / "base.toml").write_text(BASE_FILE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return written(tmp_path, monkeypatch)
 
 
 def sweep(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["sweep", "s.toml", "--jobs", "0", *arguments])
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study of `folder` after its runs, which wrote no page."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = written(tmp_path_factory.mktemp("swept"), patch)
+        done = sweep("--no-report")
+    assert done.exit_code == 0, done.output
+    assert "results: studies/s\n" in done.output  # no page was written
+    return made / "studies"
+
+
+@pytest.fixture
+def made(folder: Path, swept: Path) -> Path:
+    """The folder of the finished study in the current folder."""
+    return shutil.copytree(swept, folder / "studies") / "s"
 
 
 def test_a_study_in_python_gives_tidy_rows(tmp_path: Path) -> None:
@@ -126,9 +147,7 @@ def test_the_command_runs_a_study_and_writes_its_files(folder: Path) -> None:
     assert not list(runs.glob("*/report.html"))
 
 
-def test_results_alone_are_enough_to_write_the_files_again(folder: Path) -> None:
-    assert sweep("--no-report").exit_code == 0
-    made = folder / "studies" / "s"
+def test_results_alone_are_enough_to_write_the_files_again(folder: Path, made: Path) -> None:
     assert not (made / "cells.csv").exists()
     shutil.rmtree(made / "runs")
     (folder / "base.toml").unlink()
@@ -139,13 +158,12 @@ def test_results_alone_are_enough_to_write_the_files_again(folder: Path) -> None
 
 
 def test_files_of_tables_that_the_study_no_longer_asks_for_are_removed_unless_they_were_edited(
-    folder: Path,
+    folder: Path, made: Path
 ) -> None:
     text = (folder / "s.toml").read_text("utf-8")
     tables = [f'[[tables]]\nkind = "summary"\nname = "{name}"\n' for name in ("one", "two", "three")]
     (folder / "s.toml").write_text(f"{text}\n{''.join(tables)}")
     assert sweep().exit_code == 0
-    made = folder / "studies" / "s"
     (made / "tables" / "mine.tex").write_text("mine")
     (made / "tables" / "two.tex").write_text("edited")
     assert json.loads((made / "outputs.json").read_text("utf-8")).keys() >= {
@@ -181,25 +199,20 @@ def test_other_seeds_and_settings_are_kept_in_the_copy_of_the_study(folder: Path
     assert fedlens.Study.load(folder / "studies" / "s" / "study.toml")._source.settings.seeds == [3, 4, 7]
 
 
-def test_a_changed_study_is_refused_until_it_is_accepted(folder: Path) -> None:
-    assert sweep("--no-report").exit_code == 0
+def test_a_changed_study_is_refused_until_it_is_accepted(folder: Path, made: Path) -> None:
     (folder / "s.toml").write_text(FILE.replace("0.1", "0.2"), encoding="utf-8")
-    before = (folder / "studies" / "s" / "study.toml").read_bytes()
+    before = (made / "study.toml").read_bytes()
     refused = sweep("--no-report")
     assert refused.exit_code == 2
     assert "has changed since the runs" in refused.output
-    assert (folder / "studies" / "s" / "study.toml").read_bytes() == before
+    assert (made / "study.toml").read_bytes() == before
     accepted = sweep("--no-report", "--accept-changes")
     assert accepted.exit_code == 0, accepted.output
-    assert len(StudyResult(folder / "studies" / "s").runs) == 8
+    assert len(StudyResult(made).runs) == 8
 
 
-def test_a_changed_study_is_refused_before_its_cost_is_measured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = sweep("--no-report", "--jobs", "0")
-    assert done.exit_code == 0
-    assert "results: studies/s\n" in done.output  # no page was written
+@pytest.mark.usefixtures("made")
+def test_a_changed_study_is_refused_before_its_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     said = sweep("--dry-run", "--seeds", "0-2")
     assert said.exit_code == 0
     assert "has changed since the runs were made; --accept-changes continues the study" in said.output
@@ -263,6 +276,7 @@ def test_a_study_takes_values_as_python_has_them(tmp_path: Path, seeds: Any) -> 
     )
 
 
+@pytest.mark.usefixtures("quick_jobs")
 def test_a_study_takes_functions_and_writes_their_names(tmp_path: Path) -> None:
     methods = {"fedavg": {}, "mine": {"set": {"algorithm": averaged, "local.lr": 0.2}}}
     result = fedlens.Study(base=BASE, set={"rounds": 1}, methods=methods).run(tmp_path, jobs=1, report=False)
