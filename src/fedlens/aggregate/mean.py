@@ -58,7 +58,7 @@ class Aggregate(ABC):
     has the round, and the aggregate's state.
 
     With the class attribute `follows_device = True`, an aggregate declares that it computes where the replies are and
-    keeps none of them: replies may then stay on a GPU. Otherwise they are in ordinary memory.
+    keeps none of them: replies may then stay on a GPU. Otherwise they are in CPU memory.
     """
 
     @property

@@ -25,7 +25,7 @@ class ServerStep(Protocol):
     """An optimizer at the server, as pure functions: the state is an argument and a result.
 
     With the class attribute `follows_device = True`, it declares that it computes where its inputs are, which may then
-    be on a GPU; otherwise they are in ordinary memory.
+    be on a GPU; otherwise they are in CPU memory.
     """
 
     def init(self, weights: Tree) -> Payload:

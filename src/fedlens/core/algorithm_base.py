@@ -1,4 +1,4 @@
-"""What an algorithm can tell a run about itself, each with a default."""
+"""Base class of algorithms: optional members, each with a default."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ class AlgorithmBase(Algorithm):
 
     @property
     def full_gradients(self) -> bool:
-        """Whether clients take gradients over all their examples, and so of the last batch even if it is small."""
+        """Whether clients compute gradients over all their examples, including a last batch that is small."""
         return False
 
     @property
     def follows_device(self) -> bool:
-        """Whether the server's code computes where its inputs are, so that state and replies may stay on a GPU.
+        """Whether the server's code computes on the device of its inputs, so that state and replies may stay on a GPU.
 
-        It makes no tensor on the processor to mix with them, and keeps no reply but as part of a sum. Without this, all
-        that it gets is in ordinary memory.
+        It must not combine its inputs with CPU tensors, and must not keep replies except as part of a sum. If False,
+        all its inputs are on the CPU.
         """
         return False
 
@@ -104,7 +104,7 @@ class AlgorithmBase(Algorithm):
 
 @dataclass(frozen=True)
 class BareAlgorithm(AlgorithmBase):
-    """An algorithm with only the members of `Algorithm`; everything else is at its default."""
+    """An algorithm with only the members of `Algorithm`; the others have their defaults."""
 
     algorithm: Algorithm
 

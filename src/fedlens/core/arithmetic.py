@@ -1,4 +1,4 @@
-"""The number format and memory layout that models compute in; weights, losses and sums stay what they are."""
+"""Number format and memory layout of forward and backward passes; weights, losses and sums keep their dtype."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Arithmetic:
 
     Attributes:
         precision: "fp32"; "tf32", matrix products of fp32 with 10 bits of mantissa (NVIDIA); "bf16" and "fp16",
-            autocast: convolutions and matrix products in 16 bits, and what needs the range in 32.
+            autocast: convolutions and matrix products in 16 bits, operations that need a larger range in 32.
         channels_last: images and convolutions with the channels innermost in memory; "auto" where `lays_out` says so.
     """
 
@@ -31,14 +31,14 @@ class Arithmetic:
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:
-        """The 16-bit type of autocast, where there is one."""
+        """The 16-bit dtype of autocast; None without autocast."""
         return _AUTOCAST.get(self.precision)
 
     def lays_out(self, module: nn.Module, device: torch.device) -> bool:
         """Whether this module computes with the channels innermost.
 
-        With "auto", a module with 2-d convolutions in fp32 does, on a CPU with AVX2 or AVX-512, where it was measured
-        to be faster. Nothing is timed, so a run repeats itself to the bit.
+        With "auto": if its 2-d convolutions are in fp32 and the CPU has AVX2 or AVX-512, where this was measured to be
+        faster. The choice depends on no timing, so runs are reproducible to the bit.
         """
         if self.channels_last != "auto":
             return self.channels_last
@@ -46,11 +46,11 @@ class Arithmetic:
 
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
-        """Sets PyTorch's process-wide options for computing on this device; its end restores them.
+        """Sets PyTorch's process-wide options for computing on this device, and restores them at the end.
 
         By default PyTorch uses tf32 in convolutions and recurrent layers, kernels whose results differ from run to run,
-        and the first GPU. Whatever computes with a model on a GPU does so in this context, which `fit` requires. On a
-        CPU nothing is set.
+        and the first GPU. All computation with a model on a GPU runs in this context, and `fit` requires it. On a CPU
+        nothing is set.
 
         >>> with PLAIN.on(torch.device("cpu")):
         ...     net = PLAIN.fit(nn.Linear(2, 2), torch.device("cpu"))
@@ -66,7 +66,7 @@ class Arithmetic:
             yield
 
     def fit(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """The module, on this device, whose forward pass computes so; what it gives back has its weights' type.
+        """Moves a module to this device and wraps its forward pass; outputs have the dtype of its weights.
 
         Raises `RuntimeError` on a GPU outside of `on`.
 
@@ -81,7 +81,7 @@ class Arithmetic:
         if channels_last:
             module = module.to(memory_format=torch.channels_last)
         if self.autocast_dtype is not None or channels_last:
-            # In place of the class's own, so that every way of calling the module takes it: `functional_call` too.
+            # An attribute of the module, so that every way of calling it uses this, `functional_call` too.
             module.__dict__["forward"] = _Forward(self.autocast_dtype, channels_last, module, device.type)
         return module
 
@@ -96,14 +96,14 @@ def _gpu_products() -> tuple[Any, ...]:
 
 
 def _set_options(tf32: bool, restore: ExitStack) -> None:
-    """Sets the options of `Arithmetic.on`; `restore` gets what undoes it."""
+    """Sets the options of `Arithmetic.on`; `restore` receives the callbacks that undo it."""
     backends: Any = torch.backends
     cudnn = backends.cudnn
-    # An option that is "none" is read as that of its backend or the general one, which therefore come first.
+    # An option that is "none" takes the value of its backend or the general one, so these are set first.
     for option in (backends, cudnn, *_gpu_products(), backends.mkldnn.matmul):
         restore.callback(setattr, option, "fp32_precision", option.fp32_precision)
         option.fp32_precision = "none"
-    # The older names, which set the options above too: PyTorch raises where one is read that contradicts them.
+    # The older names set the options above too. PyTorch raises if one is read that contradicts them.
     allowed = True
     with suppress(RuntimeError):  # True contradicts "none"
         allowed = cudnn.allow_tf32
@@ -158,7 +158,7 @@ def _inner_channels(value: Any) -> Any:
 
 
 def _restored(value: Any, dtype: torch.dtype) -> Any:
-    """Losses and metrics are computed in full precision."""
+    """Casts tensors of `dtype` to fp32: losses and metrics are computed in full precision."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype == dtype else value
     if isinstance(value, dict):
@@ -173,10 +173,10 @@ def gradients_of(
 ) -> list[Tensor]:
     """The gradient of each parameter; zero for one that the loss does not depend on.
 
-    With `dtype` = float16, whose smallest number is 6e-8, the loss is scaled up before it is differentiated, and the
-    gradients down afterwards; where they leave its range (65,504) they are taken again at a smaller scale. So no
-    step is passed over, and a client's work is what it was asked for. Of `stacked` parameters, [A, ...] of A clients
-    each, every client has the scale that it would have by itself: one whose weights run away costs no other anything.
+    With `dtype` = float16, whose smallest number is 6e-8, the loss is scaled up before the backward pass, and the
+    gradients are scaled down after it. If they exceed the range (65,504), they are computed again at a smaller scale,
+    so no step is skipped. For `stacked` parameters, [A, ...] of A clients each, every client has the scale that it
+    would have alone, so a client that diverges does not affect the others.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> gradients_of((3 * w[0]).sum(), [w])
@@ -199,13 +199,13 @@ def gradients_of(
 
 
 def _finite(gradients: Sequence[Tensor], stacked: bool) -> Tensor:
-    """Whether all of them are finite, [] or of each client, [A]."""
+    """Whether all gradients are finite: [], or [A] for each client."""
     each = [g.isfinite().reshape(len(g), -1).all(1) if stacked else g.isfinite().all() for g in gradients]
     return torch.stack(each).all(0)
 
 
 def _chosen(done: Tensor, before: Tensor, now: Tensor) -> Tensor:
-    """`before` where the scale is found, by client or for all; `now` elsewhere."""
+    """`before` for the clients (or the model) whose scale was found already, `now` for the others."""
     return torch.where(done.view(*done.shape, *[1] * (now.dim() - done.dim())), before, now)
 
 

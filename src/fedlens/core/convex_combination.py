@@ -16,8 +16,7 @@ class ModelMatrix:
     """K models of one architecture: their floating-point leaves as a float32 matrix [K, P].
 
     Combination n of the models has the floating-point leaves `sum_k w_nk theta_k` (chen2022, Eq. 5 and section 4.4).
-    Running statistics are combined with the same weights; of integer counters it has the largest value, as averaging
-    has it.
+    Running statistics are combined with the same weights. Integer counters take the largest value, as in averaging.
 
     Args:
         models: the K trees.

@@ -50,7 +50,7 @@ class Tally:
 
     @property
     def failed_round(self) -> bool:
-        """Whether no client replied, for another reason than the bound on norms."""
+        """Whether no client replied, for a reason other than the norm bound."""
         return self.failed > 0 and self.clients == 0 and not self.unbounded
 
     @property
@@ -82,9 +82,9 @@ class Tally:
         self.traffic.asked(ask, round, sum(sent))
 
     def accepted(self, reply: Reply) -> None:
-        """Counts an accepted reply; of data at the server only the work counts, not its bytes.
+        """Counts an accepted reply. A reply from data at the server sends no bytes.
 
-        Without `batches` it has not trained: the loss is left out, and other numbers are recorded.
+        Such a reply without `batches` did not train, so its `loss` and `examples` are not summed.
         """
         at_client = is_client(reply.client)
         trained = at_client or "batches" in reply.metrics
@@ -119,11 +119,11 @@ class Tally:
 class Driver:
     """Drives an algorithm's generators over an engine.
 
-    It alone decides which answers count. A second answer to the same request is refused. A proposed client state is
-    committed once the algorithm has taken the reply without refusing it. All requests of an ask see the states as
-    they were when it was sent; of the proposals of a client that appears twice, the later slot's is kept.
+    Only the driver decides which answers count. It rejects a second answer to the same request. It commits a client's
+    new state once the algorithm has read the reply without refusing it. All requests of an ask see the states as they
+    were when it was sent. If a client appears twice, the state of the later slot is kept.
 
-    In `drive`, the asks of the federation's clients carry bounds from the norms of the replies accepted before.
+    In `drive`, asks to clients carry norm bounds from the replies accepted before.
 
     Args:
         answered: called once an answer has been read.
@@ -142,13 +142,13 @@ class Driver:
         self.norms = NormBounds()
         self.work = Work()  # of the phase in progress
         self._out: set[Id] = set()
-        # The number of the next exchange by round: evaluation counts on where training ended.
+        # The number of the next exchange by round: evaluation continues the numbering of training.
         self._next: dict[int, int] = {}
 
     def drive(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
         """Runs a generator of asks to its end and returns its value.
 
-        If the bound on norms refused every reply, the bound starts anew and `tally.unbounded` has the operations.
+        If the norm bound rejected every reply, it restarts, and `tally.unbounded` names the operations.
         """
         value = self.begin(steps, round, ahead=False, bounded=True).finish()
         self.tally.unbounded = self.norms.round_done(self.tally.clients > 0)
@@ -178,10 +178,10 @@ class Driver:
     def exchange(
         self, ask: Ask, round: int, exchange: int, ahead: bool = False, bounded: bool = False
     ) -> Generator[Answer, None, None]:
-        """The answers to one ask, each checked for being the first to its request.
+        """The answers to one ask; each is checked to be the first to its request.
 
-        In request order the ask is sent when the first answer is read, unless it is `ahead`; in arrival order at once,
-        since its answers may be read in a later exchange.
+        In request order the ask is sent when the first answer is read, or at once if it is `ahead`. In arrival order it
+        is sent at once, because its answers may be read in a later exchange.
         """
         if bounded:
             ask = self.norms.bounded(ask)
@@ -189,7 +189,7 @@ class Driver:
             sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
             return self._answers(ask, round, exchange, sent, bounded)
         answers = self._ahead(ask, round, exchange)
-        next(answers)  # sends the ask; from here on closing the answers takes it back
+        next(answers)  # sends the ask; closing the answers cancels it from here on
         return answers
 
     def _ahead(self, ask: Ask, round: int, exchange: int) -> Generator[Any, None, None]:

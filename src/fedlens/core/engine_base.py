@@ -1,4 +1,4 @@
-"""What an engine may offer besides answering asks, each with a default."""
+"""Base class of engines: optional members, each with a default."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class EngineBase(Engine):
 
         Args:
             clients: the clients with data.
-            cohort: how many train in a round; None if there is no cohort, so one after the other.
+            cohort: how many train in a round; None if there is no cohort and they train one after the other.
             images: about how many images the whole run trains on, counting each use of an image.
         """
         return None
@@ -84,9 +84,9 @@ class EngineBase(Engine):
         return tree
 
     def on_device(self, state: Payload) -> Payload:
-        """The server's state on the GPU of this engine, where answers then stay too (`inline`); or the state itself.
+        """The server's state on the GPU of this engine, where answers then stay too (`inline`), or the state itself.
 
-        Called before each round if the algorithm `follows_device`. Answers come in ordinary memory otherwise.
+        Called before each round if the algorithm `follows_device`. Otherwise answers are on the CPU.
         """
         return state
 
@@ -102,7 +102,7 @@ class EngineBase(Engine):
 
 @dataclass
 class BareEngine(EngineBase):
-    """An engine with only the three methods of `Engine`; everything else is at its default."""
+    """An engine with only the three methods of `Engine`; the others have their defaults."""
 
     engine: Engine
 

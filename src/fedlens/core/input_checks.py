@@ -14,7 +14,7 @@ from fedlens.base.errors import HookError
 from fedlens.core.stacked import Row
 
 FIRST_VISITS = (
-    3  # of each worker, for each operation, and rounds at the server: in these, contents are compared
+    3  # calls of an operation by each worker, and rounds at the server, in which contents are compared
 )
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MISSING = object()
@@ -23,10 +23,10 @@ INSTEAD = "return a new tensor: write a - b, not a.sub_(b)"
 
 
 class Inputs:
-    """Values as they are now, to be compared with what they are after a call.
+    """A record of values before a call, to detect changes after it.
 
-    Every in-place operation of PyTorch increases a tensor's version. What a version does not show, such as a change
-    through `.data` or through NumPy, is found by `contents`: a checksum of each tensor.
+    Every in-place operation of PyTorch increases a tensor's version. `contents` adds a checksum of each tensor, which
+    also detects changes through `.data` or NumPy.
 
     Args:
         contents: whether to compare the contents of tensors, not only their versions.
@@ -47,7 +47,7 @@ class Inputs:
     def _marks(self) -> dict[str, tuple[Any, _Mark]]:
         """Each value by name, with its version and its checksum."""
         found = {path: leaf for name, value in self.named.items() for path, leaf in leaves(value, name)}
-        # A tensor may be there under several names.
+        # One tensor may have several names.
         tensors = {id(leaf): leaf for leaf in found.values() if isinstance(leaf, Tensor)}
         read = [leaf for leaf in tensors.values() if self._contents or leaf.is_inference()]
         sums = dict(zip(map(id, read), checksums(read), strict=True))
@@ -55,7 +55,7 @@ class Inputs:
         return {path: (leaf, marks.get(id(leaf), (None, None))) for path, leaf in found.items()}
 
     def changed(self) -> str | None:
-        """The name of the first value that is no longer what it was; None if all are."""
+        """The name of the first value that changed; None if none did."""
         now = self._marks()
         for name, (leaf, mark) in self._before.items():
             same, mark_now = now.pop(name, (_MISSING, mark))
@@ -64,14 +64,14 @@ class Inputs:
         return next(iter(now), None)
 
     def refuse(self, who: str, where: str | None = None) -> None:
-        """Raises `HookError` if a value has changed. `who` changed it: "`step` of MyStep"."""
+        """Raises `HookError` if a value changed. `who` names the function that was called: "`step` of MyStep"."""
         changed = self.changed()
         if changed is not None:
             raise HookError(f"{who} changes its input {changed} in place", where=where, hint=INSTEAD)
 
 
 class PassedInputs:
-    """Tensors that are passed to a function one after the other, to be compared at its end; none is kept in memory.
+    """Detects changes to tensors that are passed to a function one after the other; keeps none in memory.
 
     >>> passed, update = PassedInputs(), torch.zeros(2)
     >>> passed.add("update", {"w": update})
@@ -90,7 +90,7 @@ class PassedInputs:
                 self._before.append((weakref.ref(leaf), path, checksum(leaf)))
 
     def changed(self) -> str | None:
-        """The name of the first tensor that is still in memory and has other contents now; None if there is none."""
+        """The name of the first tensor that is still in memory and has changed; None if there is none."""
         for reference, name, before in self._before:
             tensor = reference()
             if tensor is not None and checksum(tensor) != before:
@@ -99,7 +99,7 @@ class PassedInputs:
 
 
 def version(tensor: Tensor) -> int | None:
-    """How often PyTorch saw a tensor changed in place; None for one of inference mode, where it does not count."""
+    """PyTorch's count of the in-place changes to a tensor; None for an inference tensor, which has none."""
     return None if tensor.is_inference() else tensor._version
 
 
@@ -114,7 +114,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """The `checksum` of each tensor; for all that are on a GPU, the host waits once."""
+    """The `checksum` of each tensor, with one synchronization for all that are on a GPU."""
     with torch.no_grad():
         bits = [_bits(tensor) for tensor in tensors]
         sums = [each.sum(dtype=torch.int64) for each in bits if each.device.type != "cpu"]
@@ -126,7 +126,7 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The tensor as integers; of a sparse one nothing."""
+    """The tensor's bits as integers; empty for a sparse tensor."""
     if tensor.layout is not torch.strided:
         return torch.empty(0, dtype=torch.uint8)
     plain = tensor.detach().resolve_conj().resolve_neg()
@@ -140,7 +140,7 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     >>> list(leaves({"w": [1, 2]}, "state"))
     [("state['w'][0]", 1), ("state['w'][1]", 2)]
     """
-    if isinstance(value, Mapping) and not isinstance(value, Row):  # a row makes new views at every look
+    if isinstance(value, Mapping) and not isinstance(value, Row):  # each access to a row makes new views
         for key, item in value.items():
             yield from leaves(item, f"{name}[{key!r}]")
     elif isinstance(value, list | tuple):

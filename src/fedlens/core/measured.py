@@ -1,4 +1,4 @@
-"""What a task measures on a batch: sums that add up, and rows that are laid end to end."""
+"""Measurements of a task on a batch: sums, which are added, and rows, which are concatenated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens.core.transfers import downloaded
 
-_DENSE = 4096  # values up to which a tensor is sent as it is
+_DENSE = 4096  # values up to which a tensor is always sent densely
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,10 @@ class Measured:
         return total([self, other])
 
     def to_payload(self) -> dict[str, Any]:
-        """The measurements as an operation sends them; sums that are mostly zero are sent as their other values.
+        """The measurements as a payload; large sums that are mostly zero are sent as their other values.
 
-        Large sums are in ordinary memory, where zeros are counted without waiting. The others stay on their device.
+        Large sums are copied to the CPU, where counting zeros needs no synchronization. The others stay on their
+        device.
         """
         dense, sparse = dict[str, Tensor](), dict[str, Any]()
         large = downloaded({name: value for name, value in self.sums.items() if value.numel() > _DENSE})
@@ -56,7 +57,7 @@ class Measured:
 
     @classmethod
     def from_payload(cls, payload: Mapping[str, Any]) -> Measured:
-        """The measurements that an operation sent, where their tensors are."""
+        """The measurements in a payload, on the devices of its tensors."""
         sums = dict(payload["sums"])
         for name, part in payload["sparse"].items():
             values: Tensor = part["values"]
@@ -66,7 +67,7 @@ class Measured:
         return cls(sums, payload["rows"])
 
     def downloaded(self) -> Measured:
-        """The same measurements in ordinary memory; the host waits once for all of them."""
+        """The same measurements on the CPU, with one synchronization."""
         return Measured(*downloaded((self.sums, self.rows)))
 
 

@@ -1,4 +1,4 @@
-"""A module that is built once a worker and then loaded again and again."""
+"""Modules that are built once per worker and loaded with new weights for each client."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from fedlens.core.tree import Leaf, Tree, part, spec_of
 
 @dataclass(frozen=True)
 class Loadable:
-    """A module with its parameters and buffers at hand by name."""
+    """A module with its parameters and buffers by name."""
 
     model: ModelSpec
     module: nn.Module
     spec: dict[str, Leaf]
     trainable: dict[str, Tensor]
     rest: dict[str, Tensor]  # buffers, counters, frozen weights that are sent
-    autocast_dtype: torch.dtype | None = None  # what its passes compute in, where that is 16 bits
-    donated: dict[str, Tensor] = field(default_factory=dict)  # the form of the memory that `load` brings
+    autocast_dtype: torch.dtype | None = None  # of its passes; None for 32 bits
+    # The shapes and dtypes of weights that were given away; `load` allocates their memory.
+    donated: dict[str, Tensor] = field(default_factory=dict)
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -44,7 +45,7 @@ class Loadable:
         return part(self.spec, "counter")
 
     def load(self, tree: Tree) -> None:
-        """Copies a tree in. Leaves that the tree lacks stay as they are, and so do those of `model.fixed`."""
+        """Copies a tree into the module. Leaves that it lacks, and those of `model.fixed`, keep their values."""
         self._take_back()
         with torch.no_grad():
             own = [(v, tree[n]) for each in (self.trainable, self.rest) for n, v in each.items() if n in tree]
@@ -55,7 +56,7 @@ class Loadable:
                 value.copy_(new)
 
     def give(self) -> list[Tensor]:
-        """The trainable weights, given away with their memory (`fedlens.core.tree`); `load` brings new memory."""
+        """Gives away the trainable weights with their memory (`fedlens.core.tree`); `load` allocates it anew."""
         weights = []
         for name, weight in self.trainable.items():
             weights.append(weight.detach())
@@ -69,7 +70,7 @@ class Loadable:
         forms, device = list(self.donated.values()), next(iter(self.trainable.values())).device
         size = block_size(forms)
         if device.type == "cpu":
-            # Pages of their own, that the system has back at once: on the heap, gaps grow from client to client.
+            # Separate pages, which return to the system at once: the heap would fragment from client to client.
             block = torch.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=torch.uint8)
         else:
             block = torch.empty(size, dtype=torch.uint8, device=device)
@@ -79,7 +80,7 @@ class Loadable:
 
 
 def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:
-    """The module of this spec, on the client's device and in its arithmetic; `which` names further ones.
+    """The module of this spec on the client's device, in its arithmetic; `which` tells several modules apart.
 
     It is built at the first call and kept in the worker's `scratch`.
     """
@@ -93,7 +94,7 @@ def module_in(
     arithmetic: Arithmetic = PLAIN,
     which: str = "",
 ) -> Loadable:
-    """As `loadable`, where there is no client."""
+    """Like `loadable`, without a client."""
     key = ("module", id(model), which)
     if key not in scratch:
         module = arithmetic.fit(model.build(initial=False), device)
@@ -117,7 +118,7 @@ def module_in(
 
 
 def _fix(state: dict[str, Tensor], fixed: Tree) -> None:
-    """Gives leaves the values that they keep. Where they fit they are not copied: nothing ever writes to them."""
+    """Sets the fixed leaves. They share the memory of `fixed` if the layout fits: nothing writes to them."""
     for name, value in fixed.items():
         own = state[name]
         if (own.device, own.dtype, own.stride()) == (value.device, value.dtype, value.stride()):

@@ -1,18 +1,17 @@
-"""What the norms of accepted replies are, so that a finite but huge reply is refused.
+"""Bounds on the norms of replies, so that a finite but huge reply is rejected.
 
-A reply with entries of 3e38 is finite, and one of them destroys the model. A reply is refused if the Euclidean norm of
-one of its trees is more than `NORM_LIMIT` (10^4) times the typical norm of that tree. Each tree of a reply counts by
-itself, by the name of the operation and of the field: a control variate, a gradient and an update have different
-scales, and a huge one of any of them is as harmful.
+A reply with entries of 3e38 is finite, and one such reply destroys the model. A reply is rejected if the Euclidean norm
+of one of its trees is more than `NORM_LIMIT` (10^4) times the typical norm of that tree. Each tree has a bound of its
+own, by operation and field, because control variates, gradients and updates have different scales.
 
-The typical norm is the median over the replies accepted so far, once there are `FIRST` (20). It never falls during a
-run: towards the end of training updates are small, and a client that was not yet asked may well send one of the size
-that they had at the beginning. Norms of 0 are not counted; they belong to clients that did not move. The bound of an
-ask depends on the replies to earlier asks alone, so it does not depend on the engine.
+The typical norm is the median over the replies accepted so far, once there are `FIRST` (20). It never decreases during
+a run: updates are small at the end of training, but a client that is asked for the first time may still send one as
+large as those at the beginning. Norms of 0 are not counted; they belong to clients that did not move. The bound of an
+ask depends only on the replies to earlier asks, so it does not depend on the engine.
 
-The bound refuses a few broken clients. If it refuses every reply of a round to an operation, the scale of the replies
-has changed, for example because a plateau or a warm-up has ended: the norms of the operation start anew, so the next
-`FIRST` replies have no bound. With a single client per round, the second of two huge replies in a row is accepted.
+The bound rejects a few broken clients. If it rejects every reply of a round to an operation, the scale of the replies
+has changed, for example because a plateau or a warm-up has ended. The norms of the operation then start anew, so the
+next `FIRST` replies have no bound. With a single client per round, the second of two huge replies in a row is accepted.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class NormSample:
     largest_median: float = 0.0
 
     def add(self, norm: float) -> None:
-        """Counts a norm, and keeps it if it is its turn."""
+        """Counts a norm, and keeps one in `every`."""
         if self.seen % self.every == 0:
             self.norms.append(norm)
             if len(self.norms) == KEPT:
@@ -59,7 +58,7 @@ class NormSample:
         self.seen += 1
 
     def typical(self) -> float | None:
-        """The largest median that was ever asked for, this one included; None before `FIRST` norms."""
+        """The largest median returned so far, including this one; None before `FIRST` norms."""
         if self.seen < FIRST:
             return None
         self.largest_median = max(self.largest_median, statistics.median(self.norms))
@@ -84,7 +83,7 @@ class NormBounds:
         self._refused: set[str] = set()
 
     def answered(self, op: str, answer: Answer) -> None:
-        """Counts a client's answer: an accepted reply by the norms of its trees, a failure if the bound refused it."""
+        """Counts a client's answer: the norms of an accepted reply, or a failure if the bound rejected it."""
         if not is_client(answer.client):
             return
         if isinstance(answer, Failure):
@@ -104,11 +103,11 @@ class NormBounds:
                 sample.add(norm)
 
     def round_done(self, replied: bool) -> list[str]:
-        """Ends a round; the operations whose norms start anew, because the bound refused every reply.
+        """Ends a round. Returns the operations whose norms start anew because the bound rejected every reply.
 
         Args:
-            replied: whether the round's last ask had a good reply. If not, the norms of every operation with a reply
-                beyond the bound start anew.
+            replied: whether the round's last ask had an accepted reply. If not, the norms of every operation with a
+                reply beyond the bound start anew.
         """
         anew = sorted(self._refused - self._moved if replied else self._refused)
         for op in anew:
@@ -117,9 +116,9 @@ class NormBounds:
         return anew
 
     def bounded(self, ask: Ask) -> Ask:
-        """The ask with the typical norms in what it expects of replies."""
+        """The ask, with the typical norms in its schema."""
         if not ask.requests or not is_client(ask.requests[0].client):
-            return ask  # the server's own work is not a client's fault
+            return ask  # replies from data at the server are not bounded
         samples = self._samples.get(ask.op, {})
         typical = {name: t for name, sample in samples.items() if (t := sample.typical()) is not None}
         return replace(ask, expect=replace(ask.expect, typical=typical)) if typical else ask

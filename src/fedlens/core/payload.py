@@ -1,4 +1,4 @@
-"""A payload taken apart into named tensors and JSON, and put together again."""
+"""Encodes a payload as named tensors and JSON, and decodes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedlens.core.types import Payload
 from fedlens.files.model_digest import contiguous
 
 _Seen = dict[Any, tuple[str, Tensor]]
-_DEEPEST = 90  # levels of a payload: each is up to two of its JSON, of which a reader accepts 200
+_DEEPEST = 90  # levels of a payload; each takes up to two levels of JSON, and readers accept 200
 _LONGEST = 14_000  # bits of an integer: readers accept 4300 digits
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 # The dtypes that safetensors files do not have, by name; their tensors are written as bytes.
@@ -42,9 +42,9 @@ def pack(payload: Payload) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def unpack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The payload that `pack` was given, from what `tensorfile.parse` or `tensorfile.read` returns.
+    """The payload of `pack`, from what `tensorfile.parse` or `tensorfile.read` returns.
 
-    Raises `DecodingError` if they are not those of a payload.
+    Raises `DecodingError` if this is not an encoded payload.
 
     >>> unpack(*pack({"w": torch.ones(2), "round": 3}))
     {'w': tensor([1., 1.]), 'round': 3}
@@ -59,11 +59,11 @@ def unpack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[s
 
 
 def encode(payload: Payload) -> tuple[Any, dict[str, Tensor]]:
-    """What of `payload` goes into JSON, and its tensors by their place in it (a JSON pointer).
+    """The JSON structure of a payload, and its tensors by their place in it (a JSON pointer).
 
-    In the JSON an object has one key that says what it stands for, so nothing in a payload can be mistaken
-    for it. A tensor that stands in two places is named once, and `decode` gives both places the same tensor.
-    Raises `RunFailed` that names the place of what does not fit.
+    Each JSON object has one key that names its kind, so a mapping in the payload cannot be mistaken for one. A tensor
+    that occurs twice is stored once, and `decode` returns the same tensor in both places. Raises `RunFailed` with the
+    place of a value that cannot be stored.
 
     >>> structure, tensors = encode({"state": {"w": torch.ones(2), "loss": float("nan")}})
     >>> structure
@@ -104,7 +104,7 @@ def _below(place: str, key: str) -> str:
 
 
 def _utf8(place: str, number: int) -> str:
-    """The place as a tensor's name; a file holds UTF-8 alone, and a key may have half of a surrogate pair in it."""
+    """The place as a tensor's name. Files hold UTF-8 only, and a key may have half of a surrogate pair."""
     try:
         place.encode()
     except UnicodeEncodeError:
@@ -128,7 +128,7 @@ def _encode_tensor(value: Tensor, place: str, tensors: dict[str, Tensor], seen: 
     value = value.detach() if value.requires_grad else value
     lazy = (value.is_conj(), value.is_neg())
     view = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride(), *lazy)
-    # The tensor is kept with its name: an address says nothing once its owner is gone.
+    # The tensor is kept with its name: its address may be reused once it is freed.
     name, _ = seen.setdefault(view, (_utf8(place, len(seen)), value))
     if value.dtype in tensorfile.DTYPES:
         tensors.setdefault(name, value)
@@ -139,7 +139,7 @@ def _encode_tensor(value: Tensor, place: str, tensors: dict[str, Tensor], seen: 
 
 
 def decode(node: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The payload that `encode` was given, with plain dictionaries for its mappings.
+    """The payload of `encode`, with dictionaries for its mappings.
 
     Raises `DecodingError` with the place if `node` is not what `encode` returns, or if a tensor is missing.
 

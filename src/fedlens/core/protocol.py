@@ -1,7 +1,7 @@
-"""The seam: an algorithm asks, an engine answers, and neither knows the other.
+"""The interface between algorithms and engines: an algorithm asks, an engine answers, and neither knows the other.
 
-An algorithm's round is a generator of `Ask`s; whoever drives it sends back an iterator of answers, and its return
-value is the new state of the server. An engine answers asks, in this process, in others, or on other machines.
+An algorithm's round is a generator of `Ask`s. The driver sends back an iterator of answers. The generator's return
+value is the new state of the server. An engine answers asks in this process, in others, or on other machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedlens.core.types import ClientId, Metrics, Payload
 
 
 class Id(NamedTuple):
-    """Which request an answer belongs to. It is answered once."""
+    """Identifies a request and its answer. Each request is answered once."""
 
     round: int
     exchange: int
@@ -121,7 +121,7 @@ class Reply:
 
 @dataclass
 class Failure:
-    """Takes the place of a reply that is missing or was rejected."""
+    """Replaces a reply that is missing or was rejected."""
 
     id: Id
     client: ClientId
@@ -150,7 +150,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Client:
-    """The client's side of an operation: its data and state. They leave only if the operation sends them.
+    """The client's side of an operation: its data and state. Only what the operation sends leaves the client.
 
     `scratch` is a cache of the worker, shared by its clients. Results must not depend on it.
     """
@@ -174,7 +174,7 @@ class Op(Protocol):
 
 
 class Call(NamedTuple):
-    """What an operation is called with, where several calls are made at once."""
+    """The arguments of one call to an operation, where several calls are made together."""
 
     payload: Payload
     client: Client
@@ -195,7 +195,7 @@ class Trial(NamedTuple):
     op: BatchedOp
     shared: Payload
     convolutions: bool  # whether the model has any, so that a memory layout is worth trying
-    layout: bool = False  # whether `channels_last = "auto"` applies to them where the processor gains from it
+    layout: bool = False  # whether `channels_last = "auto"` applies to them on a CPU that gains from it
 
 
 @runtime_checkable
@@ -265,7 +265,7 @@ class GroupExamples(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where `read` takes positions without waiting for a copy: the device of the examples."""
+        """The device of the examples; `read` accepts positions on it without a copy."""
 
     def reordered(self, order: Sequence[int], /) -> GroupExamples:
         """The same examples, the clients in this order."""
@@ -289,9 +289,9 @@ class GroupExamples(Protocol):
 
 
 class ClientExamples(Protocol):
-    """What batched training asks of a client's data; `ClientDataset` offers it.
+    """Interface of a client's data for batched training; `ClientDataset` implements it.
 
-    The defaults suit data that caches nothing and gives each client's batches on its own.
+    The defaults suit data that caches nothing and gives each client's batches separately.
     """
 
     def stretch(self, start: int, stop: int, /) -> tuple[Any, Any]:
@@ -335,7 +335,7 @@ class ModelSpec:
     `fedlens.models.prepare`. `wrapper` is called with that module and this spec, and returns the module that is
     trained, with the layers that a task puts around the model. `fixed` holds the leaves that no training changes, if
     they are known: workers get them once, with the operations, and no message needs to carry them (`sent`). A resumed
-    run takes their values from its checkpoint. Without them, every leaf crosses.
+    run takes their values from its checkpoint. If it is empty, messages carry every leaf.
     """
 
     factory: Callable[..., torch.nn.Module]
@@ -349,14 +349,14 @@ class ModelSpec:
     fixed: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def sent(self, tree: Tree) -> Tree:
-        """What of a tree has to be sent: the tree itself, or without the leaves that workers have already."""
+        """The leaves of a tree that have to be sent: all except those that workers already have."""
         return {name: value for name, value in tree.items() if name not in self.fixed} if self.fixed else tree
 
     def build(self, initial: bool = True) -> torch.nn.Module:
         """Builds a new module. The global random state does not change.
 
         Args:
-            initial: whether it needs its initial weights; without, only its structure is right, and no file is read.
+            initial: whether to set the initial weights; if not, only its structure is valid, and no file is read.
         """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
@@ -386,12 +386,12 @@ class FederationInfo:
 
     @cached_property
     def eligible(self) -> np.ndarray:
-        """The clients that hold at least one example, int64; made once, so that a round does not scan them all."""
+        """The clients that hold at least one example, int64; computed once."""
         return np.flatnonzero(self.sizes)
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """int64: where each eligible client ends, if their examples are laid end to end; the last is their number."""
+        """int64: the cumulative numbers of examples of the eligible clients."""
         return np.cumsum(self.sizes[self.eligible], dtype=np.int64)
 
     @cached_property

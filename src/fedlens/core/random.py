@@ -1,9 +1,9 @@
 """Seeds, random generators and client secrets. Importing this module does not import torch or numpy.
 
 Every random number of a run is derived from (run seed, round, exchange, slot, client, purpose), so it does not
-depend on which worker did the work or in which order. Secrets are another thing: a server that sends the seed
-must not be able to rebuild a mask, so in deployment they are operating-system entropy, made at the client and
-never sent; only a simulation, which must be repeatable, derives them from a seed.
+depend on which worker did the work or in which order. Secrets differ: a server that knows the seed must not be able
+to compute a mask. In deployment they are operating-system entropy, created at the client and never sent. Only a
+simulation, which must be reproducible, derives them from a key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:  # the settings derive seeds, and `fedlens --help` must not im
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit seed from any sequence of numbers and words; the same everywhere.
+    """A 63-bit seed from any sequence of numbers and words; the same on every machine.
 
     >>> derive(0, "select", 3) == derive(0, "select", 3) != derive(0, "select", 4)
     True
     """
-    # A list of ready words, as this is done several times for each client of a round.
+    # A list, which is faster here than a generator: this runs several times for each client of a round.
     text = "\x1f".join(
         [f"i{part}" if type(part) is int else f"{type(part).__name__[0]}{part}" for part in parts]
     )
@@ -35,9 +35,9 @@ def derive(*parts: int | str) -> int:
 
 @dataclass(frozen=True)
 class Rng:
-    """A place in the tree of seeds. It has no state: each call for the same purpose restarts the same stream.
+    """A node in the tree of seeds. It has no state: each call for the same purpose restarts the same stream.
 
-    To draw new numbers in each step, make a generator once and keep it: `context.saved` of a client rule.
+    To draw new numbers in each step, create a generator once and keep it: `context.saved` of a client rule.
 
     >>> import torch
     >>> rng = Rng((0, "round", 1))
@@ -48,7 +48,7 @@ class Rng:
     key: tuple[int | str, ...]
 
     def child(self, *parts: int | str) -> Rng:
-        """The place below this one."""
+        """The node below this one."""
         return Rng((*self.key, *parts))
 
     def seed(self, purpose: str) -> int:
@@ -72,10 +72,10 @@ class Rng:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a client never tells. The same name gives the same bytes for the life of the client.
+    """Secret bytes of a client, by name. A name has the same bytes as long as the client exists.
 
     With `simulation=None`, the deployed case, the bytes are operating-system entropy. A simulation passes a key
-    instead, so that a run can be repeated. A `Secrets` cannot be pickled, and so never leaves its process.
+    instead, so that a run can be repeated. A `Secrets` cannot be pickled, so it never leaves its process.
 
     >>> own = Secrets()
     >>> own.token("mask") == own.token("mask"), own.token("mask") == Secrets().token("mask")
@@ -101,7 +101,7 @@ class Secrets:
 
 @contextmanager
 def random_state_kept(device: torch.device | None = None) -> Iterator[None]:
-    """Leaves the process's own random state, and that of a GPU where `device` is one, as it was.
+    """Restores the global random state at the end, and that of `device` if it is a GPU.
 
     >>> import torch
     >>> with random_state_kept():

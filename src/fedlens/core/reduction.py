@@ -1,4 +1,4 @@
-"""Adding replies up, one after the other; the same additions on every engine."""
+"""Sums replies one after the other, in the same order on every engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedlens.core.stacked import Column, StackedTrees, row_of, stack_of
 from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree
 
-REPLIES = "replies"  # how many replies a total is made of
+REPLIES = "replies"  # the name of the number of replies in a total
 
-# How a field of the replies becomes one: their mean, weighted like the update, or their plain sum.
+# How a field of the replies is aggregated: the mean, weighted like the update, or the plain sum.
 How = Literal["mean", "sum"]
 
 
@@ -65,7 +65,7 @@ def add_reply(
     donated: AbstractSet[str] = frozenset(),
     allocate: Callable[[Tree], dict[str, Tensor]] | None = None,
 ) -> None:
-    """Adds a reply to `total`, in place, which is empty before the first reply.
+    """Adds a reply to `total` in place; `total` is empty before the first reply.
 
     Under `"sum"`, a tree or a number is multiplied by the reply's weight and added; under `"plain"` it is added as it
     is; under `"max"` a tree contributes its largest values, leaf by leaf. The weights are summed, and `replies` counts.
@@ -73,8 +73,8 @@ def add_reply(
     Args:
         total: changed in place.
         reduce: how each field is aggregated.
-        payload: the reply's; it is not changed, except for its `donated` fields.
-        reduced: the payload is a sum over several replies already, and is added as it is.
+        payload: the payload of the reply; it is not changed, except for its `donated` fields.
+        reduced: whether the payload is already a sum over several replies, to be added as it is.
         donated: fields that the caller donates (`fedlens.core.tree`): the first reply's memory becomes the total's.
         allocate: returns memory for the total of a tree; see `Reply.allocate`.
 
@@ -183,7 +183,7 @@ def _add_stacks(
 def _weighted(stack: StackedTrees, rows: Sequence[tuple[int, float]]) -> dict[str, Tensor]:
     """The sum of these rows, each times its factor."""
     places, factors = zip(*rows, strict=True)
-    # Others are not looked at: of a reply that was refused, 0 times NaN is NaN.
+    # Other rows are not read: a rejected reply may hold NaN, and 0 times NaN is NaN.
     between = places[-1] + 1 - places[0] == len(places)
     at = slice(places[0], places[-1] + 1) if between else list(places)
     sums: dict[str, Tensor] = {}
@@ -193,7 +193,7 @@ def _weighted(stack: StackedTrees, rows: Sequence[tuple[int, float]]) -> dict[st
         if kind not in by_kind:
             by_kind[kind] = uploaded(torch.tensor([factors], dtype=leaf.dtype), leaf.device)
         weights = by_kind[kind]
-        if leaf.is_cuda:  # where a matrix product may be one of short mantissas
+        if leaf.is_cuda:  # a matrix product might use tf32 here
             sums[name] = (taken * weights.view(-1, *[1] * (taken.dim() - 1))).sum(0)
         else:
             sums[name] = (weights @ taken.reshape(len(factors), -1)).view(leaf.shape[1:])

@@ -1,7 +1,7 @@
-"""What a good reply has, checked before it is aggregated.
+"""Validates replies before they are aggregated.
 
-In many tools one NaN update turns the global model to NaN while the run reports success, a tensor of shape (1,) is
-silently broadcast, and a weight of zero everywhere divides by zero. A schema turns each into a counted failure.
+Without these checks, one NaN update makes the global model NaN while the run reports success, a tensor of shape (1,) is
+silently broadcast, and weights that are all zero divide by zero. A schema turns each into a counted failure.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finit
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
 _NOT_FINITE = "holds NaN or Inf"
 _BEYOND = f"times the median of accepted replies (limit: {NORM_LIMIT:,.0f} times)"
-# A name, what is wrong with its form, and the tensors whose values are to be finite; None where another check decides.
+# A name, what is wrong with its structure, and the tensors to check for finite values; None if that is done elsewhere.
 _Part = tuple[str, str | None, Sequence[Tensor] | None]
-_MAPPINGS = (dict, Mapping)  # the one that nearly all are first: to ask an abstract class takes much longer
+_MAPPINGS = (dict, Mapping)  # nearly all are dicts, and `isinstance` with an abstract class is much slower
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class Bound:
 COUNT = Bound(0, 2**53, integer=True)
 SHARE = Bound(0, 1)
 METRICS: Mapping[str, Bound] = {"loss": Bound(), "examples": COUNT, "batches": COUNT}
-"""The metrics that every operation may send: of these a run computes its local loss and its progress."""
-# What the server computes, and the other names in a line of metrics.jsonl and clients.jsonl.
+"""The metrics that every operation may send; a run computes its local loss and its progress from them."""
+# Names that the server computes, and the other columns of metrics.jsonl and clients.jsonl.
 _COMPUTED = ("test_", "validation_", "train_", "clients_")
 _COLUMNS = frozenset({
     "round", "client", "clients", "failed", "failure", "times", "exchange", "local_loss", "batches_max", "bytes_up",
@@ -190,7 +190,7 @@ class Schema:
                 )
 
     def metric_fault(self, metrics: Mapping[str, float]) -> str | None:
-        """What is wrong with the first metric that was not declared or is outside its bounds; None if all are good."""
+        """What is wrong with the first metric that is undeclared or outside its bounds; None if all are valid."""
         for name, value in metrics.items():
             bound = self._bound(name)
             if bound is None:
@@ -201,7 +201,7 @@ class Schema:
         return None
 
     def admits(self, columns: Mapping[str, Sequence[float]]) -> bool:
-        """Whether all values of these metrics are good; for those of one reply, call `metric_fault`."""
+        """Whether all values of these metrics are valid; `metric_fault` says what is wrong with one reply."""
         for name, values in columns.items():
             bound = self._bound(name)
             if bound is None or any(bound.fault(name, value) is not None for value in set(values)):
@@ -220,8 +220,8 @@ class Schema:
     ) -> tuple[str | None, dict[str, float]]:
         """Why this payload is rejected, or None if it is valid; and the norms of its trees by name.
 
-        Also why the client's new state is, if it is a mapping: its tensors must be finite. For the values of all, the
-        host waits once, but for the `fedlens.core.tree.leaf_norms` in `known`.
+        A mapping as the client's new `state` is checked too: its tensors must be finite. All tensors on a GPU take one
+        synchronization; those in `known` (`fedlens.core.tree.leaf_norms`) take none.
         """
         norms: dict[str, float] = {}
         if not isinstance(payload, _MAPPINGS):
@@ -264,7 +264,7 @@ class Schema:
                 each = column.finite if fits else [False] * rows
                 if fits and name in self.typical:
                     most = NORM_LIMIT * self.typical[name]
-                    each = [norm <= most for norm in column.norms]  # neither does NaN, nor an infinity
+                    each = [norm <= most for norm in column.norms]  # false for NaN and infinity
             elif isinstance(column, list):
                 known = {value: expected.fault(name, value) is None for value in set(column)}
                 each = [known[value] for value in column]
@@ -292,7 +292,7 @@ def _parts(payload: Mapping[str, Any]) -> list[_Part]:
 def _first_fault(
     parts: list[_Part], more: list[_Part], norms: dict[str, float], known: Mapping[int, float] = NO_NORMS
 ) -> str | None:
-    """What is wrong with the first part that is not good, of those and of `more`; norms of `parts` go into `norms`."""
+    """What is wrong with the first invalid part of `parts`, then of `more`; `norms` receives those of `parts`."""
     every = [*parts, *more]
     found = finite_norms([tensors or () for _, _, tensors in every], known)
     for at, ((name, fault, tensors), norm) in enumerate(zip(every, found, strict=True)):
@@ -365,7 +365,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def nbytes(value: Any) -> int:
-    """The bytes of a payload's tensors and byte strings, which is what a network would carry but for the envelope."""
+    """The bytes of tensors, byte strings and numbers in a payload: its size on a network without headers."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, int | float):
@@ -390,7 +390,7 @@ def _tensor_fault(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dt
 
 
 def _kind_fault(name: str, value: Tensor) -> str | None:
-    """What is wrong with a tensor whose values do not lie in memory one by one: sparse, quantized, nested, meta."""
+    """What is wrong with a tensor that is not dense: sparse, quantized, nested or meta."""
     if value.layout != torch.strided:
         return f"{name} is a {str(value.layout).removeprefix('torch.')} tensor where a dense one is expected"
     if value.is_meta or value.is_quantized or value.is_nested:

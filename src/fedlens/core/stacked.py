@@ -1,6 +1,6 @@
-"""One client's tree among those of several that were computed together: a row of tensors [A, ...].
+"""Trees of several clients in stacked tensors [A, ...], and the tree of one client as a row of them.
 
-It is a mapping like any other tree. Who knows that it is a row checks, counts and adds up all rows at once.
+A row is a mapping like any other tree. Code that recognizes rows can check, count and sum all of them at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedlens.core.tree import finite_norm
 
-Kind = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each leaf
+Kind = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype of each leaf
 
 
 class StackedTrees:
@@ -41,7 +41,7 @@ class StackedTrees:
         return Row(self, at)
 
     def like(self, kind: Kind) -> bool:
-        """Whether each tree has exactly these leaves, in these shapes and types."""
+        """Whether each tree has exactly these leaves, with these shapes and dtypes."""
         if self._compared is None or self._compared[0] is not kind:
             own = {name: (tuple(leaf.shape[1:]), leaf.dtype) for name, leaf in self.leaves.items()}
             self._compared = kind, own == dict(kind)
@@ -49,7 +49,7 @@ class StackedTrees:
 
     @cached_property
     def norms(self) -> list[float]:
-        """The Euclidean norm of each tree, as `fedlens.core.tree.finite_norm` has it."""
+        """The Euclidean norm of each tree, computed like `fedlens.core.tree.finite_norm`."""
         floats = [leaf for leaf in self.leaves.values() if leaf.is_floating_point()]
         if not floats:
             return [0.0] * len(next(iter(self.leaves.values())))
@@ -76,7 +76,7 @@ class StackedTrees:
 
 
 class Row(Mapping[str, Tensor]):
-    """The tree of client `at` of those in `stacked`; its leaves are views."""
+    """The tree of client `at` in `stacked`; its leaves are views."""
 
     __slots__ = ("at", "stacked")
 
@@ -111,12 +111,12 @@ class Row(Mapping[str, Tensor]):
         return dict, ({name: value.clone() for name, value in self.items()},)  # alone, without the other rows
 
 
-# One field of the payloads of several clients: a tree or a number of each, or one tree that all of them have.
+# One field of the payloads of several clients: a tree or a number of each, or one tree that all of them share.
 Column = StackedTrees | list[float] | Mapping[str, Tensor]
 
 
 def stack_of(trees: list[Any]) -> StackedTrees | None:
-    """What all of these are rows of; None where they are not, or not all of one."""
+    """The `StackedTrees` that all of these are rows of; None if there is no such one."""
     first = trees[0].stacked if trees and isinstance(trees[0], Row) else None
     return first if first and all(isinstance(t, Row) and t.stacked is first for t in trees) else None
 

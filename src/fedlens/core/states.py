@@ -1,8 +1,7 @@
-"""The states of the clients: in memory up to a budget, and beyond it in a store, the least recently used first.
+"""The states of the clients: in memory up to a budget; beyond it, the least recently used ones are in a store.
 
-A state is replaced, never changed. So each is a `Version` that may lie in memory, in the store, or in both, and what
-was there at an earlier moment is known from the versions that were replaced since (`Mark`): looking back costs what
-has changed, not what there is.
+A state is replaced, never changed in place. Each is a `Version`, in memory, in the store, or in both. A `Mark` keeps
+the versions that were replaced since an earlier moment, so its cost depends on the number of changes, not of clients.
 """
 
 from __future__ import annotations
@@ -18,38 +17,38 @@ from fedlens.core.schema import nbytes, tensors_in
 from fedlens.core.transfers import downloaded
 from fedlens.core.types import ClientId, Payload
 
-STATE_MEMORY = 1024  # MiB: the budget of an engine that does not say another
+STATE_MEMORY = 1024  # MiB: the default budget of an engine
 
 
 class Store(Protocol):
-    """Where states lie that memory has no room for. `fedlens.run.state_files` has the one of a run."""
+    """Storage for states beyond the memory budget. `fedlens.run.state_files` implements that of a run."""
 
     def put(self, payload: Payload, /) -> str:
-        """Keeps a state, and gives the key that stands for its content: equal states may have one key."""
+        """Stores a state and returns the key of its content; equal states may share a key."""
         ...
 
     def get(self, key: str, /) -> Payload:
-        """The state of this key, the same bits."""
+        """The state with this key, the same bits."""
         ...
 
     def drop(self, key: str, /) -> None:
-        """Says that no client's state has this key any more."""
+        """Called when no state has this key any more."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Version:
-    """One state of one client, wherever it lies at the moment. To be read with `ClientStates.read`."""
+    """One state of one client, in memory or in the store; read it with `ClientStates.read`."""
 
-    payload: Payload | None = None  # None: it lies in the store alone
-    key: str | None = None  # None: it lies in memory alone
+    payload: Payload | None = None  # None: only in the store
+    key: str | None = None  # None: only in memory
     nbytes: int = 0
-    users: int = 1  # the places that refer to it
+    users: int = 1  # the number of references
 
 
 @dataclass(frozen=True)
 class Saved:
-    """All states as a checkpoint holds them: as they are, or by the key under which the store has them."""
+    """All states of a checkpoint: the states themselves, or their keys in the store."""
 
     states: Mapping[ClientId, Payload] = field(default_factory=dict)
     keys: Mapping[ClientId, str] = field(default_factory=dict)
@@ -60,30 +59,30 @@ class Saved:
 
 
 class Mark:
-    """The states as they stood when it was made by `ClientStates.mark`, until `ClientStates.keep` lets go of it."""
+    """The states at the time of `ClientStates.mark`; valid until `ClientStates.keep` releases it."""
 
     def __init__(self, states: ClientStates) -> None:
         self._states = states
-        self.before: dict[ClientId, Version | None] = {}  # what was replaced since; None: there was no state
+        self.before: dict[ClientId, Version | None] = {}  # replaced since; None: there was no state
 
     def saved(self) -> Saved:
-        """For a checkpoint: the states themselves while all of them lie in memory, else all by key.
+        """For a checkpoint: the states themselves if all are in memory, otherwise all by key.
 
-        Those that are not in the store yet are put there now. Raises what the store raises.
+        States that are not in the store yet are stored now. Raises what the store raises.
         """
         return self._states.saved(self)
 
 
 class ClientStates:
-    """The state of every client that has one, owned by the driver, so that a lost worker loses nothing.
+    """The states of all clients. The driver owns them, so a lost worker loses none.
 
     Args:
-        store: takes what memory has no room for; without one all states stay in memory.
+        store: for states beyond the budget; without a store, all states stay in memory.
         memory: bytes of tensors and byte strings (`fedlens.core.schema.nbytes`) that may stay in memory.
 
     Attributes:
-        gpu_memory: how many of these bytes may stay on a GPU, if clients leave them there (`inline`). The states that
-            were used least recently are brought to ordinary memory.
+        gpu_memory: how many of these bytes may stay on a GPU, if clients leave them there (`inline`). The least
+            recently used states are moved to the CPU.
 
     >>> class Shelf(dict):
     ...     def put(self, state): self[state["note"].decode()] = state; return state["note"].decode()
@@ -109,15 +108,15 @@ class ClientStates:
 
     @property
     def used(self) -> int:
-        """The bytes of the states that lie in memory."""
+        """The bytes of the states in memory."""
         return self._used
 
     @property
     def keys(self) -> set[str]:
-        """The keys of all that lies in the store."""
+        """The keys of all states in the store."""
         return set(self._keys)
 
-    # -- what a client finds --------------------------------------------------------------------------------------
+    # -- the state of a client ------------------------------------------------------------------------------------
 
     def get(self, client: ClientId) -> Payload:
         """The committed state of a client; empty before its first commit."""
@@ -125,15 +124,15 @@ class ClientStates:
         return {} if version is None else self.read(version)
 
     def commit(self, client: ClientId, state: Payload) -> None:
-        """Makes `state` what the client finds next time."""
+        """Sets the client's state."""
         self._replace(client, self._new(state))
 
     def staging(self) -> Staging:
-        """For states that are to be committed together, later."""
+        """Collects states that are committed together later."""
         return Staging(self)
 
     def hold(self, client: ClientId) -> Version:
-        """The state of a client as it is now, for reading it later, whatever is committed by then; `release` it."""
+        """The client's current state, for reading it until `release`, even if another one is committed."""
         version = self._current.get(client)
         if version is None:
             return Version({})
@@ -141,7 +140,7 @@ class ClientStates:
         return version
 
     def read(self, version: Version) -> Payload:
-        """A state, from wherever it lies."""
+        """Reads a state from memory or from the store."""
         if version.payload is not None:
             for recent in (self._resident, self._on_gpu):
                 if version in recent:
@@ -171,13 +170,13 @@ class ClientStates:
     # -- all of them ----------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
-        """The states as they are now, to be looked at later."""
+        """Marks the current states, so that they can be read later."""
         mark = Mark(self)
         self._marks.append(mark)
         return mark
 
     def keep(self, *marks: Mark) -> None:
-        """Lets go of all other marks, and of the states that only they had."""
+        """Releases all other marks, and the states that only they refer to."""
         for mark in [mark for mark in self._marks if mark not in marks]:
             self._marks.remove(mark)
             for version in mark.before.values():
@@ -192,7 +191,7 @@ class ClientStates:
         return Saved({client: version.payload or {} for client, version in versions.items()})
 
     def restore(self, saved: Saved | Mapping[ClientId, Payload]) -> None:
-        """Takes back what a checkpoint holds, or a `snapshot`, and forgets all that was committed before."""
+        """Restores the states of a checkpoint or a `snapshot`, in place of all current ones."""
         found = saved if isinstance(saved, Saved) else Saved(saved)
         if found.keys and self._store is None:
             raise ValueError("states kept in a store cannot be restored without that store")
@@ -205,7 +204,7 @@ class ClientStates:
             self.commit(client, state)
 
     def snapshot(self) -> dict[ClientId, Payload]:
-        """All states by client, read into memory: for looking at them. A run takes a `mark`."""
+        """All states by client, read into memory, for inspection. A run uses `mark`."""
         return {client: self.read(version) for client, version in self._current.items()}
 
     def _at(self, mark: Mark) -> Iterator[tuple[ClientId, Version]]:
@@ -225,7 +224,7 @@ class ClientStates:
         return version
 
     def _replace(self, client: ClientId, new: Version | None) -> None:
-        """Makes `new` the client's state. Broken off anywhere, each mark still knows what stood then."""
+        """Sets the client's state. Every mark stays valid, even if this is interrupted."""
         old = self._current.get(client)
         for mark in self._marks:
             if client not in mark.before:
@@ -240,7 +239,7 @@ class ClientStates:
             self.release(old)
 
     def _admit(self, version: Version) -> None:
-        """Counts a state that came into memory, and puts others away until both budgets are kept."""
+        """Counts a state that is now in memory, and evicts others until both budgets are met."""
         if self._store is None or version.nbytes == 0:
             return
         if any(tensor.is_cuda for tensor in tensors_in(version.payload)):
@@ -278,7 +277,7 @@ class ClientStates:
 
 
 class Staging:
-    """States on their way to being committed. They count in the budget, so a whole cohort's need not fit in memory."""
+    """Proposed states that are committed together. They count in the budget, so a cohort's need not fit in memory."""
 
     def __init__(self, states: ClientStates) -> None:
         self._states = states
@@ -292,17 +291,17 @@ class Staging:
             self._states.release(earlier)
 
     def commit(self) -> None:
-        """Makes each what its client finds next time, in the order in which the clients were first proposed for."""
+        """Commits all states, in the order in which the clients were first proposed."""
         while self._staged:
             client = next(iter(self._staged))
             self._states._replace(client, self._staged.pop(client))
 
 
 def rows(value: Any) -> Any:
-    """The same payload with every tensor in row-major order, as it comes back from a file and lies at a worker.
+    """The same payload with every tensor contiguous (row-major), as files and workers return it.
 
-    An operation on a transposed tensor may sum in another order: a run must not depend on where a state has been.
-    What is in that order already is not copied.
+    An operation on a transposed tensor may sum in another order, and a run must not depend on where a state was kept.
+    Contiguous tensors are not copied.
 
     >>> import torch
     >>> rows({"w": [torch.arange(6).reshape(2, 3).T]})["w"][0].stride()

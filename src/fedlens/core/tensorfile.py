@@ -1,9 +1,8 @@
 """Safetensors files with their SHA-256: tensors may share memory, and nothing read from disk stays mapped.
 
-`safetensors.torch.save_file` refuses tensors that share memory, which the states of a federation do all the time (a
-thousand clients start from the same zeros), and `load_file` maps the file, so that a file truncated under a running
-process ends the process with a bus error. `write` uses the library's own writer. `parse` reads bytes that anybody may
-have written: it checks the whole header before it allocates a tensor.
+`safetensors.torch.save_file` refuses tensors that share memory, which client states often do (a thousand clients start
+from the same zeros). `load_file` maps the file, so truncating it ends the process with a bus error. `write` uses the
+library's own writer. `parse` reads untrusted bytes: it checks the whole header before it allocates a tensor.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 DTYPES = frozenset(_DTYPES.values()) - {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
-"""The dtypes that are written. Files of others may have two more; `fedlens.core.payload` writes those as bytes."""
-_DIMENSIONS = 64  # PyTorch has no use for more
+"""The dtypes that `write` supports. Other files may have two more; `fedlens.core.payload` writes those as bytes."""
+_DIMENSIONS = 64  # PyTorch supports no more
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What `parse` accepts at most. It refuses more before it allocates memory for it.
+    """Limits of `parse`, which are checked before memory is allocated.
 
     Attributes:
-        size: bytes of the file or message. The tensors take as many again.
+        size: bytes of the file or message. The tensors take the same amount again.
         header: bytes of the header, which is JSON and includes the metadata; by default the library's own limit.
         entries: values in the header, in lists, objects and metadata.
     """
@@ -132,7 +131,7 @@ def write(
 
 
 def _sort_metadata(path: Path) -> None:
-    """Puts the metadata in the order of its keys: the library writes them in a random one, so no two files agree."""
+    """Sorts the metadata by key: the library writes them in random order, so equal files would differ."""
     with open(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(length))
@@ -140,7 +139,7 @@ def _sort_metadata(path: Path) -> None:
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if (
             len(text) <= length
-        ):  # else a character is escaped in another way, and the tensors would have to move
+        ):  # otherwise a character is escaped differently, and the tensors would have to move
             file.seek(8)
             file.write(text.ljust(length))
 
@@ -162,7 +161,7 @@ def read(path: Path, bounds: Bounds = FILE) -> Contents:
 def parse(
     data: bytes, bounds: Bounds = FILE, where: str = "message"
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata in the bytes of a safetensors file; `where` is what errors call the bytes.
+    """The tensors and the metadata in the bytes of a safetensors file; errors call the bytes `where`.
 
     Raises `DecodingError` if the bytes are not exactly one safetensors file, or if it is beyond a bound.
 
@@ -213,7 +212,7 @@ def read_metadata(path: Path, bounds: Bounds = FILE) -> dict[str, str]:
 
 
 def nbytes_of(shape: Any, dtype: torch.dtype) -> int | None:
-    """The bytes of a tensor of this shape, which may be anything that was in a JSON text; None if it is no shape.
+    """The bytes of a tensor of this shape, a value from untrusted JSON; None if it is not a valid shape.
 
     >>> nbytes_of([2, 3], torch.float32), nbytes_of([2, -3], torch.float32), nbytes_of([0, 2**70], torch.float32)
     (24, None, None)
@@ -222,13 +221,13 @@ def nbytes_of(shape: Any, dtype: torch.dtype) -> int | None:
         return None
     if not all(type(extent) is int and extent >= 0 for extent in shape):
         return None
-    # Without its zeros a shape has strides, which PyTorch computes for an empty tensor too.
+    # Zeros are left out, because PyTorch computes strides for an empty tensor too.
     fits = math.prod(max(extent, 1) for extent in shape) * dtype.itemsize < 2**63
     return math.prod(shape) * dtype.itemsize if fits else None
 
 
 class _Span(NamedTuple):
-    """A tensor of a file: its name, its bytes (counted from the end of the header), and what they are."""
+    """A tensor of a file: its name, its bytes (counted from the end of the header), dtype and shape."""
 
     key: str
     start: int
@@ -273,7 +272,7 @@ def _header_length(first: bytes, bounds: Bounds, where: str) -> int:
 
 
 def _header(text: bytes, bounds: Bounds, where: str) -> dict[str, Any]:
-    # Counted before they are made: in memory a value takes many times its text.
+    # Counted before parsing: in memory, a value takes many times the size of its text.
     entries = sum(map(text.count, (b",", b"[", b"{")))
     if entries > bounds.entries:
         raise _beyond(f"up to {entries:,} values in the header", bounds.entries, where)

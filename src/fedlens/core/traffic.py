@@ -19,11 +19,11 @@ _COUNTS = ("asks", "replies", "bytes_down", "bytes_up")
 class Traffic:
     """The fields of all messages by operation, with the number of values of each, messages and bytes.
 
-    Requests for data at the server, such as `@test`, reach no client: only their names are kept. A field of which
-    the replies of a block are summed in a worker (`Reduce`) counts too: it left its client.
+    Requests for data at the server, such as `@test`, reach no client: only their names are kept. A field that a
+    worker sums over a block of replies (`Reduce`) counts too, because it left its client.
 
     Attributes:
-        rows: by operation: `down` and `up`, the number of values of each field where it was seen first; `measured`, the
+        rows: by operation: `down` and `up`, the number of values of each field when it was first seen; `measured`, the
             names of the reply's metrics; `asks` and `replies`; `bytes_down` and `bytes_up`; `rounds`, the first and the
             last round.
         server: by operation, the server's data that it ran on.
@@ -39,7 +39,7 @@ class Traffic:
 
     @classmethod
     def of(cls, payload: Mapping[str, Any]) -> Traffic:
-        """What `to_payload` returned; an empty mapping is no message. Raises `ValueError` for anything else."""
+        """The inverse of `to_payload`; an empty mapping has no messages. Raises `ValueError` for anything else."""
         made = cls()
         made.rows = dict(payload.get("clients", {}))
         made.server = dict(payload.get("server", {}))
@@ -51,7 +51,7 @@ class Traffic:
         return made
 
     def asked(self, ask: Ask, round: int, nbytes: int) -> None:
-        """Counts an ask, of which the clients receive `nbytes` together."""
+        """Counts an ask; `nbytes` is the total that its clients receive."""
         requests = [request for request in ask.requests if is_client(request.client)]
         if sources := {request.client for request in ask.requests if not is_client(request.client)}:
             self.server[ask.op] = sorted(sources.union(self.server.get(ask.op, ())))

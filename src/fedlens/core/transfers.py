@@ -1,12 +1,12 @@
-"""Copies of payloads between the processor and a GPU: one copy a direction for all tensors, from pinned memory.
+"""Copies payloads between CPU and GPU: all tensors in one copy, through pinned memory.
 
-A copy of its own for each leaf costs a launch each, and from ordinary memory the host waits for every one of them. Here
-the tensors of a payload are packed into one block of bytes, each at a multiple of 64 bytes, which suits every dtype and
-the vector loads of CUDA's kernels. The block is in pinned (page-locked) memory, which a GPU reads without the host.
+Copying each leaf separately costs one launch per leaf and, from pageable memory, one synchronization per leaf. Here the
+tensors of a payload are packed into one block of bytes, each aligned to 64 bytes, which suits every dtype and the
+vector loads of CUDA's kernels. The block is in pinned (page-locked) memory, which the GPU reads asynchronously.
 
-The pinned block is used once. It may be freed before its copy has ended, because PyTorch's allocator of pinned memory
-reuses it only after the stream has passed the copy. It must not be written to again, and nothing here does. That
-allocator never gives memory back to the system, so tensors that need more than one block cross in several.
+A pinned block is used once. It may be freed before its copy has ended, because PyTorch's allocator of pinned memory
+reuses it only after the stream has passed the copy. It must not be written to again. That allocator never returns
+memory to the system, so tensors that need more than one block are copied in several.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _BLOCK = 2**28  # bytes of a block, unless one tensor is larger; so a large chec
 
 
 def uploaded(value: Any, device: torch.device) -> Any:
-    """The same payload with its tensors on this device, without waiting for it.
+    """The same payload with its tensors on this device, without synchronization.
 
-    All tensors that are in ordinary memory are copied at once. The results are views of one block on the GPU, so the
-    last one that is in use keeps the memory of all; `fedlens.core.tree.copied` gives what is kept longer memory of its
-    own. Where `device` is the processor, this is `downloaded`. Strides stay as they are, as with `Tensor.to`.
+    All tensors on the CPU are copied together. The results are views of one block on the GPU, so each of them keeps the
+    memory of all alive; `fedlens.core.tree.copied` gives tensors that are kept longer their own memory. If `device` is
+    the CPU, this is `downloaded`. Strides are preserved, as with `Tensor.to`.
 
     Args:
         value: a tensor, or mappings, lists and tuples of tensors and other values; each mapping becomes a dict. Tensors
             lose their history.
-        device: where they are used.
+        device: the target device.
 
     >>> uploaded({"w": (torch.ones(1), 3)}, torch.device("cpu"))
     {'w': (tensor([1.]), 3)}
@@ -54,9 +54,9 @@ def uploaded(value: Any, device: torch.device) -> Any:
 
 
 def downloaded(value: Any) -> Any:
-    """The same payload with its tensors in ordinary memory; the host waits once for all of them.
+    """The same payload with its tensors on the CPU, with one synchronization.
 
-    Each tensor has memory of its own. The tensors of one payload are on one GPU. Strides stay as they are.
+    Each tensor has its own memory. All GPU tensors of a payload are on one GPU. Strides are preserved.
 
     Args:
         value: as in `uploaded`.
@@ -75,7 +75,7 @@ def downloaded(value: Any) -> Any:
 
 
 def block_size(tensors: Sequence[Tensor]) -> int:
-    """The bytes of a block in which `views` finds room for tensors like these.
+    """The bytes of a block that is large enough for `views` of tensors like these.
 
     >>> block_size([torch.ones(3), torch.ones(17)])
     192
@@ -84,9 +84,9 @@ def block_size(tensors: Sequence[Tensor]) -> int:
 
 
 def views(block: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a block uint8 [bytes], one for each tensor: of its dtype, shape and strides, at multiples of 64 bytes.
+    """Views of a block uint8 [bytes], one per tensor, with its dtype, shape and strides, aligned to 64 bytes.
 
-    Of a tensor that has gaps or overlaps itself, the part has neither.
+    If a tensor has gaps or overlaps itself, its view does not.
     """
     starts = accumulate(map(_room, tensors), initial=0)
     found = []
@@ -107,7 +107,7 @@ def _room(tensor: Tensor) -> int:
 def _across(
     value: Any, source: str, device: torch.device, copies: Callable[[Sequence[Tensor]], list[Tensor]]
 ) -> Any:
-    """The payload with `copies` of the tensors on devices of the type `source`; what occurs twice is copied once."""
+    """The payload with `copies` of the tensors on `source` devices; a tensor that occurs twice is copied once."""
     crossing: dict[int, Tensor] = {}
 
     def noted(tensor: Tensor) -> Tensor:

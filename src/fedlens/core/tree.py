@@ -1,13 +1,12 @@
-"""Trees: named tensors, what each leaf is, and the few pure operations on them.
+"""Trees: named tensors, their spec, and the pure operations on them.
 
-A tree is named like a `state_dict`. Its spec says of every leaf which *role* it plays, because each role is
-aggregated differently and on purpose: weights are averaged and moved by server optimizers, running statistics
-(`buffer`) are averaged and never touched by a server optimizer, integer `counter`s take the largest value. What no
-training changes (`fixed`) is not aggregated.
+A tree has the names of a `state_dict`. Its spec gives every leaf a *role*, because each role is aggregated differently:
+weights are averaged and moved by server optimizers, running statistics (`buffer`) are averaged and never touched by a
+server optimizer, integer `counter`s take the largest value, and leaves that never change (`fixed`) are not aggregated.
 
 **Ownership.** The tensors of a payload are read-only for both sides: neither the sender nor the receiver writes into
-them. One exception is stated where it holds, by the word *donated*: a donated tensor belongs to the receiver alone. The
-receiver may write into it, and the sender does not read it again. An operation lists the fields that it donates in
+them. The exception is a tensor that is documented as *donated*: it belongs to the receiver alone. The receiver may
+write into it, and the sender does not read it again. An operation lists the fields that it donates in
 `Outcome.donated`. Its other fields are valid only until its next call, as it may reuse their memory, so the engine
 copies them (`copied`) before that call. Every reply that reaches an algorithm is read-only, and never changes. A state
 is replaced, never changed: a server step may write into a donated update, but not into the weights. So a run that is
@@ -35,7 +34,7 @@ from fedlens.base.frozen import held
 
 Tree = Mapping[str, Tensor]
 NO_NORMS: Mapping[int, float] = MappingProxyType({})
-HEAVY = 2**26  # bytes of a tree from which a copy of it costs more than the work of avoiding the copy
+HEAVY = 2**26  # bytes from which copying a tree costs more than avoiding the copy
 Role = Literal["weight", "buffer", "counter", "fixed", "head", "arch"]
 
 
@@ -58,7 +57,7 @@ TreeSpec = Mapping[str, Leaf]
 
 
 class FixedBuffers(nn.Module):
-    """Base class of layers whose own buffers no training changes, such as the statistics of a frozen normalization.
+    """Base class of layers whose own buffers never change, such as the statistics of a frozen normalization.
 
     `spec_of` gives these buffers the role `fixed`: clients do not send them back, and no server step changes them.
     """
@@ -145,7 +144,7 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """The same payload with every tensor copied, without history.
+    """The same payload with every tensor copied and detached.
 
     >>> copied({"steps": (1, torch.ones(1, requires_grad=True))})
     {'steps': (1, tensor([1.]))}
@@ -185,8 +184,8 @@ def zeros_like(tree: Tree) -> dict[str, Tensor]:
 def add(a: Tree, b: Tree, scale: float = 1.0, donated: bool = False) -> dict[str, Tensor]:
     """a + scale b, as a new tree.
 
-    With `donated`, b is used up: on the processor, the result lies in its memory where the layout fits. On a GPU, one
-    kernel adds all leaves.
+    With `donated`, b is consumed: on the CPU, the result reuses its memory where the layout fits. On a GPU, one kernel
+    adds all leaves.
 
     >>> add({"w": torch.ones(2)}, {"w": torch.ones(2)}, scale=-0.5)["w"]
     tensor([0.5000, 0.5000])
@@ -223,8 +222,8 @@ def norm(tree: Tree) -> Tensor:
 def finite_norm(tensors: Sequence[Tensor]) -> float:
     """The Euclidean norm over all floating-point tensors; NaN or infinite exactly if one of them holds such a value.
 
-    A norm is finite only if every value is. The other way round its squares may overflow, so then the largest magnitude
-    decides, and the norm is computed relative to it, in float64; at most the largest float is returned.
+    If the squares of finite values overflow, the norm is computed relative to the largest magnitude, in float64, and is
+    at most the largest float.
 
     >>> finite_norm([torch.tensor([3.0]), torch.tensor([[4.0]])]), finite_norm([torch.tensor([1.0, float("nan")])])
     (5.0, nan)
@@ -235,9 +234,9 @@ def finite_norm(tensors: Sequence[Tensor]) -> float:
 
 
 def finite_norms(groups: Sequence[Sequence[Tensor]], known: Mapping[int, float] = NO_NORMS) -> list[float]:
-    """The `finite_norm` of each group of tensors. For all that are on a GPU, the host waits once.
+    """The `finite_norm` of each group of tensors, with one synchronization for all that are on a GPU.
 
-    `known` has the `leaf_norms` of tensors that need no waiting.
+    Tensors whose `leaf_norms` are in `known` need no synchronization.
     """
     floats = [[t for t in tensors if t.is_floating_point()] for tensors in groups]
     found = {**known, **leaf_norms([t for tensors in floats for t in tensors if id(t) not in known])}
@@ -247,7 +246,7 @@ def finite_norms(groups: Sequence[Sequence[Tensor]], known: Mapping[int, float] 
 
 
 def leaf_norms(tensors: Sequence[Tensor]) -> dict[int, float]:
-    """The Euclidean norms of the floating-point tensors that are on a GPU, by `id`; the host waits once."""
+    """The Euclidean norms of the floating-point tensors on a GPU, by `id`, with one synchronization."""
     on_gpu = [t for t in tensors if t.is_cuda and t.is_floating_point()]
     norms = torch.stack(torch._foreach_norm(on_gpu)).tolist() if on_gpu else ()
     return dict(zip(map(id, on_gpu), norms, strict=True))
@@ -273,7 +272,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def count(spec: TreeSpec, trainable: bool | None = None) -> int:
-    """The number of parameters: weights alone; trainable or frozen ones, or both."""
+    """The number of parameters (weights): trainable, frozen, or both."""
     return sum(
         torch.Size(leaf.shape).numel()
         for leaf in spec.values()

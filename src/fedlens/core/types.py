@@ -1,4 +1,4 @@
-"""The plain types that every part of the seam shares: who a client is, and what crosses the wire."""
+"""Types that algorithms, engines and the driver share: client ids and payloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # server holds itself: "@test", "@validation", "@train".
 ClientId = int | str
 
-# All that crosses the wire: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
+# All that is sent: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
 Payload = Mapping[str, Any]
 Metrics = dict[str, float]
 

@@ -1,4 +1,4 @@
-"""How far a phase of a run is: requests answered, and local steps taken in this process. No import of torch."""
+"""The progress of a phase of a run: requests answered, and local steps taken here. No import of torch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class StepCount:
 
     @property
     def finished(self) -> float:
-        """How many clients have finished, a part of the current ones included."""
+        """How many clients have finished; the current ones count in proportion to their steps."""
         part = min(1.0, self.done / self.steps) if self.steps else 0.0
         return self.clients - self.together * (1.0 - part)
 
 
 def steps_of(scratch: Mapping[Any, Any]) -> StepCount:
-    """The count of the process with this `scratch`; where the engine keeps none, one that nobody reads."""
+    """The count of the process with this `scratch`; an unused one if the engine keeps none."""
     count: StepCount | None = scratch.get(StepCount)
     return StepCount() if count is None else count
 

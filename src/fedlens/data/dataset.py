@@ -173,7 +173,7 @@ class Examples:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device), device=device)
 
     def _moved(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Both on the device, but for boxes: in ordinary memory they are counted without waiting."""
+        """Both on the device, but for boxes: in CPU memory they are counted without waiting."""
         return (inputs, targets) if self.device is None else _uploaded((inputs, targets), self.device)
 
     def feed(self, hashed: hashlib._Hash) -> None:

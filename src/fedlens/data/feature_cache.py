@@ -91,7 +91,7 @@ class Features(Examples):
     An image goes through the frozen part with the others of its chunk, the first time that one of them is read. So the
     last bits of its features depend neither on the batch that asks for it nor on the worker. Images that the store has
     no room for are computed each time, with those of the same batch. Features are computed in float32, on the device
-    of the worker, and kept in ordinary memory.
+    of the worker, and kept in CPU memory.
 
     Args:
         model: the model, whose frozen part is used.
@@ -167,7 +167,7 @@ class Features(Examples):
         self.store.filled[start:stop] = 1
 
     def _computed(self, positions: Tensor) -> Tensor:
-        """Features float32 [k, values] of the images at these positions, in ordinary memory."""
+        """Features float32 [k, values] of the images at these positions, in CPU memory."""
         images, _ = super().batch(positions)
         by = {name: values[positions] for name, values in self.shifts.items()}
         if by:

@@ -82,7 +82,7 @@ def shifted(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tens
 
 
 def _shifted_block(images: Tensor, by: Mapping[str, Tensor], positions: Tensor) -> Tensor:
-    """The images with the shifts `by`, which are in ordinary memory: they decide what is computed."""
+    """The images with the shifts `by`, which are in CPU memory: they decide what is computed."""
     x, on_device = images.float(), uploaded(by, images.device)
     values = math.prod(images.shape[1:])
     # A sum of whole numbers is exact, whatever its order.

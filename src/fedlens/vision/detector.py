@@ -27,7 +27,7 @@ class Detector(nn.Module):
     so it cannot be exported as a graph.
 
     Attributes:
-        plain_targets: whether it takes the targets in ordinary memory also where the images are on a GPU, to read their
+        plain_targets: whether it takes the targets in CPU memory also where the images are on a GPU, to read their
             values without waiting for it.
     """
 

@@ -100,7 +100,7 @@ class Yolov5(WithBackbone, Detector):
         )
         pairs = torch.tensor(anchors, dtype=torch.get_default_dtype()).view(len(STRIDES), each, 2)
         self.register_buffer("anchors", pairs, persistent=False)  # the settings of a run have them
-        self.plain_anchors = pairs.clone()  # stay in ordinary memory, where boxes are assigned to them
+        self.plain_anchors = pairs.clone()  # stay in CPU memory, where boxes are assigned to them
         self.suppression, self.gains = suppression, gains
         for layer, stride in zip(self.head, STRIDES, strict=True):
             assert isinstance(layer, nn.Conv2d)

@@ -77,7 +77,7 @@ def losses(
 
     Args:
         raw: by stride, the outputs [n, anchors, rows, columns, classes + 5].
-        anchors: by stride, float [anchors, 2] in pixels; as the targets best in ordinary memory, where boxes are
+        anchors: by stride, float [anchors, 2] in pixels; as the targets best in CPU memory, where boxes are
             assigned to places without waiting for the device of the outputs.
         targets: of each image, `boxes` float [k, 4], left, top, right, bottom in pixels, and `labels` int64 [k].
         gains: the weights of the parts.
