@@ -14,7 +14,7 @@ from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from fedlens.algorithms.registry import RULES
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError
-from tests.contract.contract_kit import ALGORITHMS, HELD_OUT, PERSONAL, USERS, Stopping, outcome
+from tests.contract.contract_kit import ALGORITHMS, HELD_OUT, PATTERNS, PERSONAL, USERS, Stopping, outcome
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 OWN = f"{EXAMPLES}/own_aggregate.py"
@@ -64,8 +64,8 @@ CHOSEN = {*TURN, ("Median", "scaffold")}
 
 
 def experiment(aggregate: str, rule: str, **more: Any) -> Experiment:
-    """Five clients of the digits and a model with batch normalization; the server holds validation data."""
-    data: dict[str, Any] = {"dataset": "digits", "partition": {"name": "iid", "clients": 5}}
+    """Five clients and a model with batch normalization; the server holds validation data."""
+    data: dict[str, Any] = {"dataset": PATTERNS, "partition": {"name": "iid", "clients": 5}}
     data |= HELD_OUT if rule in PERSONAL else {"validation": 0.1}
     common: dict[str, Any] = {
         "rounds": 4, "model": {"name": f"{USERS}:norm_net"}, "data": data, "engine": "inline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import shlex
@@ -113,13 +114,16 @@ def _bits_of(machine: Mapping[str, Any], device: str) -> dict[str, str | None]:
 
 
 def _libraries() -> dict[str, str]:
-    found = {}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {name: found for name in LIBRARIES if (found := _version(name)) is not None}
+
+
+@functools.cache
+def _version(library: str) -> str | None:
+    """The installed version; read once a process, as its file takes as long to read as a small run's round."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu_model() -> str:

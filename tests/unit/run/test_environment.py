@@ -23,6 +23,12 @@ def git(*arguments: str) -> str:
     ).stdout.strip()
 
 
+@pytest.fixture(autouse=True)
+def revision_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git is asked each time, as outside of the tests."""
+    monkeypatch.setattr(environment, "_git_revision", environment._git_revision.__wrapped__)  # type: ignore[attr-defined]
+
+
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
