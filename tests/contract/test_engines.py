@@ -109,7 +109,10 @@ TOGETHER = product(["fedavg", "fedvc", "scaffold", "fedir", "finetune"], ["none"
 
 @pytest.mark.parametrize(
     ("algorithm", "augment"),
-    [pytest.param(*pair, marks=[pytest.mark.nightly] * (at % 4 in (1, 2))) for at, pair in enumerate(TOGETHER)],
+    [
+        pytest.param(*pair, marks=[pytest.mark.nightly] * (at % 4 in (1, 2)))
+        for at, pair in enumerate(TOGETHER)
+    ],
 )
 def test_clients_together_agree_with_one_after_the_other(algorithm: str, augment: str, tmp_path) -> None:
     """To rounding, over a whole run; what is counted is equal. One client holds nothing, one a single example."""
