@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import shutil
 import signal
@@ -65,6 +66,13 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest.MonkeyPatch().setattr(os, "fsync", lambda descriptor: None)
     # Each run asks git for the revision, which takes a fifth of a small run's time: once.
     pytest.MonkeyPatch().setattr(environment, "_git_revision", functools.cache(environment._git_revision))
+    gc.disable()  # looking for garbage among all that collecting makes would double its time
+
+
+def pytest_collection_finish() -> None:
+    """Collects garbage again, without looking at modules and tests, which stay."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

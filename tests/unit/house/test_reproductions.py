@@ -24,13 +24,11 @@ from fedlens.studies.study_plan import StudyPlan
 from tests.unit.house.reproduce_table import PAGE, rendered
 
 NAMES = sorted(reproductions())
-PAPER = [
-    "hsu2020/table5",
-    "ghaemi2022/algorithms",
-]  # with the others, tens of thousands of runs take minutes to check
-SMALL = [(name, scale) for name in NAMES for scale in study_scales(name) if scale != "paper"]
-IN_CI = [*SMALL, *((name, "paper") for name in PAPER)]
-NIGHTLY = [name for name in NAMES if name not in PAPER]
+PAPER = ["hsu2020/table5", "ghaemi2022/algorithms"]  # the others have up to tens of thousands of runs
+SCALES = [(name, scale) for name in NAMES for scale in study_scales(name)]
+# Each study at one scale, and all scales in turn.
+IN_CI = [(name, [s for s in study_scales(name) if s != "paper"][k % 3 - 1]) for k, name in enumerate(NAMES)]
+IN_CI += [(name, "paper") for name in PAPER]
 DOCUMENTS = [name for name in NAMES if (FOLDER / f"{name}.document.toml").exists()]
 OTHER_ROWS = {"centralized", "chance"}  # what a document states of methods that a study does not run
 
@@ -41,10 +39,7 @@ def test_a_study_says_what_it_is_and_has_its_scales(name: str) -> None:
     assert first.startswith("# ")
     assert first.endswith(".")
     assert second == "#", "the first comment line is the whole description"
-    scales = study_scales(name)
-    assert {"smoke", "laptop", "paper"} <= {*scales}
-    for scale in scales:
-        assert read_study(reproduction(name), scale).settings.title
+    assert {"smoke", "laptop", "paper"} <= {*study_scales(name)}
 
 
 def has_right_settings(plan: StudyPlan, name: str) -> None:
@@ -57,6 +52,7 @@ def has_right_settings(plan: StudyPlan, name: str) -> None:
     names |= {read_config(dict(run.settings)).data.dataset["name"] for run in plan.pretraining}
     assert names <= set(CATALOGUE)
     info = plan.info({})
+    assert info.title
     needed = names if needs_data(info.figures, info.tables) else set()
     assert set(stated_cost.datasets) == needed
     check_figures(replace(info, figures=[spec for spec in info.figures if spec["kind"] not in DATA_FIGURES]))
@@ -81,10 +77,10 @@ def test_every_run_has_right_settings(name: str, scale: str) -> None:
     has_right_settings(StudyPlan.load(reproduction(name), scale), name)
 
 
-@pytest.mark.nightly  # two of them above
-@pytest.mark.parametrize("name", NIGHTLY)
-def test_every_run_of_a_document_has_right_settings(name: str) -> None:
-    has_right_settings(StudyPlan.load(reproduction(name), "paper"), name)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "scale"), sorted({*SCALES} - {*IN_CI}))
+def test_every_run_has_right_settings_at_the_other_scales(name: str, scale: str) -> None:
+    has_right_settings(StudyPlan.load(reproduction(name), scale), name)
 
 
 def test_a_figure_without_a_study_has_a_reason() -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from fedlens.cli.main import app
 from tests.unit.cli.printed import parsed
-from tests.unit.house.test_structure import SOURCE
+from tests.unit.house import test_structure as structure
 
 COMMANDS = typer.main.get_group(app).commands
 VERBS = sorted(COMMANDS)
@@ -69,31 +69,23 @@ def faults(tree: ast.Module) -> list[str]:
     return found
 
 
-def modules(pattern: str) -> dict[str, ast.Module]:
-    """The modules of the package whose text matches, by path below it."""
-    texts = {path: path.read_text("utf-8") for path in (SOURCE / "fedlens").rglob("*.py")}
-    return {
-        path.relative_to(SOURCE / "fedlens").as_posix(): ast.parse(text)
-        for path, text in texts.items()
-        if re.search(pattern, text)
-    }
-
-
 def test_no_command_is_put_together_by_hand() -> None:
-    some = modules(rf"fedlens(?: |[\"'], ?[\"'])(?:{'|'.join(VERBS)})\b")
+    some = structure.parsed(rf"fedlens(?: |[\"'], ?[\"'])(?:{'|'.join(VERBS)})\b")
     found = {f"{path}: {fault}" for path, tree in some.items() for fault in faults(tree)}
     assert found == NO_COMMANDS
 
 
 def test_no_template_has_a_command() -> None:
     found = [
-        p.name for p in SOURCE.rglob("*.j2") if re.search(rf"fedlens (?:{'|'.join(VERBS)})\b", p.read_text())
+        p.name
+        for p in structure.SOURCE.rglob("*.j2")
+        if re.search(rf"fedlens (?:{'|'.join(VERBS)})\b", p.read_text())
     ]
     assert found == []
 
 
 def test_few_modules_quote_for_a_shell() -> None:
-    assert set(modules(r"(?m)^ *(import|from) shlex")) == QUOTES
+    assert set(structure.parsed(r"(?m)^ *(import|from) shlex")) == QUOTES
 
 
 @pytest.mark.parametrize(

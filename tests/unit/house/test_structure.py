@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[3] / "src"
+
+Modules = dict[str, list[ast.AST]]  # all nodes of a module, by its path below the package
 
 # Objects that are not the project's: of the operating system, of images and arrays, of pydantic, and of modules that
 # are imported by name. `file: the call`.
@@ -45,18 +48,30 @@ FOREIGN = {
 }
 
 
-def parsed(source: Path = SOURCE) -> dict[str, ast.Module]:
-    """The modules of the package by path below it."""
-    package = source / "fedlens"
-    return {p.relative_to(package).as_posix(): ast.parse(p.read_text("utf-8")) for p in package.rglob("*.py")}
+def parsed(pattern: str = "") -> dict[str, ast.Module]:
+    """The modules of the package whose text matches `pattern`, by path below it."""
+    package = SOURCE / "fedlens"
+    texts = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
+    return {path: ast.parse(text) for path, text in texts.items() if re.search(pattern, text)}
 
 
-def imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
+@pytest.fixture(scope="module")
+def source() -> Modules:
+    """The whole package, parsed once."""
+    return {path: [*ast.walk(tree)] for path, tree in parsed().items()}
+
+
+def nodes(text: str) -> list[ast.AST]:
+    """The nodes of a module with this text."""
+    return [*ast.walk(ast.parse(text))]
+
+
+def imports(modules: Modules) -> dict[str, set[str]]:
     """What each module imports of the package, wherever the import stands: in functions and for type checkers too."""
-    files = {_module(path): tree for path, tree in modules.items()}
+    files = {_module(path): inner for path, inner in modules.items()}
     graph: dict[str, set[str]] = {name: set() for name in files}
-    for name, tree in files.items():
-        for node in ast.walk(tree):
+    for name, inside in files.items():
+        for node in inside:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
@@ -80,27 +95,27 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def probes(modules: dict[str, ast.Module]) -> set[str]:
+def probes(modules: Modules) -> set[str]:
     """The calls that look for an attribute by its name as a string."""
     return {
         f"{path}: {ast.unparse(node)}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr")
+        for path, inside in modules.items()
+        for node in inside
+        if isinstance(node, ast.Call) and _called(node) in ("hasattr", "getattr")
     }
 
 
-def repeated(modules: dict[str, ast.Module]) -> set[str]:
+def repeated(modules: Modules) -> set[str]:
     """The public class names that are defined in more than one place."""
     places = defaultdict(list)
-    for path, tree in modules.items():
-        for node in ast.walk(tree):
+    for path, inside in modules.items():
+        for node in inside:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path)
     return {name for name, paths in places.items() if len(paths) > 1}
 
 
-def asked_by_class(modules: dict[str, ast.Module]) -> set[str]:
+def asked_by_class(modules: Modules) -> set[str]:
     """The modules outside `algorithms` and `engines` that ask for the class of an algorithm or an engine."""
     bases = {node.name: {ast.unparse(base) for base in node.bases} for node in _classes(modules)}
     kinds = {"Algorithm", "Engine"}
@@ -108,16 +123,16 @@ def asked_by_class(modules: dict[str, ast.Module]) -> set[str]:
         kinds |= more
     return {
         f"{path}: {ast.unparse(node)}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
+        for path, inside in modules.items()
+        for node in inside
         if not path.startswith(("algorithms/", "engines/"))
         and isinstance(node, ast.Call)
-        and ast.unparse(node.func) in ("isinstance", "issubclass")
+        and _called(node) in ("isinstance", "issubclass")
         and {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)} & kinds
     }
 
 
-def naming_an_engine(modules: dict[str, ast.Module]) -> set[str]:
+def naming_an_engine(modules: Modules) -> set[str]:
     """The modules outside `engines` that compare with an engine's name, or list engines by name."""
     names = {
         "inline",
@@ -128,8 +143,8 @@ def naming_an_engine(modules: dict[str, ast.Module]) -> set[str]:
     rooms = ("core/", "local/", "algorithms/", "settings/", "run/", "observers/", "use/")
     rooms += ("studies/", "analyses/", "api.py", "result.py")
     found = set()
-    for path, tree in modules.items():
-        for node in ast.walk(tree) if path.startswith(rooms) else ():
+    for path, inside in modules.items():
+        for node in inside if path.startswith(rooms) else ():
             match node:
                 case ast.Compare():
                     parts = [node.left, *node.comparators]
@@ -144,31 +159,35 @@ def naming_an_engine(modules: dict[str, ast.Module]) -> set[str]:
     return found
 
 
-def telling_clients(modules: dict[str, ast.Module]) -> set[str]:
+def telling_clients(modules: Modules) -> set[str]:
     """The places, besides `core.types.is_client`, that tell a client from data at the server."""
     return {
         f"{path}: {ast.unparse(node)}"
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
+        for path, inside in modules.items()
+        for node in inside
         if path != "core/types.py"
         and isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "isinstance"
+        and _called(node) == "isinstance"
         and ast.unparse(node.args[0]).rpartition(".")[2] in ("client", "holder")
         and ast.unparse(node.args[1]) in ("int", "str")
     }
 
 
-def _classes(modules: dict[str, ast.Module]) -> list[ast.ClassDef]:
-    return [node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def _called(call: ast.Call) -> str | None:
+    return call.func.id if isinstance(call.func, ast.Name) else None
 
 
-def naming_a_task(modules: dict[str, ast.Module]) -> set[str]:
+def _classes(modules: Modules) -> list[ast.ClassDef]:
+    return [node for inside in modules.values() for node in inside if isinstance(node, ast.ClassDef)]
+
+
+def naming_a_task(modules: Modules) -> set[str]:
     """The modules that name classification in their code, where only the dataset's kind may say what the task is."""
     rooms = ("local/", "engines/", "algorithms/", "settings/", "run/", "observers/", "use/")
     return {
         path
-        for path, tree in modules.items()
-        for node in ast.walk(tree)
+        for path, inside in modules.items()
+        for node in inside
         if path.startswith(rooms) and "classification" in (_named(node) or "").lower().rpartition(".")[2]
     }
 
@@ -182,48 +201,46 @@ def _named(node: ast.AST) -> str | None:
     return None
 
 
-def test_no_modules_import_one_another_in_a_circle() -> None:
-    graph = imports(parsed())
+def test_no_modules_import_one_another_in_a_circle(source: Modules) -> None:
+    graph = imports(source)
     # The package looks `Experiment`, `cost`, `pretrain` and `Study` up when it is asked for them.
     graph["fedlens"] -= {"fedlens.api", "fedlens.cost_runs", "fedlens.pretraining", "fedlens.studies.study"}
     assert circle(graph) == []
 
 
-def test_no_attribute_of_the_project_is_looked_for_by_a_string() -> None:
-    assert probes(parsed()) - FOREIGN == set()
+def test_no_attribute_of_the_project_is_looked_for_by_a_string(source: Modules) -> None:
+    assert probes(source) - FOREIGN == set()
 
 
-def test_no_class_name_stands_for_two_things() -> None:
-    assert repeated(parsed()) == set()
+def test_no_class_name_stands_for_two_things(source: Modules) -> None:
+    assert repeated(source) == set()
 
 
-def test_no_algorithm_or_engine_is_asked_for_its_class() -> None:
-    assert asked_by_class(parsed()) == set()
+def test_no_algorithm_or_engine_is_asked_for_its_class(source: Modules) -> None:
+    assert asked_by_class(source) == set()
     for line in ("isinstance(algorithm, Averaging)", "issubclass(kind, (int, Ray))"):
-        assert asked_by_class(parsed() | {"run/new.py": ast.parse(line)}) == {f"run/new.py: {line}"}
+        assert asked_by_class(source | {"run/new.py": nodes(line)}) == {f"run/new.py: {line}"}
 
 
-def test_no_engine_is_told_by_its_name() -> None:
-    assert naming_an_engine(parsed()) == set()
+def test_no_engine_is_told_by_its_name(source: Modules) -> None:
+    assert naming_an_engine(source) == set()
     for line in ("engine['name'] == 'ray'", "frozenset({'default', 'inline'})"):
-        assert naming_an_engine({"run/new.py": ast.parse(line)}), line
+        assert naming_an_engine({"run/new.py": nodes(line)}), line
 
 
-def test_one_predicate_tells_a_client_from_data_at_the_server() -> None:
-    assert telling_clients(parsed()) == {
-        "data/partition/partition.py: isinstance(client, str)"
-    }  # checks names
-    assert telling_clients({"core/new.py": ast.parse("isinstance(reply.client, str)")})
+def test_one_predicate_tells_a_client_from_data_at_the_server(source: Modules) -> None:
+    assert telling_clients(source) == {"data/partition/partition.py: isinstance(client, str)"}  # checks names
+    assert telling_clients({"core/new.py": nodes("isinstance(reply.client, str)")})
 
 
-def test_only_the_kind_of_the_data_says_what_the_task_is() -> None:
-    assert naming_a_task(parsed()) == set()
+def test_only_the_kind_of_the_data_says_what_the_task_is(source: Modules) -> None:
+    assert naming_a_task(source) == set()
     for line in (
         "from fedlens.tasks.classification import X",
         "kind == 'classification'",
         "Classification()",
     ):
-        assert naming_a_task({"engines/new.py": ast.parse(line)}) == {"engines/new.py"}
+        assert naming_a_task({"engines/new.py": nodes(line)}) == {"engines/new.py"}
 
 
 @pytest.mark.parametrize(
@@ -236,7 +253,7 @@ def test_only_the_kind_of_the_data_says_what_the_task_is() -> None:
 )
 def test_each_kind_of_fault_is_found(second: str) -> None:
     one = "from fedlens.two import B\nclass A: ...\nhasattr(B, 'together')"
-    modules = {"one.py": ast.parse(one), "two.py": ast.parse(f"{second}\nclass A: ...\nclass _B: ...")}
+    modules = {"one.py": nodes(one), "two.py": nodes(f"{second}\nclass A: ...\nclass _B: ...")}
     assert set(circle(imports(modules))) == {"fedlens.one", "fedlens.two"}
     assert probes(modules) == {"one.py: hasattr(B, 'together')"}
     assert repeated(modules) == {"A"}

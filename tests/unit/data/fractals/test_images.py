@@ -1,6 +1,7 @@
 """Images of fractals: which codes they show, what changes from drawing to drawing, and batches of them."""
 
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,20 @@ from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.datasets import fractals as reader
 from fedlens.data.datasets.fractals import fractals
 from fedlens.data.fractals.code_sampling import sample_codes
-from fedlens.data.fractals.codes import singular_values
+from fedlens.data.fractals.codes import FractalCodes, singular_values
 from fedlens.data.fractals.drawings import Look
 from fedlens.data.fractals.images import FractalImages, FractalStyle
 
-CODES = sample_codes(50, seed=0)
 QUICK = FractalStyle(iterations=100)
 
 
+@cache
+def few_codes() -> FractalCodes:
+    return sample_codes(50, seed=0)
+
+
 def images(count: int = 2000, **style: object) -> FractalImages:
-    return FractalImages(CODES, replace(QUICK, **style), np.arange(count), seed=0)  # type: ignore[arg-type]
+    return FractalImages(few_codes(), replace(QUICK, **style), np.arange(count), seed=0)  # type: ignore[arg-type]
 
 
 def test_an_image_has_different_codes_chosen_uniformly() -> None:
@@ -46,8 +51,8 @@ def test_the_views_of_a_pair_have_the_same_codes_in_other_places() -> None:
     numbers = np.array([7, 7])
     first = images().drawings(numbers, np.array([1, 2], np.uint64))
     a, b = (first.maps[first.offsets[i] : first.offsets[i + 1]] for i in range(2))
-    codes, counts = images().code_sets(numbers[:1])
-    plain = CODES.maps[codes[0, : counts[0]]]
+    shown, counts = images().code_sets(numbers[:1])
+    plain = few_codes().maps[shown[0, : counts[0]]]
     for drawn in (a, b):
         changed = (drawn != plain).any(axis=2)
         assert (changed.sum(axis=1) == 1).all()  # one map of each code
