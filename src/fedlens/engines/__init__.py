@@ -1,1 +1,1 @@
-"""Engines: anything that answers asks. They are siblings and know no algorithm."""
+"""Engines: they answer asks, and know no algorithm."""

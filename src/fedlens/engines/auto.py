@@ -1,4 +1,4 @@
-"""The engine that times the engines of this machine on a few steps, and uses the fastest."""
+"""The engine that times other engines on a few training steps, and uses the fastest."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from fedlens.engines.inline import StateMemory
 from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
-_SHORT = 10.0  # seconds of training; for less, workers are not worth their start
-_TRIAL = 0.5  # seconds that a trial of one engine may take, about
-_SLOW = 5.0  # seconds of one step from which nothing is tried
-_CLIENTS, _STEPS = 64, 8  # of a trial, at most
+_SHORT = 10.0  # seconds of training, below which workers do not pay
+_TRIAL = 0.5  # approximate seconds of a trial of one engine
+_SLOW = 5.0  # seconds of one step, above which no trial is run
+_CLIENTS, _STEPS = 64, 8  # the most of a trial
 
 
 @declares(EngineTraits(chooses=True))
@@ -148,7 +148,7 @@ class Auto(Chosen):
         data: ClientDataSource,
         clients: Sequence[ClientId],
     ) -> tuple[float, float] | None:
-        """Seconds and images of the better of two rounds, after one to warm up; None where a client failed."""
+        """Seconds and images of the better of two rounds, after a warm-up round; None if a client failed."""
         ask = Ask("train", [Request(client) for client in clients], trial.shared)
         times: list[tuple[float, float]] = []
         engine = KNOWN[name](**{**self.common, **table})
@@ -175,7 +175,7 @@ class Auto(Chosen):
 
 
 def _fits(op: BatchedOp, device: str, workers: int) -> bool:
-    """Whether the free memory holds this many workers and the payloads between them."""
+    """Whether the free memory is enough for this many workers and the payloads between them."""
     if device == "cpu":
         return (workers + 3) * op.footprint(CPU) < free_memory()
     return op.footprint(CPU) + GPU_CONTEXT < share_of_gpu(device, workers)

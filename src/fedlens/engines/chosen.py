@@ -20,10 +20,10 @@ KNOWN: dict[str, Callable[..., EngineBase]] = {
 
 
 class Chosen(Forwarding):
-    """Is another engine: `inline`, until `choose` takes one. The run's config.toml gets the settings of that one.
+    """Starts as `inline`; `choose` replaces it by another engine, whose settings go to the run's config.toml.
 
     Args:
-        settings: more settings, for the engines that have them.
+        settings: further settings, passed to the engines that have them.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Chosen(Forwarding):
         self._take("inline", {}, "")
 
     def _take(self, name: str, table: Mapping[str, Any], why: str) -> str:
-        """Takes this engine; returns one line with the choice and the reason."""
+        """Uses this engine; returns one line with the choice and the reason."""
         defaults = {key: p.default for key, p in inspect.signature(KNOWN[name]).parameters.items()}
         given = {**self.common, **table, "state_memory": self.state_memory}
         given = {key: value for key, value in given.items() if key in defaults}

@@ -29,7 +29,7 @@ from fedlens.engines.executor import Executor, Item, reduced
 
 CPU = torch.device("cpu")
 _CPU_MEMORY = 2**28  # bytes of a group on a CPU, unless its size is set
-GPU_SHARE = 8  # a group takes one part in so many of a GPU's memory; so do the server, and clients' states
+GPU_SHARE = 8  # a group takes 1/8 of a GPU's memory; so do the server, and clients' states
 _LARGEST = 128  # clients; larger groups are no faster on a CPU
 _ODD = 3  # groups that may fail without a failing client, before the run ends
 AnswerItems = Callable[[Sequence[Item]], list[Answer]]
@@ -43,7 +43,7 @@ Group = Annotated[
 
 
 def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
-    """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
+    """Raises `ConfigError` if these operations cannot train several clients at once."""
     for op in ops.values():
         obstacle = op.obstacle() if isinstance(op, BatchedOp) else None
         if obstacle is not None:
@@ -55,7 +55,7 @@ def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
 
 
 def whole_blocks(group: int, block: int) -> int:
-    """The number of clients nearest to `group` in whole blocks of `block` clients; a smaller group stays as it is.
+    """The multiple of `block` clients nearest to `group`; a group smaller than a block is unchanged.
 
     >>> whole_blocks(50, 3), whole_blocks(2, 3)
     (51, 2)
@@ -64,7 +64,7 @@ def whole_blocks(group: int, block: int) -> int:
 
 
 def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine: str) -> None:
-    """Raises `ConfigError` where workers cannot compute clients in groups of this size."""
+    """Raises `ConfigError` if workers cannot compute clients in groups of this size."""
     if group > 1 and computing.channels_last is True:
         raise ConfigError(
             "batched clients cannot use the channels-last layout",
@@ -90,9 +90,8 @@ def fitting(
     """How many of these clients fit into the memory of a group, at least one.
 
     Args:
-        gpu: the bytes of a GPU that the group has a part of; None for a group on the processor.
-        device: where a trial forward pass is computed. Its bytes are the same on all devices, and on a GPU it would
-            open a context of CUDA.
+        gpu: the bytes of the GPU that the group shares; None for a group on the CPU.
+        device: of a trial forward pass. Its memory is the same on all devices, but on a GPU it opens a CUDA context.
     """
     largest = data.largest or max((len(data.data_of(client)) for client in clients), default=1)
     each = max(1, op.footprint(device, largest, data.data_of(clients[0]) if clients else None))
@@ -111,7 +110,7 @@ class Groups:
         self._sizes: dict[str, int] = {}
         self._odd = 0  # groups that failed without a failing client
         self._reported = False
-        self._singly: set[str] = set()  # operations for which even a group of one has too little memory
+        self._singly: set[str] = set()  # operations that run out of memory even in a group of one
 
     def size(self, program: Program, op: str, clients: Sequence[ClientId]) -> int:
         """How many of these clients are computed at once."""
@@ -123,7 +122,7 @@ class Groups:
         batched = program.ops[op]
         assert isinstance(batched, BatchedOp)
         device = torch.device(program.device)
-        # From what is the same in all rounds, so that a resumed run has the same groups.
+        # From values that are the same in all rounds, so that a resumed run has the same groups.
         on_gpu = device.type == "cuda"
         memory: int | None = torch.cuda.get_device_properties(device).total_memory if on_gpu else None
         size = fitting(batched, program.data, clients, memory, device)
@@ -138,13 +137,13 @@ class Groups:
         expect: Schema,
         reduce: Reduce | None = None,
     ) -> list[Answer]:
-        """Answers these requests in groups; with `reduce`, each group's reduced payload stands in its last answer."""
+        """Answers these requests in groups; with `reduce`, the last answer of a group has its reduced payload."""
 
         def together(some: Sequence[Item]) -> list[Answer]:
             return executor.together(op, shared, some, expect, reduce)
 
         def one_by_one(some: Sequence[Item]) -> list[Answer]:
-            # Copied at once: the next client trains in the memory of this one's answer.
+            # Copied at once: training the next client reuses the memory of this answer.
             answers = [executor.alone(op, shared, item, expect) for item in some]
             return answers if reduce is None else reduced(answers, reduce)
 
@@ -167,17 +166,17 @@ class Groups:
         except BaseException as error:
             if not from_code(error):
                 raise
-            # The retry is outside of this block: the error's frames hold all the memory of the group.
+            # The retry is outside of this block: the frames of the error keep the memory of the group alive.
             no_memory, reason = out_of_memory(error), told(error)
         if no_memory and len(items) > 1:
             half = (len(items) + 1) // 2
             self._halve(op, len(items), half)
             parts = items[:half], items[half:]
             return [answer for part in parts for answer in self._group(op, part, together, one_by_one)]
-        # One client at a time shows whose failure it was, or that it was no client's.
+        # Computing one client at a time shows which client failed, if any.
         answers = one_by_one(items)
         if no_memory:
-            self._singly.add(op)  # even one client takes more memory in a group than by itself
+            self._singly.add(op)  # a group of one takes more memory than a single client
             return answers
         self._odd += not any(isinstance(answer, Failure) for answer in answers)
         if self._odd == _ODD:

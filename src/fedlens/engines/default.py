@@ -1,4 +1,4 @@
-"""The engine of a run that names none: one process, and workers on all cores once they pay."""
+"""The default engine: starts in one process, and uses workers on all cores once they pay."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from fedlens.engines.shared_memory import Packer
 from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
-_MEASURED = 0.5  # seconds of training that are timed before anything is decided
-_PAYS = 10.0  # seconds of training left, from which on starting workers pays
+_MEASURED = 0.5  # seconds of training that are timed before the decision
+_PAYS = 10.0  # seconds of training left, above which workers pay
 _WORKER_MEMORY = 2**28  # bytes of a worker besides its trees
-_TREES = 6  # of a model's size, that a worker has at once: weights, gradients, the optimizer's state, a reply
+_TREES = 6  # trees of the model's size in a worker: weights, gradients, the optimizer's state, a reply
 
 
 @declares(EngineTraits(exact=True))
@@ -49,7 +49,7 @@ def default(
     state_memory: StateMemory = STATE_MEMORY,
     verify: Verify = 0,
 ) -> EngineBase:
-    """On the processor, begins as `inline` and continues as `processes` if the run is long; the same bits either way.
+    """On the CPU, begins as `inline` and continues as `processes` if the run is long; the same bits either way.
 
     On GPUs, clients train together where they can, and in workers if several GPUs pay; see `OnGpus`.
     """
@@ -69,10 +69,10 @@ def default(
 class Default(Forwarding):
     """See `default`.
 
-    The first clients are trained in this process and timed. Where the rest of the run would take long, workers are
-    started in the background, and from the next block of requests on they do the work. Because `inline` and
-    `processes` give the same bits, the moment of the change does not show in a result. Asks in arrival order are
-    always answered in this process: workers would answer them in another order.
+    The first clients are trained in this process and timed. If the rest of the run would take long, workers start in
+    the background and take over at the next block of requests. `inline` and `processes` give the same bits, so results
+    do not depend on when this happens. Asks in arrival order are always answered in this process: workers would answer
+    them in another order.
     """
 
     def __init__(self, inline: Inline, processes: Callable[[int], Processes], workers: int) -> None:
@@ -80,19 +80,19 @@ class Default(Forwarding):
         self.engine, self.state_memory = inline, inline.state_memory
         self._starting: Processes | None = None  # started, and not open yet
         self._processes: Processes | None = None
-        self._unused: Processes | None = None  # gets no more asks, and has one to answer
+        self._unused: Processes | None = None  # gets no more asks, but still answers one
         self._latest = 0  # the number of the last ask
-        self._unanswered: set[int] = set()  # numbers of the asks that they are at
-        self._shared_bytes: int | None = None  # of the program and its data, once they are counted
-        self._images = 0.0  # that are left of the run
+        self._unanswered: set[int] = set()  # numbers of the asks that workers are answering
+        self._shared_bytes: int | None = None  # of the program and its data, once counted
+        self._images = 0.0  # left to train in the run
         self._seconds = self._timed = 0.0  # of training in this process, and the images in it
         self._first = True
         self._widest = 0  # the most clients that an ask has trained
-        self._cramped: int | None = None  # the number of the last ask that found no memory for workers
+        self._cramped: int | None = None  # the number of the last ask without memory for workers
         self._tell: Callable[[str | None, Mapping[str, Any]], None] = lambda line, facts: None
 
     def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
-        """Takes the function that is told which engine works, and how many workers."""
+        """Sets the function that is told which engine works, and how many workers."""
         self._tell = tell
 
     def choose(
@@ -103,15 +103,15 @@ class Default(Forwarding):
         cohort: int | None,
         images: float,
     ) -> None:
-        """Notes how much there is to train; the choice itself is made during the run."""
+        """Records how much there is to train; the choice itself is made during the run."""
         self._images = images
 
     def resume(self, done: int, rounds: int) -> None:
-        """Leaves out what an earlier process has trained: only what is left can pay for workers."""
+        """Leaves out what an earlier process has trained: workers must pay in the remaining rounds."""
         self._images *= (rounds - done) / rounds
 
     def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program. Raises `ConfigError` as `check` does."""
+        """Receives the program. Raises `ConfigError` as `check` does."""
         self._inline.open(program, states)
         self._program, self._states = program, states
         self._tell(None, {"name": "inline"})
@@ -126,7 +126,7 @@ class Default(Forwarding):
         return self._here(ask, self._inline.answer(ask, round, exchange), round, exchange)
 
     def close(self) -> None:
-        """Ends the workers, where there are any, and gives back the threads."""
+        """Ends the workers, if any, and restores the number of threads."""
         for engine in (self._starting, self._processes, self._unused, self._inline):
             if engine is not None:
                 engine.close()
@@ -147,7 +147,7 @@ class Default(Forwarding):
                 if isinstance(held[0], Reply) and "batches" in held[0].metrics:
                     self._widest = max(self._widest, slots)
                 self._note(held[0], time.perf_counter() - began)
-                yield held.pop()  # no name keeps the reply while the next one is made
+                yield held.pop()  # no variable keeps the reply while the next one is computed
             else:
                 return
         finally:
@@ -158,7 +158,7 @@ class Default(Forwarding):
     def _by_workers(
         self, processes: Processes, ask: Ask, round: int, exchange: int, first: int = 0
     ) -> Generator[Answer, None, None]:
-        """Answers by the workers, from the `first` slot on; in this process what they cannot load or be sent."""
+        """Answers by workers, from the `first` slot on, or in this process if that cannot be sent to them."""
         try:
             answers = processes.answer(ask, round, exchange, first)
         except RunFailed as failure:
@@ -174,7 +174,7 @@ class Default(Forwarding):
                 for answer in answers:
                     slot += 1
                     yield answer
-                    del answer  # no name keeps the reply while the next one is awaited
+                    del answer  # no variable keeps the reply while waiting for the next one
                 return
             except HookError:
                 raise
@@ -191,7 +191,7 @@ class Default(Forwarding):
         return primed(passed_on())
 
     def _stay(self, processes: Processes, failure: Exception) -> None:
-        """Goes on in this process for good. The workers end, at once or after an earlier ask that they are at."""
+        """Uses this process from now on. The workers end, at once or after an earlier ask that they answer."""
         if self._unanswered:
             self._unused = processes
         else:
@@ -200,7 +200,7 @@ class Default(Forwarding):
         self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
 
     def _note(self, answer: Answer, seconds: float) -> None:
-        """Counts what a client trained; the first block is not timed, as it makes what all others use."""
+        """Counts what a client trained; the first block is not timed, because it fills the caches."""
         if not isinstance(answer, Reply) or "batches" not in answer.metrics:
             return
         images = answer.metrics.get("examples", 0.0)
@@ -209,7 +209,7 @@ class Default(Forwarding):
             self._seconds, self._timed = self._seconds + seconds, self._timed + images
 
     def _ready(self, ask: Ask, left: int) -> bool:
-        """Whether workers take over from here; starts them where that pays."""
+        """Whether workers take over now; starts them if that pays."""
         if self._starting is None:
             self._start(ask)
             return False
@@ -241,7 +241,7 @@ class Default(Forwarding):
         if self._widest < 2 or self._cramped == self._latest:
             return
         trees = _TREES * nbytes(ask.shared)
-        # This process's own trees, and the copy of the program and its data that all workers read.
+        # Without the trees of this process, and the copy of the program and its data that all workers read.
         left = free_memory() - trees - self._program_bytes()
         count = min(self._workers, self._widest, left // (_WORKER_MEMORY + trees))
         if count < 2:

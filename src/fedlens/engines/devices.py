@@ -21,7 +21,7 @@ from fedlens.core.protocol import Program
 from fedlens.engines.hardware import hardware
 
 GPU_CONTEXT = 2**29  # bytes of a GPU that each process takes before the first tensor
-_PER_GPU = 2  # workers of one GPU: one computes while the other reads batches or sends
+_PER_GPU = 2  # workers per GPU: one computes while the other reads batches or sends
 _FREE = (
     "import json, torch; "
     "print(json.dumps([torch.cuda.mem_get_info(k)[0] for k in range(torch.cuda.device_count())]))"
@@ -29,7 +29,7 @@ _FREE = (
 
 
 def valid_device(name: str) -> str:
-    """The name, if it can be one of a device. Raises `ValueError`."""
+    """The name if it is valid for a device. Raises `ValueError` otherwise."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", name) is None:
         raise ValueError("must be 'auto', 'cpu', 'cuda', or 'cuda:' and a number, e.g. 'cuda:1'")
     return name
@@ -108,12 +108,12 @@ ON_CPU = Computing()
 
 
 def resolved(device: str, spread: bool = False) -> str:
-    """The device; for 'auto' the GPUs of this machine, or 'cpu' where torch can use none.
+    """The device; for 'auto' the GPUs of this machine, or 'cpu' if torch cannot use one.
 
     Args:
         device: the setting: 'auto', 'cpu', 'cuda', or 'cuda:1' and so on.
-        spread: whether workers use all GPUs, 'cuda'. Otherwise, of several GPUs, the one with the most free memory is
-            taken, such as 'cuda:1'.
+        spread: whether workers use all GPUs, 'cuda'. Otherwise the GPU with the most free memory is used, such as
+            'cuda:1'.
 
     Raises `RunFailed` if the free memory of several GPUs cannot be read.
 
@@ -135,7 +135,7 @@ def freest() -> str:
 
 
 def default_workers(computing: Computing, threads: int) -> int:
-    """One worker a core, or two a GPU."""
+    """One worker per core, or two per GPU."""
     cores = max(1, usable_cores() // threads)
     if not computing.device.startswith("cuda"):
         return cores
@@ -144,7 +144,7 @@ def default_workers(computing: Computing, threads: int) -> int:
 
 
 def devices_of(device: str, workers: int) -> list[str]:
-    """The device of each worker: `device`, or for 'cuda' the GPUs, shared out by their free memory.
+    """The device of each worker: `device`, or for 'cuda' the GPUs, distributed by their free memory.
 
     Raises `RunFailed` if their free memory cannot be read.
     """
@@ -155,7 +155,7 @@ def devices_of(device: str, workers: int) -> list[str]:
 
 
 def share_of_gpu(device: str, workers: int) -> int:
-    """The free bytes of a GPU for each of its workers, on the GPU where that is least.
+    """The free bytes of a GPU for each of its workers; the smallest such share of all GPUs.
 
     Raises `RunFailed` if its free memory cannot be read.
     """
@@ -193,7 +193,7 @@ def next_gpu(free: Sequence[int], taken: Sequence[int | None]) -> int:
 
 
 def show_only(device: str) -> None:
-    """Hides all GPUs but this one, such as 'cuda:1', from this process, to which it is then 'cuda'.
+    """Hides all GPUs except this one, such as 'cuda:1', from this process, which then sees it as 'cuda'.
 
     Call it before the process uses CUDA. Does nothing for a device without a number.
     """
@@ -206,7 +206,7 @@ def show_only(device: str) -> None:
 def free_memory_of(device: str) -> list[int]:
     """The free bytes of a GPU, or of each for 'cuda'. Raises `RunFailed` if they cannot be read.
 
-    Read in another process: a process that reads them takes half a gigabyte of each.
+    A separate process reads them, because reading opens a CUDA context of half a gigabyte on each GPU.
     """
     done = subprocess.run([sys.executable, "-c", _FREE], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Answering one block of requests: the part that every engine shares, run where the data is."""
+"""Answers a block of requests: the part that all engines share, run where the data is."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from fedlens.core.tree import NO_NORMS, copied, leaf_norms, mapped
 _PLAIN = (torch.Tensor, float, int, str, bytes)
 _EXACTLY = frozenset(
     (*_PLAIN, Row)
-)  # looked up first: nearly all are one of these, and to ask for a class takes longer
+)  # looked up first: nearly all have one of these types, and `isinstance` is slower
 
 
 class Item(NamedTuple):
-    """One request on its way to where it is answered, with the client's committed state."""
+    """One request with its client's committed state."""
 
     id: Id
     client: ClientId
@@ -48,7 +48,7 @@ class Item(NamedTuple):
 
 
 class GroupAnswers(Protocol):
-    """How an executor answers several clients at once; `fedlens.engines.client_groups.Groups` does it."""
+    """How an executor answers several clients at once; implemented by `fedlens.engines.client_groups.Groups`."""
 
     def answers(
         self,
@@ -60,16 +60,16 @@ class GroupAnswers(Protocol):
         reduce: Reduce | None = None,
         /,
     ) -> list[Answer]:
-        """Answers these requests in groups; with `reduce`, each group's reduced payload stands in its last answer."""
+        """Answers these requests in groups; with `reduce`, the last answer of a group has its reduced payload."""
         ...
 
 
 @dataclass
 class Executor:
-    """A place where operations run: the program, and a cache that lives as long as the worker.
+    """Runs operations: it has the program, and a cache that lives as long as the worker.
 
-    With `groups`, operations that can do so answer several clients at once. What an operation gets is brought to the
-    program's device if it is not there. Its answer is brought back to ordinary memory, unless it `stays`.
+    With `groups`, operations that support it answer several clients at once. Inputs are moved to the program's device.
+    Answers are moved to the CPU, unless the executor `stays` on the device.
     """
 
     program: Program
@@ -79,17 +79,15 @@ class Executor:
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
-        self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as it came and on the device
-        # Its tensors as they came and on the device, by the id and the version of those that came.
+        self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as received and on the device
+        # Its tensors as received and on the device, by the id and the version of those received.
         self._sent: dict[tuple[int, int | None], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._visits: dict[
-            tuple[str, bool], int
-        ] = {}  # of each operation, alone or together, while inputs are compared
+        self._visits: dict[tuple[str, bool], int] = {}  # calls in which inputs are compared
         if self.device.type != "cpu":
             self.program = replace(self.program, data=self.program.data.on(self.device))
 
     def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
-        """Runs one operation and checks what comes out. An exception in it is the client's failure, not the run's.
+        """Runs one operation and checks its outcome. An exception in it is a failure of the client, not of the run.
 
         Raises `HookError` for an operation that changes its inputs.
         """
@@ -107,7 +105,7 @@ class Executor:
             answer = _checked(item, Outcome(*_returned(op, outcome)), expect)
         except HookError:
             raise
-        except BaseException as error:  # SystemExit, GeneratorExit and others are the client's failure, too
+        except BaseException as error:  # SystemExit, GeneratorExit and others are failures of the client, too
             if not from_code(error):
                 raise
             answer = Failure(item.id, item.client, told(error))
@@ -116,7 +114,7 @@ class Executor:
         return answer
 
     def _inputs(self, op: str, payload: Any, state: Any, together: bool = False) -> Inputs | None:
-        """The inputs of one of the first calls of an operation, to be compared after it; None for a later call."""
+        """The inputs of one of the first calls of an operation, to be compared after it; None for later calls."""
         visits = self._visits.get((op, together), 0)
         if visits == FIRST_VISITS:
             return None
@@ -124,16 +122,15 @@ class Executor:
         return Inputs({"payload": payload, "client.state": state}, contents=True)
 
     def alone(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
-        """The answer of one client, in memory of its own."""
+        """The answer of one client, in its own memory."""
         return taken(self.answer(op, shared, item, expect))
 
     def together(
         self, op: str, shared: Payload, items: Sequence[Item], expect: Schema, reduce: Reduce | None = None
     ) -> list[Answer]:
-        """Runs one operation for several clients as one computation: `together` of the operation.
+        """Runs one operation for several clients as one computation, by the `together` of the operation.
 
-        With `reduce`, the reduced payload of all stands in the last answer. Raises what `together` of the operation
-        raises.
+        With `reduce`, the last answer has the reduced payload of all. Raises what that `together` raises.
         """
         batched = self.program.ops[op]
         assert isinstance(batched, BatchedOp)
@@ -150,12 +147,12 @@ class Executor:
                 )
             if good:
                 return _replies(items, outcomes, reduce)
-        # On a GPU the values of all replies are waited for once; the norms of rows are known.
+        # On a GPU, one synchronization for the values of all replies; the norms of rows are known.
         replies = [o for o in outcomes if isinstance(o, Outcome) and isinstance(o.payload, dict)]
         values = [
             value for o in replies for value in (*o.payload.values(), o.state) if type(value) is not Row
         ]
-        tensors = tensors_in(values)  # kept while `known` is used: ids of tensors that are gone come again
+        tensors = tensors_in(values)  # kept while `known` is used, because ids of freed tensors are reused
         known = leaf_norms(tensors)
         answers: list[Answer] = [
             Failure(item.id, item.client, told(outcome))
@@ -174,7 +171,7 @@ class Executor:
         )
 
     def _brought(self, shared: Payload) -> Payload:
-        """What an ask shares, on the device; once an ask, and once for a model that is evaluated and then sent."""
+        """The shared part of an ask on the device; moved once per ask, and once for a model evaluated and then sent."""
         if self.device.type == "cpu":
             return shared
         if self._shared is None or self._shared[0] is not shared:
@@ -193,14 +190,14 @@ class Executor:
         reduce: Reduce | None,
         alone: bool = False,
     ) -> list[Answer]:
-        """Answers neighbouring slots; with `reduce`, the reduced payload of each block stands in its last answer.
+        """Answers neighbouring slots; with `reduce`, the last answer of each block has its reduced payload.
 
-        `alone` answers one after the other also where there are groups.
+        `alone` answers one client after the other even if there are groups.
         """
         if not alone and self.groups is not None and isinstance(self.program.ops.get(op), BatchedOp):
-            # What is computed together is added up together: its last bits are its own anyway.
+            # Groups are also reduced together: their last bits differ from those of single clients anyway.
             return [self._home(a) for a in self.groups.answers(self, op, shared, items, expect, reduce)]
-        # One after the other, each when it is called for: the next may work on in the memory of the last.
+        # A generator: each operation may reuse the memory of the answer before.
         many = (self.answer(op, shared, item, expect) for item in items)
         if reduce is None:
             return [self._home(answer if len(items) == 1 else taken(answer)) for answer in many]
@@ -211,12 +208,12 @@ class Executor:
         return answers
 
     def _home(self, answer: Answer) -> Answer:
-        """The answer with its tensors in ordinary memory, or where they are if they stay."""
+        """The answer with its tensors on the CPU, or unchanged if they stay on the device."""
         if self.device.type == "cpu" or self.stays:
             return answer
         if isinstance(answer, Failure):
             answer.reduced = downloaded(answer.reduced)
-        else:  # together: the host waits once
+        else:  # all at once: one synchronization
             parts = answer.payload, answer.state, answer.reduced
             answer.payload, answer.state, answer.reduced = downloaded(parts)
         return answer
@@ -231,7 +228,7 @@ def _returned(op: str, outcome: Any) -> Any:
 
 
 def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | None) -> list[Answer]:
-    """The replies of outcomes that are all good; with `reduce` the last has their sum."""
+    """The replies of outcomes that are all valid; with `reduce`, the last one has their sum."""
     columns, rows = outcomes.payload, outcomes.rows
     size = nbytes(row_of(columns, rows[0]))  # the same for all
     removed = reduce.fields if reduce and not reduce.keep else ()
@@ -258,7 +255,7 @@ def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | 
 
 
 def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, float] = NO_NORMS) -> Answer:
-    """The reply, or the failure that it is where something about it is not good."""
+    """The reply, or a failure if something about it is invalid."""
     try:
         with scope("client.check"):
             metrics = {name: float(value) for name, value in outcome.metrics.items()}
@@ -278,7 +275,7 @@ def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, f
 
 
 def _fault(outcome: Outcome) -> str | None:
-    """What is wrong with a reply besides what its schema says."""
+    """What is wrong with a reply apart from its schema."""
     fault = foreign(outcome.payload)
     state: Any = outcome.state
     if fault is None and state is not None:
@@ -289,7 +286,7 @@ def _fault(outcome: Outcome) -> str | None:
 
 
 def foreign(value: Any, name: str = "the payload") -> str | None:
-    """What in `value` no payload can hold, as a sentence; every engine refuses it, also one that sends nothing.
+    """What in `value` cannot be part of a payload, as a sentence. Every engine refuses it, even without sending.
 
     >>> foreign({"model": {"w": torch.ones(1)}, "sizes": [1, {2}]})
     'the payload.sizes holds a set, which cannot be sent'
@@ -320,7 +317,7 @@ def taken(answer: Answer) -> Answer:
 
 
 class Reduction:
-    """A block of replies, added up in the order given."""
+    """A block of replies, summed in the order given."""
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
@@ -328,10 +325,10 @@ class Reduction:
         self.rows: list[Payload] = []
 
     def take(self, answer: Answer) -> Answer:
-        """Adds a reply's trees to the total and, without `keep`, removes them from it; a failure passes through."""
+        """Adds the trees of a reply to the total and, without `keep`, removes them from it; failures are unchanged."""
         if isinstance(answer, Failure):
             return answer
-        # Copied, because the block's next operation may work on in the memory that this one answered with.
+        # Copied, because the next operation of the block may reuse the memory of this answer.
         rest = {
             name: value if type(value) is float else copied(value)
             for name, value in answer.payload.items()
@@ -347,7 +344,7 @@ class Reduction:
             norms=answer.norms,
         )
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
-            self.rows.append(answer.payload)  # nobody works on in the memory of a group's rows
+            self.rows.append(answer.payload)  # the memory of a group's rows is not reused
         else:
             # After the copies: donated trees are changed in place.
             with scope("aggregate"):
@@ -355,7 +352,7 @@ class Reduction:
         return left
 
     def result(self) -> Payload | None:
-        """The reduced payload; None where every reply of the block failed."""
+        """The reduced payload; None if every reply of the block failed."""
         if self.rows:
             with scope("aggregate"):
                 add_rows(self.total, self.reduce, self.rows)
@@ -364,7 +361,7 @@ class Reduction:
 
 
 def reduced(answers: Iterable[Answer], reduce: Reduce) -> list[Answer]:
-    """The answers of a block without the fields that are reduced; their total stands in the last answer."""
+    """The answers of a block without the reduced fields; the last answer has their total."""
     total = Reduction(reduce)
     kept = [total.take(answer) for answer in answers]
     kept[-1].reduced = total.result()

@@ -1,7 +1,7 @@
 """The process that workers are forked from: it has imported torch and done nothing else.
 
-Workers start in milliseconds, also the one that replaces a worker that was killed, and none of them imports the
-user's main module again. The whole group goes when this process is told to end or its driver is gone.
+So workers, including replacements, start in milliseconds, and none of them imports the user's main module again. All
+processes of the group end when this process is told to end or when its driver is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
-_TRIES, _PAUSE = 200, 0.01  # a worker's connection is closed a little before the process is gone
+_TRIES, _PAUSE = 200, 0.01  # a worker's connection is closed shortly before its process has ended
 
 
 def main() -> None:
@@ -49,11 +49,11 @@ def main() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-_ended: dict[int, int] = {}  # the exit codes of workers, negative for signals, until somebody asks
+_ended: dict[int, int] = {}  # the exit codes of workers, negative for signals, until they are asked for
 
 
 def _reap() -> None:
-    """Takes in the workers that have ended, so that none stays as a zombie."""
+    """Collects workers that have ended, so that none remains a zombie."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -63,7 +63,7 @@ def _reap() -> None:
 
 
 def _status(pid: int) -> int | None:
-    """The exit code of a worker that has ended or is about to; None if it goes on."""
+    """The exit code of a worker that has ended or is about to; None if it is running."""
     for _ in range(_TRIES):
         _reap()
         if pid in _ended:

@@ -1,4 +1,4 @@
-"""The base of engines that leave the work to another engine."""
+"""The base of engines that pass the work to another engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlens.core.work import StepCount
 
 
 class Forwarding(EngineBase):
-    """Passes every call on to its `engine`; only `table` and `state_memory` are its own."""
+    """Passes every call to its `engine`; only `table` and `state_memory` are its own."""
 
     engine: EngineBase
 

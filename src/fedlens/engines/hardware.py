@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and why torch cannot use one that is there."""
+"""The GPUs of this machine, and why torch cannot use one of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Hardware:
     Attributes:
         gpus: the names of the usable GPUs.
         torch: the version of torch.
-        built: the version of CUDA or ROCm that torch is built for; None for a build for the processor.
-        nvidia: whether the machine shows an NVIDIA GPU, usable or not.
+        built: the version of CUDA or ROCm that torch is built for; None for a CPU-only build.
+        nvidia: whether the machine has an NVIDIA GPU, usable or not.
         failure: torch's reason why no GPU is usable.
         mps: whether torch can use an Apple GPU.
     """
@@ -51,7 +51,7 @@ class Hardware:
         return f"{len(self.gpus)} {one}, {' and '.join(Counter(self.gpus))}"
 
     def obstacle(self) -> str | None:
-        """A sentence that says why a GPU that is there is not used; None where there is none.
+        """A sentence that says why the GPU of this machine is not used; None if there is no such GPU.
 
         >>> Hardware(torch="2.9.0+cpu", nvidia=True).obstacle()
         'the NVIDIA GPU is not used: torch 2.9.0+cpu is built for the processor; install a CUDA build, see pytorch.org'
@@ -83,9 +83,9 @@ class Hardware:
 
 @cache
 def hardware() -> Hardware:
-    """What this machine has, asked once in a process. No context of CUDA is opened."""
+    """What this machine has, determined once per process, without a CUDA context."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `Hardware.obstacle` says what torch warns of
+        warnings.simplefilter("ignore")  # `Hardware.obstacle` reports it instead
         if torch.cuda.is_available():
             gpus = tuple(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
             missing = _without_kernels(torch.cuda.get_device_capability(0), torch.cuda.get_arch_list())

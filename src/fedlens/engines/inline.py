@@ -26,7 +26,7 @@ from fedlens.engines.executor import Executor, Item, taken
 from fedlens.engines.schedule import LATE
 from fedlens.engines.traits import EngineTraits, declares
 
-_STATES = 3  # of the size of the server's state: with a reply, their sum and the next state, during a round
+_STATES = 3  # times the size of the server's state: a reply, the sum and the next state, during a round
 Threads = Annotated[
     int, Field(ge=1, description="threads per computation; results may differ in the last bits with it")
 ]
@@ -56,8 +56,8 @@ def inline(
 class Inline(EngineBase):
     """See `inline`.
 
-    In arrival order, requests are worked off in the order in which they were asked, each when its answer is called
-    for: what an asynchronous server would see from clients of equal speed.
+    In arrival order, requests run in the order in which they were asked, each when its answer is read. This is what an
+    asynchronous server sees from clients of equal speed.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class Inline(EngineBase):
     ) -> None:
         self.threads, self.state_memory, self.computing = threads, state_memory, computing
         self._before: int | None = None
-        self._released = False  # the memory that a heavy model was built in
+        self._released = False  # whether the memory that a heavy model was built in is freed
         self._options = ExitStack()
         self._scratch: dict[Any, Any] = {}
         self._steps = StepCount()
         self._queue: deque[tuple[Ask, Id, Version, float | None]] = deque()
 
     def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` where this machine has no such device, or the device no such precision."""
+        """Raises `ConfigError` if this machine does not have the device, or the device not the precision."""
         self.computing.check()
 
     @property
@@ -85,7 +85,7 @@ class Inline(EngineBase):
         return self.computing.applied(program)
 
     def on_device(self, state: Payload) -> Payload:
-        """The state on this engine's GPU if a share of its memory has room for a round, or the state itself."""
+        """The state on this engine's GPU if a share of its memory is enough for a round, or the state itself."""
         executor = self._executor
         if executor.device.type != "cuda":
             return state
@@ -100,9 +100,9 @@ class Inline(EngineBase):
         return placed
 
     def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program and sets the number of threads. Raises `ConfigError` as `check` does."""
+        """Receives the program and sets the number of threads. Raises `ConfigError` as `check` does."""
         self.check(program.ops)
-        self._before = torch.get_num_threads()  # from here on there is something to give back
+        self._before = torch.get_num_threads()  # from here on, `close` restores it
         applied = self.applied(program)
         self._options.enter_context(applied.computing())
         self._scratch[StepCount] = self._steps
@@ -115,7 +115,7 @@ class Inline(EngineBase):
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
         ids = [Id(round, exchange, slot) for slot in range(first, len(ask.requests))]
         if ask.order == "arrival":
-            # States are committed as answers are taken, and each request has to see those from before its ask.
+            # States are committed as answers are read, but each request sees the states from before its ask.
             held = [self._states.hold(request.client) for request in ask.requests]
             self._queue.extend((ask, id, version, due) for id, version in zip(ids, held, strict=True))
             return self._as_asked()
@@ -125,7 +125,7 @@ class Inline(EngineBase):
         size = ask.reduce.block if ask.reduce else 1
         with random_state_kept(self._executor.device):
             for first in range(0, len(ids), size):
-                # Nothing is committed before the ask is answered, so a state may be read when its turn comes.
+                # Nothing is committed before the ask is answered, so each state is read when its request runs.
                 items = [
                     item_of(ask, id, self._states.get(ask.requests[id.slot].client))
                     for id in ids[first : first + size]
@@ -133,9 +133,9 @@ class Inline(EngineBase):
                 answers = self._work(ask, items, due)
                 heavy = any(isinstance(answer, Reply) and answer.nbytes >= HEAVY for answer in answers)
                 yield from answers
-                del answers  # otherwise they would stay in memory while the next ones are made
+                del answers  # otherwise they stay in memory while the next ones are computed
                 if heavy and not self._released:
-                    # Once: what the model was built in is not used again, see `Loadable.give`.
+                    # Once: the memory that the model was built in is not used again, see `Loadable.give`.
                     self._released = True
                     release_freed_memory()
 
@@ -153,7 +153,7 @@ class Inline(EngineBase):
             return late
         answers = self._executor.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
         for answer in answers:
-            # As if it had been sent: the operation may work on in the memory that it answered with.
+            # Copied as if it had been sent: the operation may reuse the memory of its answer.
             if ask.reduce is None:
                 taken(answer)
         return late if due is not None and time.monotonic() > due else answers

@@ -1,4 +1,4 @@
-"""The engine of persistent local workers; data, weights and replies lie in memory that they share."""
+"""The engine of persistent local workers, with data, weights and replies in shared memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Timeout = Annotated[
 ]
 Window = Annotated[int, Field(ge=1, description="maximum MiB of finished replies that wait for earlier ones")]
 
-_SHORT = 0.02  # seconds: below it a worker gets its next task before it has finished, so that it never waits
+_SHORT = 0.02  # seconds; a worker with shorter tasks gets the next one before it has finished, so that it never waits
 
 
 @declares(EngineTraits(exact=True, place="workers"))
@@ -73,7 +73,7 @@ def processes(
 ) -> EngineBase:
     """Persistent local workers, one thread each by default; bit-identical to `inline` with the same threads.
 
-    On GPUs, two workers share each unless `workers` says otherwise, those with the most free memory first.
+    On GPUs, two workers share each GPU unless `workers` is set; GPUs with more free memory are used first.
     """
     if sys.platform == "win32":
         raise ConfigError(
@@ -86,11 +86,11 @@ def processes(
 
 @dataclass(frozen=True)
 class _Shared:
-    """What the blocks of an ask have in common, as workers get it."""
+    """The shared part of an ask, as workers receive it."""
 
     envelope: bytes
     region: Region | None
-    homes: Sequence[tuple[Region, Tensor]]  # that were in shared memory already; see `Packer.homes`
+    homes: Sequence[tuple[Region, Tensor]]  # tensors that were in shared memory already; see `Packer.homes`
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class _Task:
 class Processes(EngineBase):
     """See `processes`.
 
-    Workers take blocks of requests one at a time, so a slow client does not idle the others. Finished replies that
-    must wait for an earlier slot stay in shared memory, within `window`; when it is full, no new block is begun.
-    What was asked ahead, and nobody waits for yet, is done by workers that have nothing else to do.
+    Workers take one block of requests at a time, so a slow client does not idle the others. Finished replies that wait
+    for an earlier slot stay in shared memory, up to `window`; when it is full, no new block is sent. Asks sent ahead
+    are answered by workers that would otherwise be idle.
     """
 
-    ahead = True  # asks may be sent before their answers are looked for
+    ahead = True  # asks may be sent before their answers are read
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Processes(EngineBase):
         self.count = workers or default_workers(computing, threads)
         self.state_memory, self.group, self.computing, self.timeout = state_memory, group, computing, timeout
         self._window = window * 2**20
-        self._nursery = WorkerPool(threads)
+        self._worker_pool = WorkerPool(threads)
         self._workers: list[Worker] = []
         self._schedule: Schedule | None = None
         self._tasks: dict[int, _Task] = {}
@@ -133,19 +133,19 @@ class Processes(EngineBase):
         self._placed = False  # since the last ask
         self._program: Region | None = None
         self._threads_before: int | None = None
-        self._seconds = 1.0  # a task's time, smoothed: tasks are taken for long until shown otherwise
+        self._seconds = 1.0  # of a task, smoothed; starts long, so that tasks are not queued too early
 
     def warm(self) -> None:
-        """Begins to start up in the background, before the program is known."""
-        self._nursery.start()
+        """Starts workers in the background, before the program is known."""
+        self._worker_pool.start()
 
     @property
     def started(self) -> bool:
-        """Whether what `warm` began has come to its end, so that `open` need not wait for it."""
-        return self._nursery.started
+        """Whether the start begun by `warm` is complete, so that `open` need not wait."""
+        return self._worker_pool.started
 
     def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` where there is no such device, or clients cannot be computed in groups as asked."""
+        """Raises `ConfigError` if the device does not exist, or clients cannot be computed in such groups."""
         self.computing.check()
         check_groups(ops, self.group, self.computing, "processes")
 
@@ -165,11 +165,11 @@ class Processes(EngineBase):
         self._program = Region(max(packer.size, 4096))
         packer.write(self._program.view(), new=True)
         self._envelope = packer.envelope
-        # What the server computes has the threads that the engine says, as with `inline`, so that it gets the same
-        # bits; and with the usual one thread it does not spin where the workers compute.
+        # The server computes with the engine's threads, as with `inline`: the same bits. With one thread, the default,
+        # it does not spin on the cores of the workers.
         keep_freed_memory()
         self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(self._nursery.threads)
+        torch.set_num_threads(self._worker_pool.threads)
         self._workers = [self._new_worker(device) for device in devices_of(self.computing.device, self.count)]
 
     @property
@@ -178,11 +178,11 @@ class Processes(EngineBase):
         return [worker.pid for worker in self._workers]
 
     def answer(self, ask: Ask, round: int, exchange: int, first: int = 0) -> Generator[Answer, None, None]:
-        """Answers an ask by the workers, from its `first` slot on."""
+        """Answers an ask by workers, from its `first` slot on."""
         assert self._schedule is not None
         if self._placed:
             self._placed = False
-            release_freed_memory()  # the tree that was placed is not needed any more where it was
+            release_freed_memory()  # the tree is not needed any more in its original memory
         what = f"the shared payload of the ask '{ask.op}'"
         packer = _packed((ask.shared, ask.expect, ask.reduce), what, home=self._pool.home)
         shared = _Shared(packer.envelope, self._lay(packer), packer.homes)
@@ -190,9 +190,9 @@ class Processes(EngineBase):
         return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size, first))
 
     def place(self, tree: Tree) -> Tree:
-        """The same tree in memory that workers read, where it is heavy enough to be worth it.
+        """The same tree in memory that workers read, if it is heavy enough for this to pay.
 
-        An ask that shares it then needs no copy. The memory is reused when the last of its tensors is gone.
+        An ask that shares it then needs no copy. The memory is reused once the last of its tensors is freed.
         """
         moving = {name: value for name, value in tree.items() if self._pool.home(value) is None}
         if self._schedule is None or sum(value.nbytes for value in moving.values()) < HEAVY:
@@ -202,11 +202,11 @@ class Processes(EngineBase):
         return {**tree, **{name: value.copy_(moving[name]) for name, value in placed.items()}}
 
     def close(self) -> None:
-        """Ends the workers and gives back the memory."""
+        """Ends the workers and frees the memory."""
         for worker in self._workers:
             worker.close()
         self._workers = []
-        self._nursery.close()
+        self._worker_pool.close()
         for task in self._tasks.values():
             if task.region is not None:
                 task.region.close()
@@ -229,7 +229,7 @@ class Processes(EngineBase):
         return region
 
     def _retired(self, job: Job) -> None:
-        """No worker looks at a job any more: what its blocks had in common is memory again."""
+        """Frees the shared part of a job that no worker uses any more."""
         for worker in self._workers:
             if job.number in worker.knows_asks:
                 worker.forget.append(job.number)
@@ -239,11 +239,11 @@ class Processes(EngineBase):
     # -- the workers --------------------------------------------------------------------------------------------
 
     def _dispatch(self, current: Job | None) -> None:
-        """Gives work to every worker that has room for it."""
+        """Sends work to every worker that has room for it."""
         assert self._schedule is not None
         depth = 2 if self._seconds < _SHORT else 1
         while True:
-            # Looked for anew each time: one that turns out to be dead is replaced while it is sent to.
+            # Searched each time: sending to a dead worker replaces it.
             worker = min(self._workers, key=lambda w: len(w.tasks))
             if len(worker.tasks) >= depth:
                 return
@@ -267,7 +267,7 @@ class Processes(EngineBase):
                     worker.show(home)
                 worker.send("ask", job.number, job.ask.op, shared.envelope, worker.show(shared.region))
                 worker.knows_asks.add(job.number)
-            # The last time they are computed one by one, in case that it was memory.
+            # In the last attempt, clients are computed one by one, in case memory was the cause.
             alone = job.deaths.get(block, 0) == DEATHS - 1
             worker.task(number, job.number, packer.envelope, task.region, alone)
         except OSError:
@@ -276,7 +276,7 @@ class Processes(EngineBase):
             self._replace(worker, unsent=number)
 
     def _pump(self, due: float | None) -> None:
-        """Waits until at least one worker has something to say, and takes what it says."""
+        """Waits for a message of at least one worker, and processes all that have arrived."""
         for worker in self._workers:
             worker.tell_freed()
         hung = min(
@@ -298,7 +298,7 @@ class Processes(EngineBase):
                 self._finish(number, answers)
 
     def _end_the_hung(self) -> None:
-        """Kills the workers that have sat at one task for too long, and replaces them."""
+        """Kills and replaces workers that have spent too long on one task."""
         late = time.monotonic() - self.timeout
         for worker in list(self._workers):
             if worker.tasks and worker.since <= late:
@@ -312,7 +312,7 @@ class Processes(EngineBase):
         self._seconds += 0.2 * (time.monotonic() - task.sent - self._seconds)
         for answer in answers:
             if isinstance(answer, Reply) and answer.state is not None:
-                # A state outlives the round: with a copy of it, the worker can reuse its memory.
+                # A state outlives the round: it is copied, so that the worker can reuse its memory.
                 answer.state = copied(answer.state)
             if isinstance(answer, Reply) and answer.nbytes >= HEAVY:
                 answer.allocate = self._pool.empty_like
@@ -325,29 +325,29 @@ class Processes(EngineBase):
         return task
 
     def _replace(self, dead: Worker, reason: str | None = None, unsent: int | None = None) -> None:
-        """A worker is gone: its unfinished tasks go back to the front, and a new worker takes its place.
+        """Replaces a worker that is gone; its unfinished tasks go back to the front of the queue.
 
-        The task that was `unsent` cannot have been what ended it.
+        The task that was `unsent` cannot be the cause.
         """
         assert self._schedule is not None
         dead.close()
         self._workers.remove(dead)
-        reason = reason or f"its worker process {self._nursery.ending(dead.pid)}, {DEATHS} times"
+        reason = reason or f"its worker process {self._worker_pool.ending(dead.pid)}, {DEATHS} times"
         for number in reversed(dead.tasks):
             task = self._end(number)
-            # Only the first of its tasks was being worked on; the others merely waited.
+            # Only the first of its tasks was running; the others waited.
             guilty = number == dead.tasks[0] and number != unsent
             self._schedule.lost(task.job, task.block, guilty, reason)
         self._workers.append(self._new_worker(dead.device))
 
     def _new_worker(self, device: str) -> Worker:
         for _ in range(DEATHS):
-            worker = self._nursery.worker(device, self.group, usable_cores() // self.count)
+            worker = self._worker_pool.worker(device, self.group, usable_cores() // self.count)
             try:
                 worker.send("program", worker.show(self._program), self._envelope)
             except OSError:
                 worker.close()  # killed as it started
-                how = self._nursery.ending(worker.pid)
+                how = self._worker_pool.ending(worker.pid)
             else:
                 return worker
         raise RunFailed(

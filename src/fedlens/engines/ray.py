@@ -40,7 +40,7 @@ def _whole_address(address: str | None) -> str | None:
 
 
 def _zero_or(least: float) -> AfterValidator:
-    """A rule for settings whose 0 means a default."""
+    """A validator for settings whose 0 means a default."""
 
     def check(value: float) -> float:
         if 0 < value < least:
@@ -50,7 +50,7 @@ def _zero_or(least: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-_LEAST = 0.0001  # of a CPU or a GPU, the smallest part that Ray counts
+_LEAST = 0.0001  # the smallest part of a CPU or a GPU that Ray counts
 Address = Annotated[
     str | None,
     Field(
@@ -137,8 +137,8 @@ def ray(
 class Ray(EngineBase):
     """See `ray`.
 
-    The program is put into the object store once, what an ask shares once an ask, and Ray copies each to a node
-    once, however many workers it has. Blocks of requests go to workers that have started; the others join when the
+    The program is put into the object store once, and the shared part of an ask once per ask. Ray copies each to a node
+    once, however many workers run there. Blocks of requests go to workers that have started; others join when the
     cluster has room for them.
     """
 
@@ -160,9 +160,9 @@ class Ray(EngineBase):
             self._cluster = connect(s.address, cpus, memory, s.threads, s.connect_timeout)
 
     def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` if clients cannot be computed as asked: in groups, or in this precision.
+        """Raises `ConfigError` if clients cannot be computed in these groups or with this precision.
 
-        GPUs are the workers', and not checked here.
+        GPUs belong to the workers, and are not checked here.
         """
         if self.computing.device == "cpu":
             self.computing.check()
@@ -173,7 +173,7 @@ class Ray(EngineBase):
         return self.computing.applied(program)
 
     def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
-        """Takes the function that is told of GPUs that no worker uses."""
+        """Sets the function that is told about GPUs that no worker uses."""
         self._tell = tell
 
     def open(self, program: Program, states: ClientStates) -> None:
@@ -206,7 +206,7 @@ class Ray(EngineBase):
         self._pool.wait_for_a_worker()
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask by the workers."""
+        """Answers an ask by workers."""
         assert self._cluster is not None
         assert self._pool is not None
         shared = pack(

@@ -29,13 +29,11 @@ NO_RAY_CLIENT = (
     "fedlens on a machine of the cluster with engine.address=auto, or submit it with "
     "'ray job submit --address=http://HEAD:8265 -- fedlens run ...'"
 )
-_PATIENCE = 20.0  # seconds without the head; after 60, Ray itself would end this process
-_SHORT_PATH = 40  # characters: Ray keeps sockets in its folder, whose paths have about 100 at most
-_REMOVALS = (
-    600  # attempts to delete a folder, 0.1 s apart: on a busy machine Ray's processes take long to end
-)
+_PATIENCE = 20.0  # seconds without the head; after 60, Ray ends this process
+_SHORT_PATH = 40  # characters: Ray keeps sockets in its folder, whose paths have at most about 100
+_REMOVALS = 600  # attempts to delete a folder, 0.1 s apart: on a busy machine Ray's processes end slowly
 _PREFIX = "fedlens-ray-"
-_OWNER = "fedlens-owner"  # a file in a local Ray's folder, locked while the process lives that started it
+_OWNER = "fedlens-owner"  # a file in a local Ray's folder, locked by the process that started it
 # Messages of Ray about events that this engine handles or reports itself.
 _REPORTED_HERE = (
     "A worker died or was killed|node with node id|Raylet is terminated|infinite retries remaining"
@@ -60,7 +58,7 @@ def import_ray() -> Any:
 
 @dataclass(eq=False)
 class Cluster:
-    """A connection to a cluster. Ray allows one in a process, so engines share it; each calls `close` once.
+    """A connection to a cluster. Ray allows one per process, so engines share it; each calls `close` once.
 
     Args:
         requested: the address in the settings.
@@ -83,7 +81,7 @@ class Cluster:
         self._node = socket.socket(socket.AF_UNIX)
         self._node.connect(next(n["RayletSocketName"] for n in self._ray.nodes() if n["NodeID"] == node))
         self._node.setblocking(False)
-        self._answered = time.monotonic()  # when the head last did
+        self._answered = time.monotonic()  # when the head last answered
 
     def __str__(self) -> str:
         return "the local Ray" if self.local else f"the Ray cluster at {self.address}"
@@ -94,7 +92,7 @@ class Cluster:
         return self.folder is not None
 
     def room(self, needs: Mapping[str, float]) -> int:
-        """How many workers fit on the living nodes when nothing else runs there.
+        """How many workers fit on the live nodes if nothing else runs there.
 
         Args:
             needs: CPUs and GPUs of one worker, by Ray's names.
@@ -103,7 +101,7 @@ class Cluster:
         return sum(int(min(node.get(kind, 0.0) / n for kind, n in needs.items()) + 1e-9) for node in nodes)
 
     def check(self, now: float) -> None:
-        """Raises `RunFailed` if the cluster has been gone for some time. Call it about every second.
+        """Raises `RunFailed` if the cluster has not answered for some time. Call it about every second.
 
         Args:
             now: monotonic seconds.
@@ -112,7 +110,9 @@ class Cluster:
         try:
             _connected(self.address, 2.0).close()
             self._answered = now
-        except OSError as error:  # one refused or late answer may pass: a busy head, a restart, the network
+        except (
+            OSError
+        ) as error:  # one refused or late answer is accepted: a busy head, a restart, the network
             if now - self._answered > _PATIENCE:
                 why = f"{self.address} has not answered for {_PATIENCE:.0f} seconds"
                 raise self._gone(why) from error
@@ -120,8 +120,8 @@ class Cluster:
     def check_node(self) -> None:
         """Raises `RunFailed` if the Ray node of this machine has ended.
 
-        Call it before each call to Ray, which ends this process without a message if the node is gone. It looks at
-        a connection that stays open and sends nothing, so it takes microseconds.
+        Call it before each call to Ray, which ends this process without a message if the node is gone. It checks a
+        connection that stays open and sends nothing, so it takes microseconds.
         """
         try:
             ended = self._node.recv(1) == b""
@@ -215,7 +215,7 @@ def connect(address: str | None, cpus: int, memory: int | None, threads: int, ti
 
 
 def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
-    """Starts Ray on this machine, in a folder of its own; see `make_folder`."""
+    """Starts Ray on this machine, in a new folder; see `make_folder`."""
     ray = import_ray()
     sweep()
     folder, lock = make_folder()
@@ -224,7 +224,7 @@ def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # Ray's default of 15 gives way to everything else on this machine
+        "RAY_worker_niceness": "0",  # with Ray's default of 15, everything else on this machine has priority
     }
     try:
         with _kept(environment):
@@ -246,14 +246,14 @@ def _start(cpus: int, memory: int | None, threads: int) -> tuple[str, int]:
 
 
 def make_folder() -> tuple[str, int]:
-    """A new folder for a Ray of this process, and the descriptor of a file in it, locked while its owner lives."""
+    """A new folder for a Ray of this process, and the descriptor of its owner file, locked by this process."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
     if len(folder) > _SHORT_PATH:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
     lock = os.open(Path(folder, "new"), os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(Path(folder, "new"), Path(folder, _OWNER))  # only now does `sweep` see the file
+    os.rename(Path(folder, "new"), Path(folder, _OWNER))  # from now on `sweep` sees the file
     return folder, lock
 
 
@@ -275,7 +275,7 @@ def sweep() -> None:
 
 
 def _remove(folder: str) -> None:
-    """Deletes a folder. Tries again for a while, because processes that are about to end may still write there."""
+    """Deletes a folder. Retries for a while, because processes that are ending may still write there."""
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
@@ -287,7 +287,7 @@ def _remove(folder: str) -> None:
 
 
 def _join(address: str, timeout: float) -> None:
-    """Connects to a running cluster. Ray itself would try for minutes, and then exit."""
+    """Connects to a running cluster. Ray itself tries for minutes, and then exits."""
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if named.startswith("ray://"):
         raise ConfigError(f"RAY_ADDRESS is {named}", where="engine.address", hint=NO_RAY_CLIENT)
@@ -307,9 +307,9 @@ def _join(address: str, timeout: float) -> None:
 
 
 def _check_health(place: str, timeout: float) -> None:
-    """Raises `ConfigError` if no Ray head answers in time. `ray health-check` asks it in a process of its own."""
+    """Raises `ConfigError` if no Ray head answers in time, by running `ray health-check`."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", place]
-    command.append("--skip-version-check")  # `ray.init` says more about another version
+    command.append("--skip-version-check")  # `ray.init` reports other versions better
     trouble = "the server at this address is not the head of a Ray cluster"
     try:
         _connected(place, timeout).close()
@@ -342,7 +342,7 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _kept(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables inside the block, and restores them and the handler of SIGTERM, which Ray replaces."""
+    """Sets environment variables in the block, then restores them and the SIGTERM handler that Ray replaces."""
     before = {name: os.environ.get(name) for name in variables}
     handler = signal.getsignal(signal.SIGTERM)
     os.environ.update(variables)

@@ -16,9 +16,9 @@ from fedlens.engines.ray_cluster import Cluster, import_ray, one_line
 from fedlens.engines.ray_worker import Report, actor_class, pack, unpacked, user_sources
 from fedlens.engines.schedule import DEATHS, Job, Schedule
 
-_PAUSE = 30.0  # seconds until a worker that could not start is asked for again
-_SILENT = 5.0  # seconds without any worker before the run says so: a restart takes some
-_SHORT = 0.2  # seconds: a worker whose blocks take less gets the next one before it has finished
+_PAUSE = 30.0  # seconds until a worker that could not start is requested again
+_SILENT = 5.0  # seconds without any worker before the run reports it: a restart takes some time
+_SHORT = 0.2  # seconds; a worker with shorter blocks gets the next one before it has finished
 _TICK = 1.0  # seconds between two checks of the cluster
 
 
@@ -45,7 +45,7 @@ class RaySettings:
 
 @dataclass(eq=False)
 class SentBlock:
-    """A block of requests that a worker has. `blameless` if it was behind one that ended the worker."""
+    """A block of requests sent to a worker; `blameless` if it was queued behind one that ended the worker."""
 
     job: Job
     block: int
@@ -59,22 +59,22 @@ class RemoteWorker:
     """One worker, as the driver sees it. `blocks` are the unanswered ones, the oldest first."""
 
     actor: Any
-    hello: Any = None  # the promise that the worker is running; None once it is kept
+    hello: Any = None  # the object reference of a pending `hello`; None once it was answered
     started: bool = False  # whether this actor has answered a `hello`
     hung: bool = False  # whether it was killed because it did not answer in time
     blocks: list[SentBlock] = field(default_factory=list)
-    since: float = 0.0  # when it began with the oldest of its blocks (monotonic seconds)
+    since: float = 0.0  # when it began its oldest block (monotonic seconds)
 
 
 class WorkerLost(Exception):
-    """A worker, or what it answered, is gone. The message is Ray's."""
+    """A worker or its answer is lost. The message is Ray's."""
 
 
 class RayPool:
     """The workers of a run and the schedule of their blocks.
 
-    Ray restarts a worker that dies (`max_restarts`), also on another node. A call that was under way fails, and its
-    block is sent again. A worker gets blocks once it has answered `hello`, which loads the program.
+    Ray restarts a worker that dies (`max_restarts`), possibly on another node. A call in progress fails, and its block
+    is sent again. A worker gets blocks once it has answered `hello`, which loads the program.
 
     Args:
         cluster: where the workers run.
@@ -102,14 +102,14 @@ class RayPool:
         self._checked = 0.0  # when the cluster was last checked (monotonic seconds)
         self._any_started = False
         self._left_out: FedlensError | None = None  # why the last worker was left out
-        self._refill = 0.0  # when missing workers are asked for (monotonic seconds)
-        self._last_there = 0.0  # when a worker was last there (monotonic seconds)
+        self._refill = 0.0  # when missing workers are requested (monotonic seconds)
+        self._last_there = 0.0  # when a worker was last available (monotonic seconds)
         self._said: set[str] = set()
         self.workers = [self._new() for _ in range(wanted)]
 
     @property
     def ready(self) -> list[RemoteWorker]:
-        """The workers that take blocks."""
+        """The workers that accept blocks."""
         return [worker for worker in self.workers if worker.hello is None]
 
     def wait_for_a_worker(self) -> None:
@@ -140,7 +140,7 @@ class RayPool:
                 return
             block, items = self.schedule.following(job)
             packed = pack(items, f"a request of the ask '{job.ask.op}', or a client's state")
-            # Before the third attempt fails too, clients are computed one by one, in case that it is the memory.
+            # In the last attempt, clients are computed one by one, in case memory was the cause.
             alone = job.deaths.get(block, 0) == DEATHS - 1
             self._cluster.check_node()
             self.schedule.begin(job)
@@ -150,11 +150,11 @@ class RayPool:
             worker.blocks.append(SentBlock(job, block, now, promise))
 
     def wait(self, due: float | None) -> None:
-        """Takes in one answer; returns without any after a second, or when `due` (monotonic seconds) has passed."""
+        """Processes one answer; returns without one after a second, or when `due` (monotonic seconds) has passed."""
         self._cluster.check_node()
         now = time.monotonic()
         owners = {sent.promise: (worker, sent) for worker in self.workers for sent in worker.blocks}
-        # A worker answers `hello` after its blocks, and is not given up before they are known to be lost.
+        # A worker answers `hello` after its blocks, and is not given up before they are lost.
         hellos = {w.hello: w for w in self.workers if w.hello is not None and not w.blocks}
         done = self._first([*owners, *hellos], _TICK if due is None else min(_TICK, max(0.0, due - now)))
         if done in hellos:
@@ -162,7 +162,7 @@ class RayPool:
         elif done is not None:
             self._answered(*owners[done])
         now = time.monotonic()
-        # After what was answered, which may have been waiting while the driver did other work.
+        # After processing answers, which may have waited while the driver did other work.
         self.watch(now)
         for worker in self.workers:
             late = worker.blocks and now - worker.since > self.timeout
@@ -170,12 +170,12 @@ class RayPool:
                 worker.since, worker.hung = now, True
                 self._kill(worker, restart=True)
                 self._greet(worker)
-        if now - self._checked > _TICK:  # also while answers come: workers go on for a while without the head
+        if now - self._checked > _TICK:  # even while answers arrive: workers survive the head for a while
             self._checked = now
             self._cluster.check(now)
 
     def _first(self, promises: Sequence[Any], timeout: float) -> Any:
-        """The first of these promises that is kept or broken within so many seconds, or None."""
+        """The first of these references that is ready or failed within so many seconds, or None."""
         if not promises:
             time.sleep(timeout)  # Ray would return at once
             return None
@@ -183,7 +183,7 @@ class RayPool:
         return done[0] if done else None
 
     def _answered(self, worker: RemoteWorker, sent: SentBlock) -> None:
-        guilty = sent is worker.blocks[0] and not sent.blameless  # the others merely waited
+        guilty = sent is worker.blocks[0] and not sent.blameless  # the others waited
         worker.blocks.remove(sent)
         worker.since = time.monotonic()
         try:
@@ -194,29 +194,29 @@ class RayPool:
             late = f"no answer came within {self.timeout:g} s, {DEATHS} times"
             gone = f"its worker ended {DEATHS} times: it exited, crashed, or ran out of memory"
             self.schedule.lost(sent.job, sent.block, guilty, late if worker.hung else gone)
-            # One block at a time for now: a worker can end before the answer to the block before is sent, and then
-            # the wrong one counts as the cause.
+            # One block at a time for now: a worker can end before it sends the answer to its previous block, and
+            # then the wrong block counts as the cause.
             self._seconds = 1.0
-            # Where one worker is lost, its node may be: no worker gets a block before it has answered again.
+            # If one worker is lost, its node may be too: no worker gets a block before it has answered again.
             for other_worker in self.workers:
                 self._greet(other_worker)
             return
         self._seconds += 0.2 * (worker.since - sent.sent - self._seconds)
         for answer in answers:
             if isinstance(answer, Reply) and answer.state is not None:
-                # A state outlives the round: a copy lets the object store free its memory.
+                # A state outlives the round: it is copied, so that the object store can free its memory.
                 answer.state = copied(answer.state)
         self.schedule.finished(sent.job, sent.block, answers)
 
     def _fetched(self, promise: Any) -> Any:
-        """The value of a promise; what the worker wrote meanwhile goes to standard error.
+        """The value of a reference; output of the worker since the last one goes to standard error.
 
         Raises `WorkerLost` if the worker is gone, `RunFailed` if it failed.
         """
         self._cluster.check_node()
         try:
             report: Report | None = self._ray.get(promise)
-        except self._ray.exceptions.RayTaskError as error:  # outside what a worker reports itself
+        except self._ray.exceptions.RayTaskError as error:  # an error that the worker did not report itself
             sys.stderr.write(f"{error}\n")
             raise RunFailed(
                 f"a worker on {self._cluster} failed: {told(error.cause)}",
@@ -246,14 +246,14 @@ class RayPool:
         return worker
 
     def _greet(self, worker: RemoteWorker) -> None:
-        """Asks for a `hello`: kept once the actor runs, however often Ray restarts it, and broken when it is dead."""
+        """Sends a `hello`: it is answered once the actor runs, even after restarts, and fails if it is dead."""
         if worker.hello is None:
             worker.hello = worker.actor.hello.options(max_task_retries=-1).remote(*self._hello)
 
     def _greeted(self, worker: RemoteWorker) -> None:
-        """Takes in that a worker runs, or is dead.
+        """Processes that a worker runs, or is dead.
 
-        Raises `ConfigError` if the first worker has other versions, `RunFailed` if it dies again and again.
+        Raises `ConfigError` if the first worker has other versions, `RunFailed` if it dies repeatedly.
         """
         hello, worker.hello = worker.hello, None
         try:
@@ -281,7 +281,7 @@ class RayPool:
         )
 
     def _leave_out(self, worker: RemoteWorker, why: FedlensError) -> None:
-        """Ends a worker that cannot start; it is asked for again later. Raises `why` if none has started yet."""
+        """Ends a worker that cannot start; it is requested again later. Raises `why` if none has started yet."""
         if not self._any_started:
             raise why
         self._kill(worker)
@@ -297,13 +297,13 @@ class RayPool:
             self._ray.kill(worker.actor, no_restart=not restart)
 
     def watch(self, now: float) -> None:
-        """Asks for missing workers when it is time. Call it about every second.
+        """Requests missing workers when it is time. Call it about every second.
 
-        Raises `RunFailed` if no worker has been left for too long.
+        Raises `RunFailed` if there has been no worker for too long.
         """
         if now >= self._refill:
             self.workers += [self._new() for _ in range(self._wanted - len(self.workers))]
-        # A worker with a block is there until the block is lost: it answers `hello` after it.
+        # A worker with a block is available until the block is lost: it answers `hello` after it.
         if not self._any_started or any(worker.hello is None or worker.blocks for worker in self.workers):
             self._last_there = now
             self._said.discard("none")
@@ -327,7 +327,7 @@ class RayPool:
 
 
 def no_room(cluster: Cluster, needs: Mapping[str, float], waited: float | None = None) -> ConfigError:
-    """The error that no worker could start: what one takes, and what is free."""
+    """The error that no worker could start: what a worker needs, and what is free."""
     ray = import_ray()
     total, free = ray.cluster_resources(), ray.available_resources()
     takes = " and ".join(f"{n:g} {kind}" for kind, n in needs.items())

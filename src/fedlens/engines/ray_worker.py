@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster, and the form of payloads in its object store."""
+"""The code that runs on the nodes of a Ray cluster, and the format of payloads in its object store."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from fedlens.engines.client_groups import Groups
 from fedlens.engines.executor import Executor
 from fedlens.engines.shared_memory import Packer, unpack
 
-_ALIGN = 64  # bytes, as torch aligns tensors; the last bit of some sums depends on it
+_ALIGN = 64  # bytes, as torch aligns tensors; the last bits of some sums depend on it
 
-Packed = tuple[bytes, np.ndarray]  # an envelope, and uint8 [n] with what it leaves out
+Packed = tuple[bytes, np.ndarray]  # an envelope, and uint8 [n] with the contents of its tensors
 Source = tuple[str, str, str]  # a module's name, its file, and the text of the file
-# What a call returned, what was written meanwhile, and the error that ends the run.
+# The return value of a call, the output during it, and the error that ends the run.
 Report = tuple[Any, str, RunFailed | None]
 
 
 class RayWorker:
-    """Answers blocks of requests in a process of Ray's.
+    """Answers blocks of requests in a process of Ray.
 
     Args:
-        size: threads of one computation, and clients that are computed at once.
+        size: threads of one computation, and the number of clients computed at once.
         sources: the user's own files, which need not be on this machine.
         program: the program in the object store, as `pack` made it.
     """
@@ -60,7 +60,7 @@ class RayWorker:
         self._asks: dict[int, tuple[Any, ...]] = {}
 
     def work(self, ask: int, shared: list[Any], items: Packed, alone: bool = False) -> Packed:
-        """The answers to some requests of an ask. `shared` holds the reference to what the ask shares."""
+        """The answers to some requests of an ask. `shared` holds the reference to the shared part of the ask."""
         if ask not in self._asks:
             self._asks[ask] = _fetched(shared[0])
         op, values, expect, reduce = self._asks[ask]
@@ -68,7 +68,7 @@ class RayWorker:
         return pack(answers, f"the result of the operation '{op}'")
 
     def forget(self, ask: int) -> None:
-        """Releases what an ask shared, so that the object store can free its memory."""
+        """Releases the shared part of an ask, so that the object store can free its memory."""
         self._asks.pop(ask, None)
 
 
@@ -81,11 +81,11 @@ def _fetched(reference: Any) -> Any:
 class Relay(io.StringIO):
     """Collects what Python code writes to standard output and standard error, for the next report.
 
-    A worker has one for its whole life, because a log handler keeps the stream that it was made with.
+    A worker has one for its whole life, because a log handler keeps its first stream.
     """
 
     def report(self, call: Callable[..., Any], *arguments: Any) -> Report:
-        """Makes the call and reports on it, also if it raises.
+        """Makes the call and reports on it, even if it raises.
 
         Raises:
             SystemExit, KeyboardInterrupt: as the call does, if something ends the worker. The driver replaces it.
@@ -100,7 +100,7 @@ class Relay(io.StringIO):
                 if isinstance(error, HookError):
                     failure = error
             except BaseException as error:  # Ray would end the worker for some of them
-                # Ray ends a worker of a drained node by SystemExit; that of an operation is its client's failure.
+                # Ray ends a worker of a drained node by SystemExit; one of an operation is a failure of its client.
                 if isinstance(error, SystemExit) or not interrupts.from_code(error):
                     raise
                 traceback.print_exc()
@@ -113,9 +113,9 @@ class Relay(io.StringIO):
 
 
 def actor_class() -> Any:
-    """The class of Ray's actors. A class made in a function travels by value.
+    """The class of Ray's actors. A class made in a function is sent by value.
 
-    So it can report its versions also where fedlens is not installed, or is another version.
+    So it can report its versions even if fedlens is missing there, or has another version.
     """
 
     class Actor:
@@ -123,7 +123,7 @@ def actor_class() -> Any:
 
         @staticmethod
         def versions() -> dict[str, str]:
-            """What has to be the same here and in this process. Builds of torch with and without GPUs are the same."""
+            """The versions that must be equal to the driver's. Builds of torch with and without GPUs count as equal."""
             import importlib
             import sys
 
@@ -136,7 +136,7 @@ def actor_class() -> Any:
             return versions
 
         def hello(self, expected: dict[str, str], size: Any, sources: Any, program: list[Any]) -> Any:
-            """The versions here. The first call loads the program, if they are those of the driver."""
+            """The versions here. The first call loads the program if they are the driver's."""
             if self.worker is not None or self.versions() != expected:
                 return self.versions(), "", None
 
@@ -191,7 +191,7 @@ def unpacked(packed: Packed) -> Any:
 
 
 def _view(memory: np.ndarray) -> memoryview:
-    """A writable view, as torch warns of the read-only arrays that Ray returns."""
+    """A writable view, because torch warns about the read-only arrays that Ray returns."""
     if memory.size == 0:
         return memoryview(b"")
     if memory.ctypes.data % _ALIGN:  # a small object, which is part of a message
@@ -205,10 +205,9 @@ def _view(memory: np.ndarray) -> memoryview:
 
 
 class Emptied:
-    """Stands for a cache of decoded images or of features, and becomes an empty one on arrival.
+    """Replaces a cache of decoded images or of features; arrives at a worker as an empty cache.
 
-    Each worker keeps what it decodes or computes. Each has room for its share, so that the workers of one machine
-    together keep no more than was allowed.
+    Each worker keeps what it decodes or computes, up to its share of the limit of the machine.
     """
 
     def __init__(self, store: DecodedImages | FeatureStore, workers: int) -> None:
@@ -227,7 +226,7 @@ class Emptied:
 
 
 def user_sources() -> list[Source]:
-    """The files that `fedlens.base.registry.load_file` has loaded, with their text, as nodes need not have them."""
+    """The files that `fedlens.base.registry.load_file` has loaded, with their text, for nodes without them."""
     modules = [module for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]
     return [(m.__name__, str(m.__file__), Path(str(m.__file__)).read_text(encoding="utf-8")) for m in modules]
 

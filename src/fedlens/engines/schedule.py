@@ -1,6 +1,7 @@
-"""Asks on their way through workers: cut into blocks, each answered once, handed on in the order asked for.
+"""Schedules asks: cuts them into blocks, has each answered once, and passes on the answers in request order.
 
-Nothing here knows a worker: an engine takes blocks, has them worked off wherever it likes, and says what came of them.
+The schedule knows no workers: an engine takes blocks, has them computed, and reports the answers or the loss of a
+block.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from fedlens.engines.client_groups import whole_blocks
 from fedlens.engines.executor import Item
 
 DEATHS = 3  # a block that has ended this many workers fails instead of being tried again
-LOSSES = 20  # likewise one that so many workers were gone with, also where it cannot have been its doing
+LOSSES = 20  # likewise one that was lost with so many workers, even if it cannot be the cause
 LATE = "the deadline passed"
 
 
 def block_size(ask: Ask, group: int) -> int:
-    """How many slots are worked on at once: a block of those that are reduced, or as many such as a group holds.
+    """How many slots form a block: the slots reduced together, or as many multiples of those as a group holds.
 
-    With a deadline, and in arrival order, each client counts by itself, and so is in no group.
+    With a deadline, and in arrival order, each client is a block of its own.
     """
     block = ask.reduce.block if ask.reduce else 1
     alone = ask.deadline is not None or ask.order == "arrival"
@@ -34,14 +35,14 @@ def block_size(ask: Ask, group: int) -> int:
 
 
 def primed(answers: Generator[Any, None, None]) -> Generator[Answer, None, None]:
-    """A generator that is inside its `try`: closing one that was never begun would leave everything as it is."""
+    """A generator that has entered its `try`, so that closing it runs the `finally`."""
     next(answers)
     return answers
 
 
 @dataclass(eq=False)
 class Job:
-    """One ask on its way. `shared` is for the engine: what all its blocks have in common, wherever it lies."""
+    """An ask in progress. `shared` is for the engine: the shared part of the ask, wherever it is stored."""
 
     number: int
     ask: Ask
@@ -49,14 +50,14 @@ class Job:
     exchange: int
     due: float | None
     blocks: list[range]
-    states: list[Version]  # of each slot's client, as it was when it was asked
+    states: list[Version]  # of each slot's client, when it was asked
     shared: Any = None
     waiting: deque[int] = field(default_factory=deque)
     running: int = 0
     done: dict[int, list[Answer]] = field(default_factory=dict)
-    answered: set[int] = field(default_factory=set)  # blocks handed to the gate, or given up
-    deaths: dict[int, int] = field(default_factory=dict)  # of workers, by the block that they were working on
-    losses: dict[int, int] = field(default_factory=dict)  # and by each block that they had been given
+    answered: set[int] = field(default_factory=set)  # blocks passed on, or given up
+    deaths: dict[int, int] = field(default_factory=dict)  # of workers, by the block that they were computing
+    losses: dict[int, int] = field(default_factory=dict)  # of workers, by each block that they had
     closed: bool = False
 
     def failures(self, block: int, reason: str) -> list[Answer]:
@@ -75,11 +76,11 @@ class Schedule:
     """The asks of one engine.
 
     Args:
-        states: of the clients; each block is worked on with those from when its ask was made.
-        window: bytes of finished replies that wait for an earlier one, about.
-        send: sends out what may be sent; its argument is the job whose answers are wanted, None in arrival order.
-        wait: waits until something has come in, or the moment that it is given has passed (`time.monotonic`).
-        retired: called once for each job, when no worker looks at it any more.
+        states: of the clients; each block is computed with those of the time when its ask was made.
+        window: approximate bytes of finished replies that may wait for an earlier one.
+        send: sends all blocks that may be sent; its argument is the job whose answers are read, None in arrival order.
+        wait: waits until a message has arrived, or until the given moment (`time.monotonic`).
+        retired: called once for each job, when no worker uses it any more.
     """
 
     def __init__(
@@ -95,11 +96,11 @@ class Schedule:
         self._numbers = itertools.count(1)
         self._jobs: dict[int, Job] = {}
         self._arrivals: deque[Job] = deque()  # arrival-order jobs with work left
-        self._begun: list[Job] = []  # what was asked and nobody waits for yet: done where a worker would idle
-        self._block_bytes = 0  # of a block's replies, at most so far
+        self._begun: list[Job] = []  # asks whose answers are not read yet: sent to workers that would idle
+        self._block_bytes = 0  # the largest of the replies of a block so far
 
     def publish(self, ask: Ask, round: int, exchange: int, shared: Any, size: int, first: int = 0) -> Job:
-        """Takes an ask in, from its `first` slot on, cut into blocks of so many slots; see `block_size`."""
+        """Adds an ask, from its `first` slot on, cut into blocks of `size` slots; see `block_size`."""
         slots = len(ask.requests)
         blocks = [range(start, min(start + size, slots)) for start in range(first, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
@@ -112,13 +113,13 @@ class Schedule:
         return job
 
     def answers(self, job: Job) -> Generator[Answer, None, None]:
-        """The answers, as they are called for; closing the generator drops what is left (request order)."""
+        """The answers, computed as they are read; closing the generator drops the others (request order)."""
         if job.ask.order == "request":
             return primed(self._in_order(job))
         if job.blocks:
             self._arrivals.append(job)
         else:
-            self._retire(job)  # it asks for nothing new, only for what is still out
+            self._retire(job)  # it has no requests of its own, and receives late answers to earlier asks
         return self._as_they_come()
 
     def close(self) -> None:
@@ -129,15 +130,15 @@ class Schedule:
             job.running = 0
             self._retire(job)
 
-    # -- what a worker gets, and what comes of it -----------------------------------------------------------------
+    # -- blocks for workers, and their results -------------------------------------------------------------------
 
     def next(self, current: Job | None, workers: int) -> Job | None:
-        """The job whose next block is to be worked on: the current one's first, then what arrives when it does."""
-        # Where hardly a reply fits into the window, none is computed to wait: a worker waits for its turn instead.
+        """The job whose next block is sent: the current job first, then asks in arrival order, then asks ahead."""
+        # Even if no reply fits into the window, each worker may have one block.
         room = max(workers, self._window // max(self._block_bytes, 1))
         if current is not None and current.waiting:
             held = current.running + len(current.done)
-            # With nothing on its way the window would stay full: the slot that all wait for was lost with its worker.
+            # If no block is running, the slot that is awaited was lost with its worker, and the window would stay full.
             return current if held < room or current.running == 0 else None
         held = sum(job.running + len(job.done) for job in self._arrivals)
         if held < room and (found := next((job for job in self._arrivals if job.waiting), None)) is not None:
@@ -154,14 +155,14 @@ class Schedule:
         return block, items
 
     def begin(self, job: Job) -> None:
-        """That block is on its way, until `finished` or `lost`."""
+        """Marks that block as running, until `finished` or `lost`."""
         job.waiting.popleft()
         job.running += 1
 
     def finished(self, job: Job, block: int, answers: Sequence[Answer]) -> None:
-        """A block's answers have come."""
+        """Receives the answers of a block."""
         sizes = [a.nbytes + nbytes(a.state) for a in answers if isinstance(a, Reply)] or [0]
-        # A sum has one reply's size, however many it is made of.
+        # A sum has the size of one reply.
         reduced = max(sizes) if job.ask.reduce else 0
         single = 0 if job.ask.reduce and not job.ask.reduce.keep else sum(sizes)
         self._block_bytes = max(self._block_bytes, reduced + single)
@@ -170,7 +171,7 @@ class Schedule:
         self._left(job)
 
     def lost(self, job: Job, block: int, guilty: bool, reason: str) -> None:
-        """A block's worker is gone: it is tried again, unless it was `guilty` of that too often, or lost for ever."""
+        """Retries a block whose worker is gone, unless it was `guilty` of that too often, or lost too often."""
         if not job.closed and block not in job.answered and block not in job.done:
             job.deaths[block] = job.deaths.get(block, 0) + guilty
             job.losses[block] = job.losses.get(block, 0) + 1
@@ -227,7 +228,7 @@ class Schedule:
                 self._wait(min((job.due for job in self._arrivals if job.due is not None), default=None))
 
     def _retire(self, job: Job) -> None:
-        """Drops what is left of a job; it is gone once no worker looks at it any more."""
+        """Drops the rest of a job; it is removed once no worker uses it any more."""
         job.closed = True
         if job in self._begun:
             self._begun.remove(job)

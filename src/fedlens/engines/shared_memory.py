@@ -1,7 +1,7 @@
-"""Payloads in memory that processes share: a small envelope is sent, the tensors stay where they are.
+"""Payloads in shared memory: a small envelope is sent, and the tensors stay in place.
 
-A region is anonymous memory behind a file descriptor. It has no name, so nothing is left over when every process
-that maps it is gone, killed or not.
+A region is anonymous memory behind a file descriptor. It has no name, so nothing is left when all processes that map it
+have ended, even if they were killed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from torch import Tensor
 from fedlens.core.tree import HEAVY, Tree
 
 _ALIGN = 64
-_LONG = 16384  # an envelope from this size on travels in the region too
-_LARGE = 4096  # bytes objects from this size on travel in the region, not in the envelope
-_STRETCH = 1 << 18  # bytes that are looked at, and copied or left out, at once
-LARGE = 1 << 22  # bytes of a reply from which on a region more costs more than a message
+_LONG = 16384  # an envelope of at least this size is put into the region too
+_LARGE = 4096  # bytes objects of at least this size are put into the region
+_STRETCH = 1 << 18  # bytes that are compared with zero, and copied or skipped, at once
+LARGE = 1 << 22  # bytes of a reply above which an extra region costs more than a message
 _numbers = itertools.count(1)
 
 
@@ -43,15 +43,15 @@ class Region:
         self.map = mmap.mmap(self.fd, size)
 
     def view(self, freed: Callable[[], None] | None = None) -> memoryview:
-        """A view of it all. `freed` is called when the last tensor made from this view is gone."""
+        """A view of the region. `freed` is called when the last tensor made from this view is freed."""
         view = memoryview(self.map)
         if freed is not None:
-            # A tensor keeps the object alive whose memory it looks at, so this tells when no tensor is left.
+            # A tensor keeps the owner of its memory alive, so this runs when no tensor is left.
             weakref.finalize(view, freed).atexit = False
         return view
 
     def close(self) -> None:
-        """Gives back the descriptor; the memory goes when the last tensor that looks at it is gone."""
+        """Closes the descriptor; the memory is freed when its last tensor is."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -68,9 +68,9 @@ def _anonymous_file(size: int) -> int:
 
 
 def roomy(size: int) -> int:
-    """A size for a region that is to be used again: the next power of two, so that slow growth needs few new ones.
+    """A size for a reusable region: the next power of two, so that slow growth needs few new regions.
 
-    What is never written to costs no memory.
+    Pages that are never written cost no memory.
 
     >>> roomy(5000)
     8192
@@ -79,19 +79,19 @@ def roomy(size: int) -> int:
 
 
 class Pool:
-    """Regions for reuse, so that a steady run maps its memory once."""
+    """Reusable regions, so that a run maps its memory once."""
 
     def __init__(self) -> None:
         self._free: list[Region] = []
         self._resident: dict[
             int, Region
-        ] = {}  # by the address of their first byte, while a tensor is in them
+        ] = {}  # by the address of their first byte, while they contain a tensor
         self._closed = False
 
     def take(self, size: int) -> Region:
         """A free region of at least this size: the smallest that fits, or a new one.
 
-        A heavy region is not used for something small, because the next heavy payload would need another.
+        A heavy region is not used for a small payload, because the next heavy payload would need another.
         """
         fits = [r for r in self._free if r.size >= size and (r.size < HEAVY or r.size <= 4 * roomy(size))]
         if fits:
@@ -108,7 +108,7 @@ class Pool:
             self._free.append(region)
 
     def empty_like(self, tree: Tree) -> dict[str, Tensor]:
-        """An uninitialized tree like this one, in one region. The pool takes it back when the last tensor is gone.
+        """An uninitialized tree like this one, in one region, which returns to the pool with its last tensor.
 
         >>> pool = Pool()
         >>> tree = pool.empty_like({"w": torch.ones(2, 3)})
@@ -134,9 +134,9 @@ class Pool:
         return new
 
     def home(self, tensor: Tensor) -> tuple[Region, int] | None:
-        """The region that `empty_like` placed this tensor in, and the offset; None for all others.
+        """The region in which `empty_like` placed this tensor, and its offset; None for other tensors.
 
-        Only of tensors in row-major order, as a worker reads them.
+        Only for contiguous tensors, as workers read them.
         """
         if self._resident and tensor.is_contiguous() and tensor.numel():
             at = tensor.data_ptr()
@@ -146,7 +146,7 @@ class Pool:
         return None
 
     def close(self) -> None:
-        """Gives back every free region, and the others once their tensors are gone."""
+        """Frees all free regions, and the others once their tensors are freed."""
         self._closed = True
         for region in self._free:
             region.close()
@@ -154,13 +154,13 @@ class Pool:
 
 
 class Packer:
-    """A payload, ready to be written into a region.
+    """A payload that is ready to be written into a region.
 
     Args:
-        payload: what is sent.
+        payload: the payload.
         code: whether it may hold functions and classes of a script.
-        instead: returns what is sent in place of a value; None sends the value itself.
-        home: returns the region that a tensor is in already, and its offset there; None copies the tensor.
+        instead: returns a replacement for a value; None sends the value itself.
+        home: returns the region that already contains a tensor, and its offset; None copies the tensor.
 
     Attributes:
         envelope: the bytes that are sent.
@@ -189,9 +189,9 @@ class Packer:
             self.envelope = self._letter(self.envelope)
 
     def _letter(self, envelope: bytes) -> bytes:
-        """A short envelope that says where in the region the long one lies.
+        """A short envelope that says where in the region the long one is.
 
-        A socket holds some 200 kB: a driver and a worker that both write more would wait for each other for ever.
+        A socket buffers about 200 kB: a driver and a worker that both write more would wait for each other for ever.
         """
         place = self._append("e", envelope, len(envelope))
         buffer = io.BytesIO()
@@ -202,7 +202,7 @@ class Packer:
         if self._instead is not None and (found := self._instead(value)) is not None:
             return self._seen.setdefault(id(value), ("v", 0, 0, found))
         about: tuple[Any, ...]
-        if type(value) is Tensor:  # a Parameter pickles itself, around a tensor that comes here
+        if type(value) is Tensor:  # a Parameter pickles itself, and then its tensor comes here
             if self._home is not None and (place := self._home(value)) is not None:
                 region, offset = place
                 self.homes.append((region, value.detach()))
@@ -222,15 +222,15 @@ class Packer:
         self, kind: str, value: Tensor | np.ndarray | bytes, size: int, *about: Any
     ) -> tuple[Any, ...]:
         place = (kind, self.size, size, *about)
-        self._parts.append((self.size, value))  # keeps it alive, so that its id stays its own
+        self._parts.append((self.size, value))  # keeps it alive, so that its id is not reused
         self.size += _aligned(size)
         return place
 
     def write(self, view: memoryview, new: bool = False) -> None:
         """Copies the tensors into a region.
 
-        A `new` region is all zero: there, stretches of zeros in arrays are not written, so that memory to be filled
-        later (`fedlens.data.images.Store`) costs nothing until then.
+        A `new` region is all zero, so zeros in arrays are not written there: memory that is filled later
+        (`fedlens.data.images.Store`) costs nothing until then.
         """
         for offset, value in self._parts:
             if isinstance(value, bytes):
@@ -259,7 +259,7 @@ def _copy_nonzero(target: np.ndarray, value: np.ndarray) -> None:
 def unpack(envelope: bytes, view: memoryview, look: Callable[[int], memoryview] | None = None) -> Any:
     """The payload of an envelope. Its tensors are views of the region; nothing is copied.
 
-    `look` returns the view of another region by its number, for an envelope that refers to such (`Packer.homes`).
+    `look` returns the view of another region by its number, for envelopes that refer to others (`Packer.homes`).
     """
     return _Unpickler(io.BytesIO(envelope), view, look).load()
 
@@ -283,7 +283,7 @@ class _PlainPickler(pickle.Pickler):
 
 
 def _reduce_code(code: CodeType) -> tuple[Any, ...]:
-    """A code object with the name of its file: errors name it, and cloudpickle drops it from version 3.1.3 on."""
+    """A code object with the name of its file: errors show it, and cloudpickle drops it since version 3.1.3."""
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _code_of_file, (make, parts, code.co_filename)
 
@@ -293,7 +293,7 @@ def _code_of_file(make: Callable[..., CodeType], parts: tuple[Any, ...], filenam
 
 
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Also takes functions and classes of a notebook or script, by value."""
+    """Also pickles functions and classes of a notebook or script, by value."""
 
     dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
@@ -316,7 +316,7 @@ class _Unpickler(pickle.Unpickler):
             return _tensor(self._view, offset, *about)
         if kind == "a":
             shape, dtype = about
-            # By way of a tensor: numpy keeps the memory alive, but not the view that tells when it is free.
+            # Through a tensor: numpy keeps the memory alive, but not the view whose end frees the region.
             return _tensor(self._view, offset, (size,), torch.uint8).numpy().view(dtype).reshape(shape)
         if kind == "r":
             assert self._look is not None

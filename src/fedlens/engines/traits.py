@@ -42,7 +42,7 @@ _DECLARED: dict[str, EngineTraits] = {}  # by the import name of the function
 
 
 def declares(traits: EngineTraits) -> Callable[[Made], Made]:
-    """Decorates a function that makes an engine with what it declares. Without, the defaults of `EngineTraits` apply.
+    """Decorates a function that makes an engine with its traits; the default is `EngineTraits()`.
 
     >>> @declares(EngineTraits(exact=True, place="workers"))
     ... def dask() -> object: ...

@@ -39,7 +39,8 @@ def vectorized(
 ) -> EngineBase:
     """Several clients at once: their weights stacked, their batches padded and masked.
 
-    For small models, whose rounds are mostly overhead. Results agree with `inline` to rounding, and repeat to the bit.
+    For small models, whose rounds are mostly overhead. Results agree with `inline` up to rounding, and are reproducible
+    to the bit.
     """
     computing = Computing(resolved(device), precision)
     return verified(Vectorized(threads, group, state_memory, computing), verify, exact=False)
@@ -59,18 +60,18 @@ class Vectorized(Inline):
         self.group = group
 
     def check(self, ops: Mapping[str, Op]) -> None:
-        """Raises `ConfigError` where the training among these operations cannot be done for several clients at once."""
+        """Raises `ConfigError` if these operations cannot train several clients at once."""
         super().check(ops)
         check_stackable(ops, "'vectorized'")
 
     def open(self, program: Program, states: ClientStates) -> None:
-        """Takes the program. Raises `ConfigError` as `check` does."""
+        """Receives the program. Raises `ConfigError` as `check` does."""
         super().open(program, states)
         self._groups = Groups(self.group)
 
     def _answers(self, ask: Ask, ids: Sequence[Id], due: float | None) -> Generator[Answer, None, None]:
         if not isinstance(self._executor.program.ops.get(ask.op), BatchedOp) or ask.deadline is not None:
-            # With a deadline each client is timed, and so trains, by itself.
+            # With a deadline, each client is timed, so it trains alone.
             yield from super()._answers(ask, ids, due)
             return
         block = ask.reduce.block if ask.reduce else 1
@@ -89,5 +90,5 @@ class Vectorized(Inline):
                     answers = self._executor.block(ask.op, ask.shared, items, ask.expect, ask.reduce)
                 finally:
                     self._executor.groups = None
-                # A row is a view, and would keep the memory of its whole group.
+                # A row is a view, which keeps the memory of its whole group alive.
                 yield from answers if ask.reduce and not ask.reduce.keep else map(taken, answers)

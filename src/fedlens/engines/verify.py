@@ -1,4 +1,4 @@
-"""Compares what an engine computes with the reference: some clients of every ask are computed again, as by `inline`."""
+"""Verifies an engine: computes some clients of every ask again, like `inline`, and compares the replies."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fedlens.engines.executor import Executor, Item
 from fedlens.engines.forwarding import Forwarding
 from fedlens.engines.schedule import primed
 
-TOLERANCE = 1e-2  # of a tensor's norm, where clients are computed together or on GPUs
-_SMALL = 1e-3  # of the reply's norm, added to a tensor's: the tensor itself may be nothing but rounding
+TOLERANCE = 1e-2  # relative to a tensor's norm, if clients are computed together or on GPUs
+_SMALL = 1e-3  # of the reply's norm, added to a tensor's, because a tensor may be rounding errors only
 Verify = Annotated[
     int,
     Field(
@@ -44,11 +44,11 @@ Verify = Annotated[
 
 
 class Verified(Forwarding):
-    """An engine some of whose replies are compared with those of the reference.
+    """An engine whose replies are partly compared with those of the reference.
 
-    The reference has an executor and a cache of its own. It reads the states that the clients had when they were asked,
-    and leaves the global random generators as they were, so the numbers of the run stay the same. Where replies are
-    added up by the workers, the clients are asked once more, without the sum, under a number that no exchange has.
+    The reference has its own executor and cache. It reads the client states of the time of the ask, and leaves the
+    global random generators unchanged, so the results of the run stay the same. If workers sum replies, the clients are
+    asked again without the sum, under an unused exchange number.
 
     Args:
         engine: the engine.
@@ -64,7 +64,7 @@ class Verified(Forwarding):
         """Opens the engine and the reference."""
         self.engine.open(program, states)
         applied = self.engine.applied(program)
-        # Where the workers' GPUs are not this process's, the reference computes on the processor.
+        # If this process cannot use the workers' GPUs, the reference computes on the CPU.
         here = applied.device == "cpu" or torch.cuda.is_available()
         self._reference = Executor(applied if here else replace(applied, device="cpu"))
         self._exact = self.exact and applied.device == "cpu"
@@ -77,7 +77,7 @@ class Verified(Forwarding):
         return primed(self._compared(ask, round, exchange, held, self.engine.answer(ask, round, exchange)))
 
     def _drawn(self, ask: Ask, round: int, exchange: int) -> list[int]:
-        """The slots of the clients that are compared, drawn from the seed; data at the server is left out."""
+        """The slots of the clients to compare, drawn from the seed; data at the server is left out."""
         slots = [slot for slot, request in enumerate(ask.requests) if is_client(request.client)]
         draw = Rng((self._seed, "verify", round, exchange)).numpy("clients")
         return (
@@ -152,7 +152,7 @@ class Verified(Forwarding):
 
     @property
     def table(self) -> Mapping[str, Any] | None:  # type: ignore[override]
-        """The settings that the engine has chosen, with `verify` where the chosen engine has it."""
+        """The settings that the engine has chosen, with `verify` if the chosen engine has this setting."""
         table = self.engine.table
         return table if table is None or table["name"] == "inline" else {**table, "verify": self.count}
 
@@ -163,7 +163,7 @@ def verified(engine: EngineBase, count: int, exact: bool) -> EngineBase:
 
 
 def difference(name: str, here: Any, there: Any, scale: float | None) -> str:
-    """The first difference of two payloads in words, with the largest distance of the tensor; empty if there is none.
+    """The first difference of two payloads in words, with its largest distance; empty if there is none.
 
     Args:
         name: what errors call the payload.

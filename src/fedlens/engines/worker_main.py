@@ -1,4 +1,4 @@
-"""The loop of a local worker: gets blocks of requests, answers them, lays the replies into shared memory."""
+"""The loop of a local worker: receives blocks of requests, answers them, writes replies to shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedlens.engines.shared_memory import LARGE, Packer, Region, roomy, unpack
 
 
 def main(driver: Connection, settings: dict[str, Any]) -> None:
-    """Serves the driver until it says so or is gone."""
+    """Serves the driver until it ends the worker or is gone."""
     interrupts.no_user()
     keep_freed_memory()
     torch.set_num_threads(settings["threads"])
@@ -39,8 +39,8 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(
             line_buffering=True
-        )  # what an operation prints is not lost when the worker is ended
-    # The driver is gone: nobody is left to tell.
+        )  # so that output of an operation is not lost when the worker is ended
+    # The driver is gone: there is nothing to report to.
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             worker = _Worker(driver, settings)
@@ -67,12 +67,12 @@ class _Worker:
         self.driver = driver
         self.device, self.group = settings["device"], settings["group"]
         self.options = contextlib.ExitStack()  # of the device
-        self.regions: dict[int, Region] = {}  # the driver's, by its number
-        self.own: dict[int, Region] = {}  # for replies, by ours
+        self.regions: dict[int, Region] = {}  # of the driver, by its numbers
+        self.own: dict[int, Region] = {}  # for replies, by the numbers of this worker
         self.free: list[Region] = []
-        self.released = False  # the memory that a heavy model was built in
+        self.released = False  # whether the memory that a heavy model was built in is freed
         self.asks: dict[int, tuple[Any, ...]] = {}
-        self.inbox: deque[Any] = deque()  # what has come and is not done yet
+        self.inbox: deque[Any] = deque()  # messages that are not processed yet
         for file in settings["files"]:
             load_file(Path(file))
 
@@ -92,7 +92,7 @@ class _Worker:
                 return
 
     def take_in(self) -> None:
-        """Takes in the next message: what is only to be known at once, what is to be done when its turn comes."""
+        """Receives the next message: information is stored at once, tasks wait in the inbox."""
         message = pickle.loads(self.driver.recv_bytes())
         kind, *rest = message
         if kind == "region":
@@ -105,7 +105,7 @@ class _Worker:
             self.inbox.append(message)
 
     def begin(self, program: Program) -> None:
-        self.options.close()  # of the program before
+        self.options.close()  # of the previous program
         program = replace(program, device=self.device)
         self.options.enter_context(program.computing())
         self.site = Executor(program, groups=Groups(self.group) if self.group > 1 else None)
@@ -133,7 +133,7 @@ class _Worker:
         heavy = self.send(number, answers) >= HEAVY
         del answers
         if heavy and not self.released:
-            # Once: what the model was built in is not used again, see `Loadable.give`.
+            # Once: the memory that the model was built in is not used again, see `Loadable.give`.
             self.released = True
             release_freed_memory()
 
@@ -163,7 +163,7 @@ class _Worker:
         return packer.size
 
     def reply_region(self, size: int) -> tuple[Region | None, bool]:
-        """A free region of ours that is large enough, or a new one, or none where there is nothing to lay in."""
+        """A free region of this worker that is large enough, or a new one; None if there is nothing to write."""
         if size == 0:
             return None, False
         for region in self.free:

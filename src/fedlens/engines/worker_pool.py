@@ -1,4 +1,4 @@
-"""The driver's side of local workers: starting them, talking to them, replacing the ones that die."""
+"""Local workers from the driver's side: starts them, talks to them, replaces those that die."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from fedlens.base.registry import user_files
 from fedlens.engines.shared_memory import LARGE, Region, unpack
 
 _SERVES = "fedlens.engines.worker_main"
-_REGIONS = 64  # of one worker's replies, alive at once
+_REGIONS = 64  # of the replies of one worker, in use at once
 
 
 class WorkerPool:
-    """Starts workers by forking them from a process that has imported torch and nothing else has touched."""
+    """Starts workers by forking them from a process that has imported torch and done nothing else."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Begins to import torch in the background; the first worker waits for it."""
+        """Starts the import of torch in the background; the first worker waits for it."""
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
@@ -65,7 +65,7 @@ class WorkerPool:
     ) -> Worker:
         """A new worker on this device, ready for a program. It decodes images in at most `cores` threads.
 
-        The process that makes them is started again, once, if it was killed.
+        The process that forks workers is restarted once if it was killed.
 
         Args:
             module: whose `main(connection, settings)` the worker runs.
@@ -93,7 +93,7 @@ class WorkerPool:
         return self.worker(device, group, cores, again=False, module=module)
 
     def ending(self, pid: int) -> str:
-        """How a worker that is gone has ended, in words."""
+        """How a worker ended, in words."""
         try:
             self._control.send_bytes(pickle.dumps(pid))
             status = self._control.recv_bytes()
@@ -103,11 +103,11 @@ class WorkerPool:
 
     @property
     def started(self) -> bool:
-        """Whether workers can be had without waiting for the process that makes them."""
+        """Whether a worker can be started without waiting for the import."""
         return self._ready or (self._process is not None and self._control.poll())
 
     def close(self) -> None:
-        """Ends every worker and waits until the group is gone."""
+        """Ends all workers and waits until the process group has ended."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -129,7 +129,7 @@ def ended(code: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    # Linux ends a process this way when memory runs out; a person or a scheduler may, too.
+    # Linux ends a process this way when memory runs out; users and schedulers may, too.
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
@@ -140,7 +140,7 @@ class Worker:
         self.connection = connection
         self.pid = pid
         self.device = device
-        self.since = 0.0  # when it began with the first of its tasks (monotonic seconds)
+        self.since = 0.0  # when it began its first task (monotonic seconds)
         self.tasks: list[int] = []
         self.knows_regions: set[int] = set()
         self.knows_asks: set[int] = set()
@@ -149,11 +149,11 @@ class Worker:
         self._replies: dict[int, Region] = {}
 
     def send(self, *message: Any) -> None:
-        """Sends a message; raises OSError where the worker is gone."""
+        """Sends a message. Raises `OSError` if the worker is gone."""
         self.connection.send_bytes(pickle.dumps(message))
 
     def show(self, region: Region | None) -> int | None:
-        """Makes a region of the driver's known to the worker; its number is what messages name it by."""
+        """Makes a region of the driver known to the worker; returns the number that messages use for it."""
         if region is None:
             return None
         if region.number not in self.knows_regions:
@@ -165,7 +165,7 @@ class Worker:
     def task(
         self, number: int, ask: int, envelope: bytes, region: Region | None, alone: bool = False
     ) -> None:
-        """Sends a task, and with it which of the worker's regions and asks are done with."""
+        """Sends a task, with the worker's regions and asks that are not used any more."""
         shown = self.show(region)
         freed, self._freed = self._freed, []
         forget, self.forget = self.forget, []
@@ -176,17 +176,17 @@ class Worker:
         self.send("task", number, ask, envelope, shown, freed, forget, alone)
 
     def tell_freed(self) -> None:
-        """Says at once which large regions are done with: else the worker would lay its next reply into a new one.
+        """Reports free large regions at once: otherwise the worker would create a new one for its next reply.
 
-        Not from where a region becomes free, which may be in the middle of another message.
+        Not called where a region becomes free, which may be in the middle of another message.
         """
         if any(self._replies[region].size >= LARGE for region in self._freed):
             freed, self._freed = self._freed, []
-            with contextlib.suppress(OSError):  # it is gone, which shows where its answer is looked for
+            with contextlib.suppress(OSError):  # the worker is gone, which is noticed when its answer is read
                 self.send("freed", freed)
 
     def receive(self) -> tuple[int, Any]:
-        """The number of a finished task and its answers; raises EOFError where the worker is gone."""
+        """The number of a finished task and its answers. Raises `EOFError` if the worker is gone."""
         kind, *rest = pickle.loads(self.connection.recv_bytes())
         if kind == "broken":
             failure: RunFailed = rest[0]
@@ -202,14 +202,14 @@ class Worker:
             return number, unpack(envelope, memoryview(b""))
         view = self._replies[region].view(freed=lambda: self._freed.append(region))
         if len(self._replies) > _REGIONS:
-            # Each region costs a file descriptor. Where very many replies are kept, they move to ordinary memory,
-            # which torch aligns as its own tensors: the last bit of some sums depends on it.
+            # Each region costs a file descriptor. If very many replies are kept, they are copied to memory that torch
+            # aligns like its own tensors: the last bits of some sums depend on it.
             aligned: Any = torch.frombuffer(view, dtype=torch.uint8, count=used).clone().numpy()
             view = memoryview(aligned)
         return number, unpack(envelope, view)
 
     def close(self) -> None:
-        """Closes the connection, at which the worker ends itself."""
+        """Closes the connection, after which the worker ends."""
         self.connection.close()
 
 

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 DRIVER = """
 from tests.unit.engines.engine_kit import answers_to, ask, fresh
 with fresh() as gate:
-    print(*gate.engine.pids, gate.engine._nursery._process.pid, flush=True)
+    print(*gate.engine.pids, gate.engine._worker_pool._process.pid, flush=True)
     answers_to(gate, ask([{"print": "from a worker"}]))
     answers_to(gate, ask([{"seconds": 30.0, "touch": True}] * 4, shared={"graves": "."}))
 """
@@ -46,7 +46,7 @@ from fedlens.engines.processes import processes
 engine = processes(workers=2)
 try:
     engine.warm()
-    print(engine._nursery._process.pid, flush=True)
+    print(engine._worker_pool._process.pid, flush=True)
     time.sleep(30)
 finally:
     engine.close()
@@ -119,7 +119,7 @@ def test_the_process_that_starts_workers_is_killed_before_it_has_begun() -> None
     engine = processes(workers=1)
     try:
         engine.warm()
-        first = engine._nursery._process
+        first = engine._worker_pool._process
         assert first is not None
         killer = threading.Timer(0.2, lambda: os.kill(first.pid, signal.SIGKILL))
         killer.start()

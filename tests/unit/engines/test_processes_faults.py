@@ -166,7 +166,7 @@ def test_workers_killed_again_and_again_from_outside(gate: Driver, seconds: floa
 
 def test_the_process_that_starts_workers_is_killed() -> None:
     with fresh() as gate:
-        nursery = gate.engine._nursery._process  # type: ignore[attr-defined]
+        nursery = gate.engine._worker_pool._process  # type: ignore[attr-defined]
         wanted = ask([{"seconds": 0.02}] * 6)
         right = expected(wanted)
         os.kill(nursery.pid, signal.SIGKILL)
@@ -367,7 +367,7 @@ def test_nothing_is_left_when_an_engine_is_closed() -> None:
 
     def once(stop: bool) -> list[int]:
         with fresh() as gate:
-            pids = [*gate.engine.pids, gate.engine._nursery._process.pid]  # type: ignore[attr-defined]
+            pids = [*gate.engine.pids, gate.engine._worker_pool._process.pid]  # type: ignore[attr-defined]
 
             def steps() -> Any:
                 for answer in (
