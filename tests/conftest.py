@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hypothesis import settings
 from fedlens.engines.hardware import Hardware
 from fedlens.engines.worker_pool import WorkerPool
 from fedlens.run import environment
+from tests.forked import run
 
 GPUS = torch.cuda.device_count()
 
@@ -153,6 +154,12 @@ def lasting() -> Iterator[dict[int, _Lasting]]:
     yield made
     for one in made.values():
         one.end()
+
+
+@pytest.fixture
+def forked(lasting: dict[int, _Lasting]) -> Callable[..., str]:
+    """`tests.forked.run`: a program in a new process, without the seconds that importing torch takes."""
+    return functools.partial(run, lasting.setdefault(1, _Lasting(1)))
 
 
 @pytest.fixture

@@ -172,13 +172,11 @@ def test_updates_are_recorded_where_no_local_models_are_sent(tmp_path: Path) -> 
 
 
 def test_all_analyses_that_the_recordings_allow_are_on_one_page(recorded: Path, tmp_path: Path) -> None:
-    made = analyze(recorded, rounds=[1, 3], out=tmp_path / "page")
-    assert "dynamics" in made.rows
+    made = analyze(recorded, rounds=[3], out=tmp_path / "page")
+    assert set(made.rows) == set(ANALYSES)
     page = made.page.read_text()
     assert "Training dynamics" in page
     assert "Eq. 4" in page
-    rows = [json.loads(line) for line in (tmp_path / "page" / "dynamics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in rows] == [1, 3]
     index = json.loads((tmp_path / "page" / "analysis.json").read_text())
     assert index["dynamics"]["on"] == "test"
     assert all((tmp_path / "page" / name).exists() for name in index["dynamics"]["figures"])
@@ -274,6 +272,15 @@ def test_the_normalized_updates_of_fednova_show_the_drift_of_its_local_models(tm
             assert row[key] == pytest.approx(other[key], rel=1e-3), key
 
 
+class Pixels(nn.Sequential):
+    """The class of each pixel from its neighbours, normalized over the batch."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, num_classes, 1)
+        )
+
+
 def test_the_average_of_optimal_aggregation_has_the_run_s_numbers_at_another_evaluation_size(
     tmp_path: Path,
 ) -> None:
@@ -281,7 +288,7 @@ def test_the_average_of_optimal_aggregation_has_the_run_s_numbers_at_another_eva
         "record.local_models.every=3",
         "evaluation.size=[16, 16]",
         data={"dataset": scenes, "partition": {"name": "iid", "clients": 3}},
-        model={"name": "unet", "backbone": "resnet18"},
+        model=Pixels,
         local={"lr": 0.01, "steps": 1, "batch_size": 8},
     )
     run.run(tmp_path / "run", report=False)

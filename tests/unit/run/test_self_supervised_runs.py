@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from fedlens.api import Experiment, load_result, resume
+from fedlens.api import Experiment, Result, load_result, resume
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.run.build import build
@@ -22,6 +22,7 @@ from fedlens.tasks.moco import moco_v2
 FRACTALS = {"name": "fractals", "train": 64, "test": 24, "codes": 30, "iterations": 60, "size": 16}
 SIAM = {"name": "simsiam", "width": 8, "bottleneck": 4}
 MOCO = {"name": "moco-v2", "width": 16, "queue": 40}
+MODEL = {"name": "small-cnn", "norm": "group", "width": 4}
 
 
 def experiment(task: dict[str, Any], *changes: str, dataset: Any = FRACTALS, **tables: Any) -> Experiment:
@@ -32,7 +33,7 @@ def experiment(task: dict[str, Any], *changes: str, dataset: Any = FRACTALS, **t
             "partition": {"name": "iid", "clients": 2},
             "augment": [{"name": "flip"}],
         },
-        "model": {"name": "small-cnn", "norm": "group"},
+        "model": MODEL,
         "task": task,
         "algorithm": {"name": "fedavg"},
         "local": {"lr": 0.001, "momentum": 0.9, "steps": 2, "batch_size": 16},  # more collapses MoCo at once
@@ -41,21 +42,33 @@ def experiment(task: dict[str, Any], *changes: str, dataset: Any = FRACTALS, **t
     return Experiment(**{**settings, **tables}).with_settings(*changes)
 
 
-@pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
-def test_a_run_records_the_spread_and_writes_the_encoder(
-    task: dict[str, Any], algorithm: str, tmp_path: Path
-) -> None:
-    result = experiment(task, algorithm={"name": algorithm}).run(tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module", params=["fedavg", "centralized"])
+def algorithm(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[SIAM, MOCO], ids=["simsiam", "moco-v2"])
+def task(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(task: dict[str, Any], algorithm: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return experiment(task, algorithm={"name": algorithm}).run(folder, report=False)
+
+
+def test_a_run_records_the_spread_and_writes_the_encoder(task: dict[str, Any], whole: Result) -> None:
+    lines = [json.loads(line) for line in (whole.directory / "metrics.jsonl").read_text().splitlines()]
     assert {"test_embedding_deviation", "test_embedding_rank", "test_alignment"} <= lines[-1].keys()
-    assert ("test_loss" in lines[-1]) is (task is SIAM)
+    assert ("test_loss" in lines[-1]) is (task["name"] == "simsiam")
     assert 0 < lines[-1]["test_embedding_deviation"] < 1.1
-    tree = load_file(tmp_path / "run" / "model.safetensors")
+    tree = load_file(whole.directory / "model.safetensors")
     assert not [name for name in tree if name.startswith(("encoder", "projector", "key", "queue"))]
-    features = result.model(torch.zeros(2, 3, 16, 16))
-    assert features.shape == (2, 32 * 8 * 8)
-    assert load_result(tmp_path / "run").model(torch.zeros(1, 3, 16, 16)).shape == (1, 32 * 8 * 8)
+    features = whole.model(torch.zeros(2, 3, 16, 16))
+    assert features.shape == (2, 8 * 8 * 8)
+    assert load_result(whole.directory).model(torch.zeros(1, 3, 16, 16)).shape == (1, 8 * 8 * 8)
 
 
 @pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
@@ -100,7 +113,7 @@ def test_initial_weights_go_to_workers_where_a_task_keeps_leaves_at_clients(
     task: dict[str, Any], travels: bool, algorithm: str, tmp_path: Path
 ) -> None:
     experiment(SIAM).run(tmp_path / "pre", report=False)
-    model = {"name": "small-cnn", "norm": "group", "weights": f"run:{tmp_path / 'pre'}"}
+    model = {**MODEL, "weights": f"run:{tmp_path / 'pre'}"}
     changed = experiment(task, model=model, algorithm={"name": algorithm})
     built = build(plan(changed.config, Source({})), Path(), False)
     weights = initial_weights(built.model)
@@ -128,19 +141,14 @@ def test_lars_resumes_to_the_same_bits_and_is_not_stacked(tmp_path: Path) -> Non
         experiment({}, data=labelled, local=local, engine={"name": "vectorized"}).run(tmp_path / "stacked")
 
 
-@pytest.mark.parametrize("task", [SIAM, MOCO], ids=["simsiam", "moco-v2"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
 @pytest.mark.parametrize("until", [1, 3])
 def test_a_resumed_run_has_the_same_bits(
-    task: dict[str, Any], algorithm: str, until: int, tmp_path: Path
+    task: dict[str, Any], algorithm: str, until: int, whole: Result, tmp_path: Path
 ) -> None:
-    tables = {"algorithm": {"name": algorithm}}
-    whole = experiment(task, **tables).run(tmp_path / "whole")
-    experiment(task, **tables).run(tmp_path / "parts", until=until)
+    experiment(task, algorithm={"name": algorithm}).run(tmp_path / "parts", until=until)
     parts = resume(tmp_path / "parts")
-    for name in ("model.safetensors",):
-        one, other = (load_file(path / name) for path in (tmp_path / "whole", tmp_path / "parts"))
-        assert all(torch.equal(one[key], other[key]) for key in one)
+    one, other = (load_file(run.directory / "model.safetensors") for run in (whole, parts))
+    assert all(torch.equal(one[key], other[key]) for key in one)
     assert whole.metrics[-1]["local_loss"] == parts.metrics[-1]["local_loss"]
 
 
@@ -148,21 +156,20 @@ def test_another_run_starts_from_the_encoder_with_a_new_classifier(tmp_path: Pat
     experiment(SIAM).run(tmp_path / "pre")
     downstream = experiment(
         {},
-        dataset={"name": "synthetic", "shape": (3, 16, 16), "train": 60, "test": 20, "classes": 4},
-        model={"name": "small-cnn", "norm": "group", "weights": f"run:{tmp_path / 'pre'}"},
+        dataset={"name": "synthetic", "shape": (3, 16, 16), "train": 60, "test": 20, "classes": 5},
+        model={**MODEL, "weights": f"run:{tmp_path / 'pre'}"},
     )
     downstream.run(tmp_path / "down")
     initial = load_file(tmp_path / "down" / "initial.safetensors")
     pretrained = load_file(tmp_path / "pre" / "model.safetensors")
     assert all(torch.equal(initial[name], value) for name, value in pretrained.items())
-    assert set(initial) - set(pretrained) == {name for name in initial if initial[name].shape[:1] == (4,)}
+    assert set(initial) - set(pretrained) == {name for name in initial if initial[name].shape[:1] == (5,)}
 
 
 def test_self_supervision_starts_from_a_classifier_without_its_head(tmp_path: Path) -> None:
     data = {"name": "synthetic", "shape": (3, 16, 16), "train": 60, "test": 20, "classes": 4}
-    model = {"name": "small-cnn", "norm": "group"}
-    experiment({}, dataset=data, model=model).run(tmp_path / "classes")
-    start = {**model, "weights": f"run:{tmp_path / 'classes'}"}
+    experiment({}, dataset=data, model=MODEL).run(tmp_path / "classes")
+    start = {**MODEL, "weights": f"run:{tmp_path / 'classes'}"}
     experiment(SIAM, model=start).run(tmp_path / "views", until=0)
     trained = load_file(tmp_path / "classes" / "model.safetensors")
     initial = load_file(tmp_path / "views" / "initial.safetensors")
@@ -175,7 +182,7 @@ def test_self_supervision_starts_from_a_classifier_without_its_head(tmp_path: Pa
 def test_labels_of_a_dataset_are_left_aside(tmp_path: Path) -> None:
     result = experiment(SIAM, dataset={"name": "digits"}).run(tmp_path / "run")
     assert "test_accuracy" not in result.metrics[-1]
-    assert load_result(tmp_path / "run").model(torch.zeros(1, 1, 8, 8)).shape == (1, 32 * 4 * 4)
+    assert load_result(tmp_path / "run").model(torch.zeros(1, 1, 8, 8)).shape == (1, 8 * 4 * 4)
 
 
 ON_DIGITS: dict[str, Any] = {
@@ -274,7 +281,7 @@ def test_features_are_predicted_for_image_files(tmp_path: Path) -> None:
     predictions = result.predict(tmp_path / "black.png", out=tmp_path / "out")
     assert predictions is not None
     header = (tmp_path / "out" / "predictions.csv").read_text().splitlines()[0]
-    assert header.split(",") == ["path", *(f"feature_{k}" for k in range(32 * 8 * 8)), "fault"]
+    assert header.split(",") == ["path", *(f"feature_{k}" for k in range(8 * 8 * 8)), "fault"]
 
 
 @pytest.mark.parametrize("changes", [{"task": {**SIAM, "width": 2}}, {"dataset": {**FRACTALS, "test": 3}}])

@@ -34,7 +34,26 @@ def streets(*, classes: int = 3, side: tuple[int, int] = (64, 64), images: int =
     return dataset(colour[2:], masks[2:], colour[:2], masks[:2], classes=names)
 
 
-def run_of(out: Path, model: dict[str, Any], data: Any = streets, **local: Any) -> Result:
+class Coarse(torch.nn.Module):
+    """Logits at a sixteenth of the size, normalized over the batch, and enlarged."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(3, num_classes, 16, 16),
+            torch.nn.BatchNorm2d(num_classes),
+            torch.nn.Upsample(scale_factor=16),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.body(images)
+        return logits
+
+
+COARSE = f"{__file__}:Coarse"
+
+
+def run_of(out: Path, model: Any, data: Any = streets, **local: Any) -> Result:
     return Experiment(
         rounds=1,
         model=model,
@@ -48,15 +67,14 @@ def run_of(out: Path, model: dict[str, Any], data: Any = streets, **local: Any) 
 @pytest.mark.parametrize(
     "model",
     [
-        {"name": "unet"},
+        COARSE,
+        pytest.param({"name": "unet"}, marks=pytest.mark.nightly),
         pytest.param({"name": "deeplabv3plus", "atrous": "plain"}, marks=pytest.mark.nightly),
         pytest.param({"name": "deeplabv3plus", "atrous": "separable"}, marks=pytest.mark.nightly),
     ],
-    ids=lambda model: model.get("atrous", model["name"]),
+    ids=["own", "unet", "plain", "separable"],
 )
-def test_exported_graphs_give_the_runs_numbers_for_any_number_of_images(
-    model: dict[str, Any], tmp_path: Path
-) -> None:
+def test_exported_graphs_give_the_runs_numbers_for_any_number_of_images(model: Any, tmp_path: Path) -> None:
     result = run_of(tmp_path / "run", model)
     trained = read_trained(RunDir.open(result.directory), "last")
     exported = export(trained, tmp_path / "model.onnx")
@@ -99,27 +117,11 @@ def test_a_client_with_a_batch_of_one_image_is_refused_before_the_run() -> None:
     assert not Path("unused").exists()
 
 
-class Coarse(torch.nn.Module):
-    """Logits at a sixteenth of the size, normalized over the batch, and enlarged."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.body = torch.nn.Sequential(
-            torch.nn.Conv2d(3, num_classes, 16, 16),
-            torch.nn.BatchNorm2d(num_classes),
-            torch.nn.Upsample(scale_factor=16),
-        )
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.body(images)
-        return logits
-
-
 def test_a_crop_on_which_a_batch_of_one_image_fails_is_refused_before_the_run(tmp_path: Path) -> None:
     def made(crop: int) -> Built:
         values = {
             "rounds": 1,
-            "model": f"{__file__}:Coarse",
+            "model": COARSE,
             "local": {"lr": 0.01, "batch_size": 2},
             "data": {
                 "dataset": f"{__file__}:streets",
@@ -138,7 +140,7 @@ def test_the_automatic_batch_of_an_evaluation_fits_images_that_are_enlarged_for_
     def batch(size: Any) -> int:
         values = {
             "rounds": 1,
-            "model": "unet",
+            "model": COARSE,
             "local": {"lr": 0.01, "last_batch": "drop"},
             "data": {"dataset": f"{__file__}:streets", "partition": {"name": "iid", "clients": 2}},
             "evaluation": {"size": size},

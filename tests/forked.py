@@ -1,0 +1,36 @@
+"""Programs in a process of their own that has imported torch already: see the fixture `forked`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+from fedlens.engines.worker_pool import WorkerPool
+
+
+def run(pool: WorkerPool, code: str, *arguments: object, **variables: str) -> str:
+    """How the program ended: "passed", a traceback, or by which signal."""
+    worker = pool.worker(module=__name__)
+    worker.send(code, [str(argument) for argument in arguments], variables)
+    try:
+        return str(pickle.loads(worker.connection.recv_bytes()))
+    except EOFError:
+        return pool.ending(worker.pid)
+    finally:
+        worker.close()
+
+
+def main(connection: Connection, settings: object) -> None:
+    """Runs a program, as `python -c` does."""
+    code, arguments, variables = pickle.loads(connection.recv_bytes())
+    sys.argv = ["-c", *arguments]
+    os.environ |= variables
+    try:
+        exec(compile(code, "program", "exec"), {"__name__": "__main__"})
+        ended = "passed"
+    except BaseException:
+        ended = traceback.format_exc()
+    connection.send_bytes(pickle.dumps(ended))
