@@ -209,14 +209,14 @@ def test_a_rule_that_does_not_say_that_it_may_be_stacked_is_refused() -> None:
 def test_the_rules_of_fedlens_bend_the_gradients_of_all_at_once(
     name: str, settings: dict[str, Any], monkeypatch
 ) -> None:
-    monkeypatch.setattr(Steps, "_bent_each", lambda *given: pytest.fail("one by one"))
+    monkeypatch.setattr(Steps, "_modified_each", lambda *given: pytest.fail("one by one"))
     course(ALGORITHMS.find(name)(parts(world(), STEPS), **settings), world(), 2, engine=vectorized())
 
 
-def test_what_only_other_hooks_look_at_keeps_no_gradients_from_being_bent_at_once(monkeypatch) -> None:
+def test_what_only_other_hooks_look_at_keeps_no_gradients_from_being_modified_at_once(monkeypatch) -> None:
     """FedIR keeps its weights of classes beside what SCAFFOLD's control is."""
     rule = ALGORITHMS.find("scaffold")(parts(world(), STEPS), option="I").train.rule
     made = ALGORITHMS.find("fedir")(parts(world(), STEPS, client=rule))
     agree(made, world())
-    monkeypatch.setattr(Steps, "_bent_each", lambda *given: pytest.fail("one by one"))
+    monkeypatch.setattr(Steps, "_modified_each", lambda *given: pytest.fail("one by one"))
     course(made, world(), 2, engine=vectorized())

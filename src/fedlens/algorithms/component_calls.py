@@ -169,5 +169,5 @@ def updated_by(
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Update):
         kind = "None" if returned is None else f"a {type(returned).__name__}"
         raise HookError(f"{who} returned {kind}", where=where, hint="return the new state and the Update")
-    new, bent = returned
-    return new, bent
+    new, changed = returned
+    return new, changed

@@ -226,7 +226,7 @@ def mimelite(
         momentum comes on top of this one's. `[client]` rules come on top, after U: a proximal term,
         `local.weight_decay` and `local.clip_norm` act on the step and not on the statistics. `local.momentum` and
         `local.optimizer = "adam"` are refused: the statistics are the server's. `control-variate` and
-        `dynamic` are refused: they measure the drift on steps that U has bent.
+        `dynamic` are refused: they measure the drift on steps that U has modified.
 
     Ranges:
         optimizer: momentum. adam where parts of the model have gradients of very different size. sgd is FedAvg with

@@ -1,4 +1,4 @@
-"""Several client rules as one: their hooks in turn, each with its own fields and its own state."""
+"""Combines several client rules into one; each keeps its own fields and state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fedlens.local.rules import ClientRule, FinishHook, GradHook, LocalContext, 
 def chain(*rules: ClientRule) -> ClientRule:
     """The rules as one. Hooks run in the order given; each rule keeps its own fields and its own state.
 
-    Raises `ConfigError` where two of them are the same rule, weigh the examples, bring a solver of their own, or
-    correct the client's drift, where a solver stands beside hooks that it would pass over, and where `plain`
-    stands beside a rule that does something.
+    Raises `ConfigError` if two of them are the same rule, or both weigh the examples, bring a solver, or correct the
+    client's drift. Also if a solver is combined with hooks that it would skip, or `plain` with a rule that does
+    something.
 
     >>> import torch
     >>> from fedlens.local.rules import proximal
@@ -31,7 +31,7 @@ def chain(*rules: ClientRule) -> ClientRule:
     """
     if len(rules) == 1:
         return rules[0]
-    # A chain in a chain is taken apart: every rule has to agree with every other.
+    # Nested chains are flattened, because every rule has to agree with every other.
     kept = [link for rule in rules if not rule.plain for link in (rule.links or (rule,))]
     if kept and any(rule.name == "plain" for rule in rules):
         raise ConfigError(
@@ -48,7 +48,7 @@ def chain(*rules: ClientRule) -> ClientRule:
 
 
 def _both(a: ClientRule, b: ClientRule) -> ClientRule:
-    # What weighs the examples is told first: a gradient that the other asks for is one of weighted examples.
+    # The rule that weighs the examples comes first: the other may ask for gradients of weighted examples.
     server_rules = {**b.server_rules, **a.server_rules} if b.risk else {**a.server_rules, **b.server_rules}
     return ClientRule(
         name=f"{a.name}+{b.name}",
@@ -150,10 +150,10 @@ def _agree(rules: Sequence[ClientRule]) -> None:
         )
     solver = next((rule for rule in rules if rule.solve), None)
     if solver is not None:
-        bent = next((r for r in rules if r is not solver and (r.loss or r.grad)), None)
-        if bent is not None:
+        stepping = next((r for r in rules if r is not solver and (r.loss or r.grad)), None)
+        if stepping is not None:
             raise ConfigError(
-                f"'{bent.name}' modifies the steps of local training, but '{solver.name}' takes none: "
+                f"'{stepping.name}' modifies the steps of local training, but '{solver.name}' takes none: "
                 "it solves its subproblem directly",
                 where="client",
                 hint="remove one of them, or choose a solver with local steps",

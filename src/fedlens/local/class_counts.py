@@ -1,4 +1,4 @@
-"""How often each class occurs among a client's examples."""
+"""The number of examples of each class at a client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from fedlens.core.protocol import Client
 from fedlens.tasks.task import Task
 
-_VALUES = 2**22  # targets and counts of a chunk, so that they take little memory
-_KEPT = 2**22  # counts that a worker keeps of all its clients
+_VALUES = 2**22  # the most targets and counts of a chunk, to limit memory
+_KEPT = 2**22  # the most counts that a worker keeps for all its clients
 
 
 def class_counts(task: Task, client: Client, classes: int) -> Tensor:
-    """int64 [classes]: `counts_of` the client's own examples, kept for the worker's life.
+    """int64 [classes]: `counts_of` the client's own examples, cached in the worker.
 
-    All of them are dropped when the counts of a worker's clients take too much memory.
+    The cache is emptied when it takes too much memory.
     """
     kept: dict[object, Tensor] = client.scratch.setdefault("class-counts", {})
     key = client.id, classes
@@ -40,6 +40,6 @@ def counts_of(task: Task, data: Any, classes: int) -> Tensor:
 
 
 def _chunk(one: object, classes: int) -> int:
-    """The examples of a chunk, from the targets of one example: masks have a value for each pixel."""
+    """The number of examples in a chunk, from the targets of one example: masks have a value for each pixel."""
     values = prod(one.shape[1:]) if isinstance(one, Tensor) else 1
     return max(1, _VALUES // max(classes, values, 1))

@@ -1,7 +1,7 @@
-"""The client's half of ADMM: a dual variable, and the solvers and steps it bends (ghaemi2022 section 4.3).
+"""The client's part of ADMM: its dual variable, solvers and modified steps (ghaemi2022 section 4.3).
 
-With w_i the client's weight in the objective sum_i w_i f_i, the documents' dual variable pi_i and penalty sigma_i stand
-here divided by it: u_i = pi_i / w_i, rho_i = sigma_i / w_i. A client sends z_i = x_i + u_i / rho_i.
+With w_i the client's weight in the objective sum_i w_i f_i, the dual variable pi_i and the penalty sigma_i of the paper
+are divided by it here: u_i = pi_i / w_i, rho_i = sigma_i / w_i. A client sends z_i = x_i + u_i / rho_i.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fedlens.local.solvers import Subproblem, linearized, minimize
 
 @dataclass(frozen=True)
 class DualVariables:
-    """The variables of a client: their penalty, and which of them stay there.
+    """The variables of a client: their penalty, and which of them the client keeps.
 
     Attributes:
-        sigma: rho_i where sigma_i is proportional to w_i; None is 1 / lr, Eq. 4.5's gamma.
-        mean_size: the mean of the clients' examples, where sigma_i is the same for all and w_i is by examples;
-        least_size: the least of them, whose rho_i is the largest.
-        last: whether what the client sent last stays in the server's mean.
-        primal: whether x_i stays.
-        trained: whether local training stands in for the gradient step of Eq. 4.5.
+        sigma: rho_i if sigma_i is proportional to w_i; None is 1 / lr, the gamma of Eq. 4.5.
+        mean_size: the mean number of examples, if sigma_i is the same for all clients and w_i is by examples.
+        least_size: the smallest number of examples; this client has the largest rho_i.
+        last: whether the server's mean keeps the z_i that the client sent last.
+        primal: whether the client keeps x_i.
+        trained: whether local training replaces the gradient step of Eq. 4.5.
     """
 
     sigma: float | None
@@ -50,7 +50,7 @@ class DualVariables:
 
     @property
     def steepest(self) -> float:
-        """The largest sigma_i / w_i of any client; 0 where it is not a setting."""
+        """The largest sigma_i / w_i of any client; 0 if it is not a setting."""
         sigma = self.sigma or 0.0
         return sigma if self.mean_size is None else sigma * self.mean_size / self.least_size
 
@@ -65,24 +65,24 @@ def _start(context: LocalContext, variables: DualVariables) -> None:
 
 def _start_steps(context: LocalContext, variables: DualVariables) -> None:
     _start(context, variables)
-    # u + rho (x - y) = (u - rho y) + rho x, and the first of these stays as it is over the steps.
+    # u + rho (x - y) = (u - rho y) + rho x; the first term is the same in all steps.
     context.saved["pull"] = torch._foreach_sub(
         context.saved["dual"], context.anchor, alpha=context.saved["rho"]
     )
-    context.proximal += context.saved["rho"] - variables.steepest  # the rule says the steepest of all clients
+    context.proximal += context.saved["rho"] - variables.steepest  # the traits have the steepest
 
 
 def _grad(gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
     """g + u + rho (x - y)."""
-    bent = list(torch._foreach_add(gradients, context.saved["pull"]))
-    torch._foreach_add_(bent, parameters, alpha=context.saved["rho"])
-    return bent
+    total = list(torch._foreach_add(gradients, context.saved["pull"]))
+    torch._foreach_add_(total, parameters, alpha=context.saved["rho"])
+    return total
 
 
 def _finish(
     parameters: Tensors, context: LocalContext, variables: DualVariables
 ) -> tuple[Mapping[str, Any], Payload]:
-    """The last dual step of local training, and what is sent: how z_i stands to y, or to what was sent last."""
+    """The last dual step of local training, and the reply: z_i relative to y, or to the z_i sent last."""
     rho, dual, y = context.saved["rho"], context.saved["dual"], context.anchor
     x = list(torch._foreach_sub(parameters, dual, alpha=1 / rho)) if variables.trained else parameters
     new = torch._foreach_add(dual, torch._foreach_sub(x, y), alpha=rho)  # Eq. 3.3, 4.6
@@ -121,7 +121,7 @@ def _solved(context: LocalContext, problem: Subproblem, at: Tensors, **sums: flo
 
 
 def _solve_exactly(context: LocalContext, k_0: int, tolerance: float, max_iterations: int) -> Solved:
-    """Eq. 3.2, k_0 times, with Eq. 3.3 in between; the last of those is `_finish`'s."""
+    """Eq. 3.2, k_0 times, with Eq. 3.3 in between; `_finish` does the last dual step."""
     problem, at, unsolved = _subproblem(context), context.anchor, 0
     for local in range(k_0):
         if local:
@@ -132,7 +132,7 @@ def _solve_exactly(context: LocalContext, k_0: int, tolerance: float, max_iterat
 
 
 def _solve_linearized(context: LocalContext, k_0: int, r: float, minibatches: bool) -> Solved:
-    """The linearized step, k_0 times, with Eq. 3.3 in between; from x_i where it was kept."""
+    """The linearized step, k_0 times, with Eq. 3.3 in between; starts from x_i if it was kept."""
     before = context.state.get("primal")
     problem, at = _subproblem(context), context.listed(before) if before else context.anchor
     batches = context.problem.batches(k_0) if minibatches else None
@@ -144,7 +144,7 @@ def _solve_linearized(context: LocalContext, k_0: int, r: float, minibatches: bo
 
 
 def exact(variables: DualVariables, k_0: int, tolerance: float, max_iterations: int) -> ClientRule:
-    """k_0 times: the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
+    """k_0 times: solves the subproblem to a tolerance (Eq. 3.2), then the dual step (Eq. 3.3)."""
     solve = partial(_solve_exactly, k_0=k_0, tolerance=tolerance, max_iterations=max_iterations)
     check = partial(_refuse_steps, uses_lr=False)
     unsolved = Bound(0, 1, integer=True)  # whether the solver stopped before its tolerance
@@ -161,7 +161,7 @@ def linear(variables: DualVariables, k_0: int, r: float, minibatches: bool) -> C
 
 
 def stepping(variables: DualVariables) -> ClientRule:
-    """Local training on the subproblem, or in place of Eq. 4.5's gradient step; then the dual step."""
+    """Local training on the subproblem, or instead of the gradient step of Eq. 4.5; then the dual step."""
     if variables.trained:
         return _rule(variables, check=_refuse_scaled if variables.sigma is None else None)
     start = partial(_start_steps, variables=variables)
@@ -196,7 +196,7 @@ def _rule(
 
 
 def _refuse_scaled(local: LocalSettings) -> None:
-    """Raises `ConfigError` where the rate that stands for gamma is not the same for all leaves."""
+    """Raises `ConfigError` if the learning rate, which is gamma, is not the same for all leaves."""
     if local.lr_scale:
         raise ConfigError(
             "local.lr stands for the gamma of Eq. 4.5 and 4.6, which is one number for all leaves",
@@ -206,7 +206,7 @@ def _refuse_scaled(local: LocalSettings) -> None:
 
 
 def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
-    """Raises `ConfigError` for settings of local steps, since a solver takes none."""
+    """Raises `ConfigError` for settings of local steps, because a solver takes none."""
     neutral: dict[str, tuple[bool, str]] = {
         "optimizer": (local.optimizer == "sgd", "set it to 'sgd'"),
         "momentum": (local.momentum == 0, "set it to 0"),

@@ -1,4 +1,4 @@
-"""What models see in a batch: their features, which are what enters the last linear layer, in order of definition."""
+"""The features of a batch: the inputs of the last linear layer in order of definition."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ OWN = "own"  # the features of the model that is trained
 
 @contextmanager
 def listening(module: nn.Module) -> Iterator[list[Tensor]]:
-    """While it is open, the features [n, ...] of each forward pass are appended to the list.
+    """While open, appends the features [n, ...] of each forward pass to the list.
 
-    Nothing is where the module has no linear layer, or its last one takes no part in the forward pass.
+    Appends nothing if the module has no linear layer, or if the last one is not used in the forward pass.
 
     >>> layer = nn.Linear(2, 1)
     >>> with listening(layer) as heard:
@@ -33,7 +33,7 @@ def listening(module: nn.Module) -> Iterator[list[Tensor]]:
     heard: list[Tensor] = []
 
     def hear(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        value = inputs[0]  # in 16 bits where the model computes so; what is made of it is not
+        value = inputs[0]  # may be in 16 bits; computations with it are in 32
         heard.append(value.float() if value.dtype in (torch.bfloat16, torch.float16) else value)
 
     found = last_linear(module)
@@ -48,7 +48,7 @@ def listening(module: nn.Module) -> Iterator[list[Tensor]]:
 class ModelFeatures:
     """The features of the model that is trained at a client, and of the `references` of its rule.
 
-    The other models are in evaluation mode, so the features of an image do not depend on the rest of the batch.
+    The reference models are in evaluation mode, so features do not depend on the other images of the batch.
     """
 
     def __init__(self, context: LocalContext, trees: Mapping[str, Tree]) -> None:
@@ -60,7 +60,7 @@ class ModelFeatures:
             self.others[name] = module, problem.closing.enter_context(listening(module))
 
     def take(self, inputs: Any, targets: Any) -> dict[str, Tensor]:
-        """Features [n, features] by name, of the batch that the trained model has just seen."""
+        """Features [n, features] by name, for the batch that the trained model has just processed."""
         found = {OWN: self.own.pop().flatten(1)} if self.own else {}
         self.own.clear()
         for name, (module, heard) in self.others.items():

@@ -1,4 +1,4 @@
-"""Checks what the hooks of a client rule do to their inputs and what they return, in a worker's first visits."""
+"""Checks the inputs and return values of the hooks of a client rule, in the first visits of a worker."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 @contextmanager
 def watching(train: T, scratch: dict[Any, Any]) -> Iterator[T]:
-    """In the first visits of a worker, the same training with hooks that are watched; then `train` itself.
+    """The same training with checked hooks in the first visits of a worker; later `train` itself.
 
-    Versions of tensors are compared at each call of a hook. Contents of what lasts a visit, such as the anchor, are
-    compared once a visit, at its end; those of what a step makes, such as its gradients, in the calls 1, 2, 4, 8 and so
-    on of a hook.
+    Versions of tensors are compared at each call of a hook. Contents that last a visit, such as the anchor, are
+    compared once, at its end. Contents of a step, such as its gradients, are compared in the calls 1, 2, 4, 8 and so on
+    of a hook.
 
     Args:
         train: the operation, a `fedlens.local.training.Train`.
@@ -57,7 +57,7 @@ def watching(train: T, scratch: dict[Any, Any]) -> Iterator[T]:
 
 
 class _Contents:
-    """The checksums of the tensors that the hooks of a visit were given, each from before the first hook saw it."""
+    """Checksums of the tensors that the hooks of a visit received, each from before the first hook."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[Tensor, str, int]] = {}  # by id: the tensor, its name, its checksum
@@ -65,17 +65,17 @@ class _Contents:
         self._calls = Counter[str]()  # of each hook
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
         self._before, self._hooks = {}, {}
         self._calls.clear()
 
     def due(self, hook: str) -> bool:
-        """Counts a call of a hook; whether the contents of its arguments are compared in this one."""
+        """Counts a call of a hook; whether the contents of its arguments are compared in it."""
         self._calls[hook] += 1
         return self._calls[hook].bit_count() == 1
 
     def note(self, hook: str, place: str | None, inputs: Mapping[str, Any]) -> None:
-        """Takes the checksums of tensors that no hook has been given before."""
+        """Takes the checksums of tensors that no hook has received before."""
         self._hooks[hook] = place
         for name, value in inputs.items():
             for path, leaf in leaves(value, name):
@@ -83,7 +83,7 @@ class _Contents:
                     self._before[id(leaf)] = leaf, path, checksum(leaf)
 
     def refuse_changes(self) -> None:
-        """Raises `HookError` if a tensor has other contents now, with the hooks that ran."""
+        """Raises `HookError` with the hooks that ran if the contents of a tensor changed."""
         for tensor, name, before in self._before.values():
             if checksum(tensor) != before:
                 *others, last = self._hooks
@@ -93,11 +93,11 @@ class _Contents:
 
 
 def watched_rule(rule: ClientRule, contents: _Contents | None = None) -> ClientRule:
-    """The same rule, whose hooks raise `HookError` if they change an input or return something else than they must.
+    """The same rule, whose hooks raise `HookError` if they change an input or return a wrong type.
 
     Args:
         rule: the rule.
-        contents: notes what the hooks are given, so that changes that no version shows are found after the visit.
+        contents: records the inputs of hooks, to find changes after the visit that no version shows.
 
     >>> import torch
     >>> from fedlens.local.rules import LocalContext

@@ -1,7 +1,7 @@
-"""Plain SGD of a heavy model: each weight takes its step when its gradient is there, and the gradient goes at once.
+"""Plain SGD for heavy models: each weight takes its step as soon as its gradient is computed, then that is freed.
 
-All gradients together are one more copy of the model; leaf by leaf there is hardly more than the largest at a time. The
-steps are the same to the bit, since plain SGD looks at one leaf alone.
+All gradients together are another copy of the model; leaf by leaf, memory holds little more than the largest one. The
+steps are the same to the bit, because plain SGD treats each leaf separately.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fedlens.core.tree import HEAVY
 
 
 class WeightReused(Exception):
-    """A weight was needed for another gradient after it had taken its step."""
+    """A weight was needed for another gradient after its step."""
 
 
 class Leafwise:
-    """Takes the step w <- w - lr g of every parameter when its gradient is there; lr times the parameter's `scales`.
+    """Takes the step w <- w - lr g of every parameter when g is computed; lr times the parameter's `scales`.
 
     >>> w = torch.ones(2, requires_grad=True)
     >>> with ExitStack() as closing:
@@ -41,7 +41,7 @@ class Leafwise:
             closing.callback(hooked(self._step).remove)
 
     def __call__(self, loss: Tensor) -> None:
-        """Descends the loss. Raises `WeightReused` where the model forbids it; the weights are then unusable."""
+        """Takes a step along the gradient of the loss. After `WeightReused`, the weights are unusable."""
         try:
             torch.autograd.backward(loss, inputs=self.parameters)
         except RuntimeError as error:
@@ -56,7 +56,7 @@ class Leafwise:
 
 
 def heavy(learner: Loadable) -> bool:
-    """Whether a copy of the weights is worth sparing."""
+    """Whether avoiding a copy of the weights pays."""
     return learner.weight_bytes >= HEAVY
 
 
@@ -66,7 +66,7 @@ def leafwise(learner: Loadable, scratch: dict[Any, Any]) -> bool:
 
 
 def forgo(learner: Loadable, scratch: dict[Any, Any]) -> None:
-    """Remembers that this model's weights are needed after their steps."""
+    """Records that the weights of this model are needed after their steps."""
     scratch[_key(learner)] = False
 
 

@@ -1,7 +1,7 @@
-"""Local optimizers: the arithmetic of `torch.optim`, with state that is handed in and out.
+"""Local optimizers: the arithmetic of `torch.optim`, with explicit state.
 
-SGD gives the same bits as `torch.optim.SGD`; Adam and AdamW agree with torch's to the last bits. LARS is not
-in torch. A step costs a fraction of torch's, and a small model's round consists mostly of steps.
+SGD gives the same bits as `torch.optim.SGD`; Adam and AdamW agree with torch up to the last bits. LARS is not in torch.
+A step costs a fraction of a torch step, and the round of a small model consists mostly of steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlens.local.settings import LocalSettings
 Tensors = list[Tensor]
 # state: the optimizer's own tensors, a list for each kind, empty before the first step
 OptimizerState = dict[str, Tensors]
-Rate = float | list[float]  # of all parameters, or of each
+Rate = float | list[float]  # one for all parameters, or one for each
 Step = Callable[[Tensors, Tensors, Rate], None]
 
 
@@ -87,7 +87,7 @@ def _lars(settings: LocalSettings, state: OptimizerState) -> Step:
         weights, slopes, steps = [parameters[k] for k in at], [gradients[k] for k in at], list(gradients)
         if at:
             size, slope = (torch.stack(torch._foreach_norm(leaves)) for leaves in (weights, slopes))
-            # Compared on the device: a branch would wait for it in every step.
+            # Compared on the device: a branch would synchronize in every step.
             ratio = torch.where((size > 0) & (slope > 0), trust * size / (slope + decay * size), 1.0)
             decayed = torch._foreach_add(slopes, weights, alpha=decay) if decay else slopes
             for k, scaled in zip(at, torch._foreach_mul(decayed, list(ratio.unbind())), strict=True):
@@ -133,7 +133,7 @@ def _adam(settings: LocalSettings, state: OptimizerState) -> Step:
 
 
 def clip(gradients: Tensors, largest: float) -> Tensors:
-    """The gradients, scaled down to the norm `largest` where theirs is above it.
+    """The gradients, scaled down to the norm `largest` if their norm is larger.
 
     >>> clip([torch.tensor([3.0]), torch.tensor([4.0])], 1.0)
     [tensor([0.6000]), tensor([0.8000])]

@@ -1,4 +1,4 @@
-"""Parts of a model that stay at a client, in its state."""
+"""Leaves of a model that stay at a client, in its state."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from fedlens.core.protocol import Client, ModelSpec
 from fedlens.core.tree import tree_of
 
-# Where they stand in a client's state: by the names of the leaves.
+# The key of these leaves in a client's state; they are stored by name.
 PERSONAL = "personal"
 
 
 def own_leaves(model: ModelSpec, personal: frozenset[str], client: Client) -> Mapping[str, Tensor]:
-    """The client's own leaves: as they were after its last visit, and before its first the model's initial ones."""
+    """The client's own leaves: from its last visit, or the model's initial ones before the first."""
     if not personal:
         return {}
     kept: Mapping[str, Tensor] | None = client.state.get(PERSONAL)

@@ -1,4 +1,4 @@
-"""What a client rule can have computed besides the steps of local training."""
+"""The computations that a client rule may request besides local steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class BatchMean(list[tuple[float, Tensor]]):
-    """A weighted mean: shares, and 0-dim values on a device. `float(mean)` reads it, for which the host waits.
+    """A weighted mean: shares, and 0-dim values on a device. `float(mean)` synchronizes with the device.
 
     >>> float(BatchMean([(0.25, torch.tensor(4.0)), (0.75, torch.tensor(8.0))]))
     7.0
@@ -35,7 +35,7 @@ class BatchMean(list[tuple[float, Tensor]]):
 
 
 def read(means: Sequence[BatchMean]) -> list[float]:
-    """Several means of values with one element, in float64 and added in order; the host waits once for all.
+    """Several means of values with one element, in float64, added in order; synchronizes once.
 
     >>> read([BatchMean([(1.0, torch.tensor([2.0]))]), BatchMean([(0.5, torch.tensor(3.0))])])
     [2.0, 1.5]
@@ -45,7 +45,7 @@ def read(means: Sequence[BatchMean]) -> list[float]:
 
 
 class Objective(NamedTuple):
-    """The client's objective at a point: its gradient, its value, and the mean of the task's loss there."""
+    """The client's objective at a point: its gradient, its value, and the mean of the task's loss."""
 
     gradient: list[Tensor]
     value: BatchMean
@@ -61,14 +61,14 @@ class LocalProblem:
         tree: its weights at the start: the global tree, and the client's own leaves of a personal model.
         data: the examples that it trains on this round.
         risk: (outputs, targets) -> the loss of a batch that the client minimizes: the task's, or FedIR's.
-        task_loss: (outputs, targets) -> the task's mean loss, which is what is logged.
+        task_loss: (outputs, targets) -> the task's mean loss, which is logged.
         task: the task, whose `losses` are those of each example.
         batch: the number of examples per batch.
         closing: clean-up at the end of local training, also after an error.
-        seen: batches of gradients besides those of the steps; they count as the client's work.
+        seen: the number of gradient batches besides those of the steps; they count as the client's work.
         rng: the randomness of local training; problems made by hand in tests may have none.
         drop_last: whether `batches` leaves out the last batch of an epoch if it is smaller than the others.
-        shared: returns `gradient` if it was computed for several clients together; else None.
+        shared: returns `gradient` if it was computed for several clients together, otherwise None.
     """
 
     model: ModelSpec
@@ -87,9 +87,9 @@ class LocalProblem:
     shared: Callable[[], tuple[list[Tensor], float] | None] | None = None
 
     def twin(self, which: str, tree: Tree | None = None) -> Loadable:
-        """A second module of the same model, kept for the worker's life under this name, loaded with `tree`.
+        """A second module of the same model with weights `tree`, kept in the worker under this name.
 
-        Its parameters and buffers are its own, so it never changes the learner.
+        It has its own parameters and buffers, so it never changes the learner.
         """
         twin = loadable(self.model, self.client, which)
         twin.load(self.tree if tree is None else tree)
@@ -100,7 +100,7 @@ class LocalProblem:
     ) -> tuple[list[Tensor], SupportsFloat]:
         """The gradient of the client's objective over all its examples, and the mean of the task's loss there.
 
-        The arguments are those of `objective`. `float` of the loss waits for the device.
+        The arguments are those of `objective`. `float` of the loss synchronizes with the device.
         """
         if self.shared is not None and at is None and not statistics:
             together = self.shared()
@@ -120,8 +120,8 @@ class LocalProblem:
             statistics: whether to update running statistics of the learner.
             over: one batch to use instead of all examples.
 
-        The mean over the examples in batches, in their given order, not augmented, in training mode as in a step. It
-        uses no random number of the training, except for `over`.
+        It is the mean over the examples, in batches in their given order, without augmentation, and in training mode.
+        It does not advance the random generators of training, except for `over`.
         """
         learner = self.learner if statistics else self.twin("gradient")
         if at is not None:
@@ -155,7 +155,7 @@ class LocalProblem:
         return Objective(total, value, loss)
 
     def batches(self, most: int | None = None) -> Iterator[Batch]:
-        """Batches, drawn and augmented like those of local steps; at most so many, or without end."""
+        """Batches, drawn and augmented like those of local steps; at most `most`, or endless."""
         assert self.rng is not None
         batches: Iterator[Batch] = self.data.batches(self.batch, self.rng, self.drop_last)
         return first(batches, most, self.closing)

@@ -22,13 +22,13 @@ _KEY = "local.lr_scale"
 def rate_scales(
     factors: Mapping[str, float] | None, leaves: Sequence[str], head: str | None
 ) -> tuple[float, ...]:
-    """The factor of each leaf's learning rate; empty where all have the same rate.
+    """The factor of each leaf's learning rate; empty if all have the same rate.
 
     Args:
-        factors: by the name of a leaf, or of a layer and all that is inside it. The longest name counts; leaves
-            without one have the factor 1.
+        factors: by the name of a leaf, or of a layer with all its leaves. The longest matching name counts; other
+            leaves have the factor 1.
         leaves: the names of the trained leaves.
-        head: the name of the classifier, which `head` stands for; None where the model has none.
+        head: the name of the classifier, which the name `head` means; None if the model has none.
 
     Raises `ConfigError` for a name that no trained leaf has.
 
@@ -62,7 +62,7 @@ def _factor(leaf: str, named: Mapping[str, float]) -> float:
 
 
 def module_scales(settings: LocalSettings, module: nn.Module, classes: int) -> tuple[float, ...]:
-    """The factors of a module's trained leaves, as `rate_scales` has them."""
+    """The factors of a module's trained leaves; see `rate_scales`."""
     if not settings.lr_scale:
         return ()
     head = head_of(module, classes)
@@ -71,12 +71,12 @@ def module_scales(settings: LocalSettings, module: nn.Module, classes: int) -> t
 
 
 def model_scales(settings: LocalSettings, model: ModelSpec) -> tuple[float, ...]:
-    """The same for a model that is not built yet."""
+    """`module_scales` of a model that is not built yet."""
     return module_scales(settings, model.build(initial=False), model.classes) if settings.lr_scale else ()
 
 
 def learner_scales(settings: LocalSettings, learner: Loadable, scratch: dict[Any, Any]) -> tuple[float, ...]:
-    """The same for a module of a worker, found once."""
+    """`module_scales` of a module in a worker, cached in `scratch`."""
     if not settings.lr_scale:
         return ()
     key = "lr_scale", id(learner), *settings.lr_scale.items()

@@ -1,11 +1,11 @@
-"""Client rules: how an algorithm bends local training, through hooks that do nothing by default.
+"""Client rules: how an algorithm modifies local training, through hooks that do nothing by default.
 
 A hook is a plain function of tensors. It changes no input and does not branch on a tensor's value, so that an
-engine may run it over several clients at once. Lists of tensors are in the order of the trainable leaves,
+engine may run it for several clients at once. Lists of tensors are in the order of the trainable leaves,
 `context.names`.
 
-The hooks run at the client. `server_rules` says what the rule does at the server, if anything: what it keeps from round
-to round, what it sends along with the model, and what it does with the fields of the replies.
+Hooks run at the client. `server_rules` says what the rule does at the server, if anything: the state that it keeps
+between rounds, what it sends with the model, and what it does with the fields of the replies.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LocalContext:
         return self.problem.data.read_targets()
 
     def tree(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Tensors in the order of the trainable leaves, by name."""
+        """Tensors in the order of the trainable leaves, as a tree."""
         return dict(zip(self.names, tensors, strict=True))
 
     def listed(self, tree: Tree) -> Tensors:
@@ -131,7 +131,7 @@ FinishHook = Callable[[Tensors, LocalContext], tuple[Mapping[str, Any], Payload 
 """(parameters, context) -> (fields for the reply, changes of the client's state or None)."""
 
 
-# What each hook of a rule is called with.
+# The arguments of each hook of a rule.
 HOOKS: Mapping[str, Sequence[str]] = {
     "loss": ("loss", "outputs", "targets", "context"),
     "grad": ("gradients", "parameters", "context"),
@@ -154,19 +154,19 @@ SERVER_HOOKS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class ServerRule:
-    """The part of a client rule at the server. Its state is a payload of its own in the algorithm's state.
+    """The part of a client rule at the server. It has its own state in the algorithm's state.
 
     Attributes:
         init: (trainable weights, federation) -> the state before the first round.
         shared: state -> what is sent to every client of the cohort with the model, under names that only this rule
             uses.
-        prepare: (state, what is shared so far, cohort, context) -> a generator of asks before local training that
-            returns the new state, or None to skip the round. Shared so far are `model`, the global tree; `lr`; and
-            what earlier rules send.
+        prepare: (state, shared so far, cohort, context) -> a generator of asks before local training that returns the
+            new state, or None to skip the round. Shared so far are `model`, the global tree; `lr`; and what earlier
+            rules send.
         after: (state, update, context) -> (the new state, the update that the server step takes). `update.more` has
             the aggregated `fields` of the rule, `update.replies` the number of replies.
-        follows_device: the functions compute where their inputs are, which may then be on a GPU; otherwise they are in
-            ordinary memory.
+        follows_device: the functions compute on the device of their inputs, which may then be on a GPU; otherwise
+            inputs are on the CPU.
     """
 
     init: Callable[[Tree, FederationInfo], Payload] = lambda weights, federation: {}
@@ -189,14 +189,14 @@ class ServerRule:
 
 @dataclass(frozen=True)
 class Traits:
-    """Properties of a rule that engines, other rules, aggregates and selections must know.
+    """Properties of a rule that engines, other rules, aggregates and selections need to know.
 
     Attributes:
         stackable: clients with this rule may train together, their weights stacked (the engine `vectorized`).
         anchored: `grad` needs `context.at_anchor`, the gradients of the same batch at the anchor.
         proximal: mu of a term mu/2 ||w - w^t||^2 in the local objective. It is stored only here: hooks that need it
             receive these traits, and FedNova reads it from them.
-        replaces_update: `finish` sends an update of its own, which is not a sum of the gradients of the steps.
+        replaces_update: `finish` sends another update, which is not a sum of the gradients of the steps.
         corrects: it corrects the steps with a stored estimate of the client's drift. Two such rules would each treat
             the other's correction as drift.
         all_weights: it needs all weights at the server: it sends trees of them, or stores them there.
@@ -239,22 +239,22 @@ class ClientRule:
     A field called `update` replaces the difference of the weights."""
 
     expect: Callable[[TreeSpec], Mapping[str, SchemaField]] | None = None
-    """Spec of the model -> what the fields of `finish` have to be."""
+    """Spec of the model -> the schema of the fields of `finish`."""
 
     name: str = ""
-    """What errors call it, and what it is told apart by where it stands beside others."""
+    """The name of the rule in errors, and in a chain."""
 
     references: Callable[[LocalContext], Mapping[str, Tree]] | None = None
-    """Context -> models, as trees by name, whose `context.features` of every batch `loss` compares."""
+    """Context -> models, as trees by name, whose features `loss` finds in `context.features`."""
 
     start: Callable[[LocalContext], None] | None = None
-    """Before the first step. It leaves what the other hooks need in `context.saved`."""
+    """Runs before the first step. It stores what the other hooks need in `context.saved`."""
 
     risk: RiskHook | None = None
-    """(outputs, targets, context) -> the loss of a batch in place of the task's mean (FedIR's weights)."""
+    """(outputs, targets, context) -> the loss of a batch, instead of the task's mean (weights of FedIR)."""
 
     solve: Callable[[LocalContext], Solved] | None = None
-    """Takes the place of the local optimizer's steps as a whole."""
+    """Replaces all steps of the local optimizer."""
 
     fields: Mapping[str, How] = field(default_factory=dict)
     """How the fields of `finish` are aggregated: "mean" (weighted like updates) or "sum"; see `update.more`."""
@@ -263,28 +263,28 @@ class ClientRule:
     """The bounds of the metrics in the `sums` of `solve`, by name."""
 
     server_rules: Mapping[str, ServerRule] = field(default_factory=dict)
-    """What the rule does at the server, by its name; several rules take turns in this order."""
+    """What the rule does at the server, by its name; several rules run in this order."""
 
     ops: Mapping[str, Callable[[Any], Op]] = field(default_factory=dict)
-    """Operations that the server rules ask for, each made of the algorithm's `Train`: that is made of this rule,
-    and so cannot be named here."""
+    """Operations that the server rules ask for: functions of the algorithm's `Train`, which does not exist yet when
+    the rule is made."""
 
     check: Callable[[LocalSettings], None] | None = None
-    """Raises `ConfigError` where the local settings do not go with the rule."""
+    """Raises `ConfigError` if the local settings do not fit the rule."""
 
     fits: Callable[[FederationInfo, ModelSpec], None] | None = None
-    """Raises `ConfigError` where the rule does not fit them: the number of classes, the layers."""
+    """Raises `ConfigError` if the rule does not fit the number of classes or the layers."""
 
     traits: Traits = Traits()
-    """What others must know of the rule."""
+    """The properties of the rule; see `Traits`."""
 
-    # Of a chain: the rules that it is made of. `dataclasses.replace` leaves it out: what it alters is its own rule.
+    # The rules of a chain. `dataclasses.replace` leaves it out, because the result is a different rule.
     links: tuple[ClientRule, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         own = list(takewhile(lambda kind: kind is not ClientRule, type(self).__mro__))
         for part in fields(ClientRule) if own else ():
-            # What a subclass defines, such as a method `grad`, would be hidden by the default of the field.
+            # The default of the field would hide what a subclass defines, such as a method `grad`.
             found = next((vars(kind)[part.name] for kind in own if part.name in vars(kind)), None)
             if found is not None and vars(self)[part.name] in (part.default, {}):
                 bound = found.__get__(self) if callable(found) or isinstance(found, staticmethod) else found
@@ -303,7 +303,7 @@ class ClientRule:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether it does nothing at all."""
+        """Whether it does nothing."""
         return self == ClientRule(name=self.name)
 
 

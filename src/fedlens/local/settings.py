@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 Positive = Annotated[int, Field(ge=1)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# The settings by which the learning rate depends on the round or the step.
+# The settings that make the learning rate depend on the round or the step.
 RATE_SETTINGS = (
     "lr_decay",
     "lr_decay_every",
@@ -23,7 +23,7 @@ RATE_SETTINGS = (
 
 
 def _flat(given: Any) -> Any:
-    """Names with dots, where TOML or --set made tables of them: {"layer": {"1": 2.0}} is {"layer.1": 2.0}."""
+    """Dotted names, if TOML or --set made nested tables of them: {"layer": {"1": 2.0}} is {"layer.1": 2.0}."""
     if not isinstance(given, Mapping):
         return given
     flat: dict[str, Any] = {}
@@ -171,12 +171,12 @@ class LocalSettings(BaseModel):
         return self.steps or self.epochs or 1
 
     def batch(self, examples: int) -> int:
-        """The batch size at a client of this many examples."""
+        """The batch size at a client with this many examples."""
         return examples if self.batch_size == "all" else min(self.batch_size, examples)
 
     @property
     def plain_steps(self) -> bool:
-        """Whether a step is w <- w - lr g and nothing else."""
+        """Whether a step is exactly w <- w - lr g."""
         return (
             self.optimizer == "sgd" and not self.momentum and not self.weight_decay and self.clip_norm is None
         )
@@ -187,7 +187,7 @@ class LocalSettings(BaseModel):
         return work if self.steps else work * self.batches_at(examples)
 
     def batches_at(self, examples: int) -> int:
-        """The number of batches in one epoch at a client of this many examples."""
+        """The number of batches in one epoch at a client with this many examples."""
         batch = max(1, self.batch(examples))
         return examples // batch if self.last_batch == "drop" else -(-examples // batch)
 
@@ -199,7 +199,7 @@ class LocalSettings(BaseModel):
     def lr_at(self, round: int, rounds: int, step: int = 0, steps: int = 1) -> float:
         """The learning rate of a round, the first being 1, or of one of its steps, the first being 0.
 
-        With W rounds of warm-up, R rounds in all and K steps a round (1 where the rate changes by round), step s of
+        With W rounds of warm-up, R rounds in all and K steps a round (1 if the rate changes by round), step s of
         round r is step t = K (r - 1) + s of the run. The rate is lr times
 
             (t + 1) / (K W + 1)                             warm-up: t < K W
@@ -233,7 +233,7 @@ class LocalSettings(BaseModel):
         return {**rate, "schedule": [round, rounds]} if self.changes_by_step else rate
 
     def rates(self, payload: Mapping[str, Any], steps: int) -> list[float]:
-        """The learning rate of each local step; empty if it is `lr` of the payload in all of them."""
+        """The learning rate of each local step; empty if all have the `lr` of the payload."""
         if not self.changes_by_step or "schedule" not in payload:
             return []
         round, rounds = payload["schedule"]

@@ -17,17 +17,17 @@ from torch import Tensor
 from fedlens.local.problem import BatchMean, LocalProblem, Objective, read
 from fedlens.local.rules import Tensors
 
-# torch.optim.LBFGS counts evaluations too; here the iterations alone are bounded.
+# torch.optim.LBFGS limits evaluations too; here only the iterations are limited.
 _ANY_NUMBER = 2**31
 
 
 @dataclass
 class Subproblem:
-    """What is minimized at a client, and what has been seen of it.
+    """The problem that is minimized at a client, and its evaluations so far.
 
     Attributes:
         centre: y.
-        dual: u; `ascend` moves it on.
+        dual: u; `ascend` updates it.
         rho: the weight of the quadratic term.
         decay: the weight of the L2 penalty in f.
         evaluated: the number of examples of each evaluation, and the mean of the task's loss there.
@@ -43,15 +43,17 @@ class Subproblem:
     def gradient(
         self, at: Tensors, statistics: bool = False, over: tuple[Tensor, Tensor] | None = None
     ) -> Tensors:
-        """grad f(x) + u + rho (x - y); over one batch where there is one, else over all examples."""
-        return self._bent(self._seen(at, statistics, over).gradient, at)
+        """grad f(x) + u + rho (x - y); over one batch if it is given, otherwise over all examples."""
+        return self._with_terms(self._seen(at, statistics, over).gradient, at)
 
     def value_and_gradient(self, at: Tensors) -> tuple[float, Tensors]:
         """The subproblem's value, and its gradient."""
         found, away = self._seen(at), list(torch._foreach_sub(at, self.centre))
         pairs = (self.dual, away), (away, away), (at, at)
         value, slope, curve, size = read([found.value, *(_dot(a, b) for a, b in pairs)])
-        return value + self.decay / 2 * size + slope + self.rho / 2 * curve, self._bent(found.gradient, at)
+        return value + self.decay / 2 * size + slope + self.rho / 2 * curve, self._with_terms(
+            found.gradient, at
+        )
 
     def ascend(self, at: Tensors) -> None:
         """u <- u + rho (x - y) (ghaemi2022 Eq. 3.3)."""
@@ -65,35 +67,35 @@ class Subproblem:
         return found
 
     def mean_loss(self) -> tuple[float, int]:
-        """The mean of the task's loss over all examples that were looked at, each as often as it was; their number."""
+        """The mean of the task's loss over all evaluated examples, each counted as often as evaluated; their number."""
         losses, total, examples = read([loss for _, loss in self.evaluated]), 0.0, 0
         for (n, _), loss in zip(self.evaluated, losses, strict=True):
             total, examples = total + loss * n, examples + n
         return total / examples, examples
 
-    def _bent(self, gradient: Tensors, at: Tensors) -> Tensors:
-        bent = list(torch._foreach_add(gradient, torch._foreach_sub(at, self.centre), alpha=self.rho))
-        torch._foreach_add_(bent, self.dual)
+    def _with_terms(self, gradient: Tensors, at: Tensors) -> Tensors:
+        total = list(torch._foreach_add(gradient, torch._foreach_sub(at, self.centre), alpha=self.rho))
+        torch._foreach_add_(total, self.dual)
         if self.decay:
-            torch._foreach_add_(bent, at, alpha=self.decay)
-        return bent
+            torch._foreach_add_(total, at, alpha=self.decay)
+        return total
 
 
 class Minimum(NamedTuple):
-    """Where the solver ended, and the largest entry of the gradient there."""
+    """The final point of the solver, and the largest entry of the gradient there."""
 
     at: Tensors
     slope: float
 
 
 def minimize(problem: Subproblem, start: Tensors, tolerance: float, max_iterations: int) -> Minimum:
-    """The subproblem's minimizer, to a largest entry of its gradient of `tolerance`.
+    """Minimizes the subproblem until the largest entry of its gradient is at most `tolerance`.
 
-    L-BFGS with a strong Wolfe line search over all examples: deterministic, and it needs no step size. It stops short
-    after `max_iterations`; whoever asks has to look at `slope`. A last pass, at the solution, measures that and
-    updates the running statistics of the learner.
+    L-BFGS with a strong Wolfe line search over all examples: deterministic, and without a step size. It stops after
+    `max_iterations`; check `slope` for convergence. A last pass at the solution computes `slope` and updates the
+    running statistics of the learner.
     """
-    # In row-major order, weights and gradients: torch's L-BFGS views them as one vector.
+    # Weights and gradients are contiguous, because torch's L-BFGS views them as one vector.
     at = [value.clone(memory_format=torch.contiguous_format) for value in start]
     search = torch.optim.LBFGS(
         at,
@@ -101,7 +103,7 @@ def minimize(problem: Subproblem, start: Tensors, tolerance: float, max_iteratio
         max_iter=max_iterations,
         max_eval=_ANY_NUMBER,
         tolerance_grad=tolerance,
-        tolerance_change=0.0,  # a loss that no longer changes says little about the gradient
+        tolerance_change=0.0,  # a constant loss says little about the gradient
         history_size=10,
         line_search_fn="strong_wolfe",
     )

@@ -1,4 +1,4 @@
-"""The operation of the averaging family: train the global model on a client's data, send back how it moved."""
+"""The operation of averaging algorithms: trains the global model on a client's data, and sends its update."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Weighting = Literal["examples", "uniform"]
 class Train:
     """Local training.
 
-    Payload: `model`, the global tree; `lr`; `schedule`, the round and the number of rounds, where the rate changes with
+    Payload: `model`, the global tree; `lr`; `schedule`, the round and the number of rounds, if the rate changes with
     every step; and, for a straggler, `work` (epochs, or steps if the settings use steps). It sends back
 
     - `update`: w^t - w_k of the trainable weights (Delta w_k of Hsu et al. 2019);
@@ -91,13 +91,13 @@ class Train:
                 solved = self._steps(parameters, context, rng, kept, leaf_by_leaf)
             trained = [p.detach() for p in parameters]
             if self.rule.finish is None and not self.personal and heavy(problem.learner):
-                # Nothing reads the weights any more, so the update is computed in their memory.
+                # The weights are not read any more, so the update is computed in their memory.
                 trained = problem.learner.give()
                 update = [torch.sub(w, p, out=p) for w, p in zip(context.anchor, trained, strict=True)]
             else:
                 update = list(torch._foreach_sub(context.anchor, trained))
             outcome = self.outcome(client, context, trained, context.tree(update), solved, kept)
-            # A rule that sends another update in its place may reuse its memory.
+            # A rule that sends another update instead may reuse its memory.
             own = {id(tensor) for tensor in update}
             donated = self.normalized or all(id(t) in own for t in outcome.payload["update"].values())
             return outcome._replace(donated=frozenset({"update"} if donated else ()))
@@ -127,7 +127,7 @@ class Train:
             more.update(found)
         reply = self._reply(problem.learner, update, more, context, len(problem.data))
         state = self._state(client.state, changes, problem.learner, kept or {})
-        # A solver says how many batches it looked at, all in all.
+        # A solver reports the total number of its batches.
         batches = solved.batches + (problem.seen if self.rule.solve is None else 0)
         sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": batches}
         return Outcome(reply, state, {**solved.sums, **sums})
@@ -196,12 +196,12 @@ class Train:
         kept: OptimizerState,
         leaf_by_leaf: bool = False,
     ) -> Solved:
-        """The loop itself."""
+        """The training loop."""
         settings, rule, problem = self.settings, self.rule, context.problem
         step = optimizer(settings, kept)
         scales = context.scales
         descend = Leafwise(parameters, context.lr, problem.closing, scales) if leaf_by_leaf else None
-        # The same memory without history: changing it in place needs no leave from autograd.
+        # The same memory, detached, so that autograd allows changes in place.
         weights = [p.detach() for p in parameters]
         module = problem.learner.module
         module.train()
@@ -221,21 +221,21 @@ class Train:
                 outputs = self.task.outputs(module, inputs, targets)
                 loss = problem.task_loss(outputs, targets)
             with scope("rule"):
-                bent = loss if rule.risk is None else rule.risk(outputs, targets, context)
+                objective = loss if rule.risk is None else rule.risk(outputs, targets, context)
                 if looking is not None:
                     context.features = looking.take(inputs, targets)
                 if rule.loss is not None:
-                    bent = rule.loss(bent, outputs, targets, context)
+                    objective = rule.loss(objective, outputs, targets, context)
             losses.append(loss.detach())
             counts.append(len(targets))
             taken.done += 1
             if descend is not None:
                 descend.lr = lr
                 with scope("backward"):
-                    descend(bent)
+                    descend(objective)
             else:
                 with scope("backward"):
-                    gradients = gradients_of(bent, parameters, problem.learner.autocast_dtype)
+                    gradients = gradients_of(objective, parameters, problem.learner.autocast_dtype)
                 if rule.grad is not None:
                     with scope("rule"):
                         gradients = rule.grad(gradients, weights, context)
@@ -244,7 +244,7 @@ class Train:
                         gradients = clip(gradients, settings.clip_norm)
                     step(weights, gradients, [lr * scale for scale in scales] if scales else lr)
                 del gradients
-            del outputs, loss, bent  # or they would lie beside those of the next step
+            del outputs, loss, objective  # otherwise they are in memory together with those of the next step
         seen = sum(counts)
         each = torch.stack(losses).cpu().double()  # not every device has float64
         mean = float(each @ torch.tensor(counts, dtype=torch.float64)) / seen
@@ -311,9 +311,9 @@ class Train:
 
 
 def virtual(data: Any, examples: int | None, rng: Rng) -> Any:
-    """The examples of a virtual client (hsu2020 section 5.3): so many of the client's own, drawn anew each round.
+    """The examples of a virtual client (hsu2020 section 5.3): `examples` of the client's own, drawn anew each round.
 
-    Uniformly, without replacement where it has enough, else with; in the order in which the client holds them.
+    Drawn uniformly, without replacement if it has enough, in the order of the client's examples.
     """
     if examples is None:
         return data
@@ -331,7 +331,7 @@ def _risk(rule: ClientRule, context: LocalContext, outputs: Tensor, targets: Ten
 
 
 def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The batch's gradients at the anchor, under the dropout masks that the step is about to draw."""
+    """The gradients of the batch at the anchor, with the dropout masks that the step will draw."""
     problem.seen += 1
     twin.module.train()
     inputs, targets = batch
@@ -342,5 +342,5 @@ def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor
 
 def _optimizer_state(state: Payload) -> OptimizerState:
     kept = state.get("optimizer", {}).items()
-    # Adam reads its number of steps in each: in ordinary memory it does not wait.
+    # Adam reads its number of steps in each step; on the CPU this needs no synchronization.
     return {name: [t.cpu().clone() if t.dim() == 0 else t.clone() for t in ts] for name, ts in kept}

@@ -1,4 +1,4 @@
-"""How much memory the training of a model takes, computed before it starts on tensors without content."""
+"""The memory that training a model takes, computed before it starts, on tensors without content."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fedlens.tasks.task import Task
 from fedlens.vision.detector import Detector
 
 _HEAP = 1.5
-"""Memory of a process for each byte of tensors: on the heap of a CPU, blocks of other sizes leave gaps, and oneDNN lays
-tensors out anew. Measured for three steps in a process: 1.2 (ResNet-56) to 2.0 (networks of few large filters)."""
+"""Process memory per byte of tensors: the heap of a CPU fragments, and oneDNN copies tensors to other layouts.
+Measured for three steps in a process: 1.2 (ResNet-56) to 2.0 (networks of few large filters)."""
 _KERNELS = 25 * 2**20
 """Memory of the kernels that a process compiles and loads in its first step on a CPU."""
 _CACHE = 1.2
-"""Memory of a GPU for each byte of tensors: an assumption on the cache of CUDA's allocator, not measured."""
+"""GPU memory per byte of tensors: an assumption on the cache of CUDA's allocator, not measured."""
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The bytes that local training takes beside a process that has only loaded PyTorch.
+    """The bytes that local training takes in addition to a process that has only loaded PyTorch.
 
     Attributes:
         step: of tensors at the largest moment of a step: activations, their gradients, the weights' gradients.
@@ -46,7 +46,7 @@ class TrainingMemory:
     images: int
 
     def needed(self, device: str = "cpu") -> int:
-        """The bytes of the process, or of the GPU, with what the allocator loses.
+        """The bytes of the process, or of the GPU, including losses of the allocator.
 
         >>> TrainingMemory(step=100, model=10, trained=10, kept=2, images=5).needed("cuda")
         155
@@ -70,7 +70,7 @@ def training_memory(
 ) -> TrainingMemory | None:
     """The memory of a training step of this module with batches of `batch` images.
 
-    Every tensor that a forward and a backward pass allocate is followed until it is freed, on the meta device, so no
+    Every tensor that a forward and a backward pass allocate is tracked until it is freed, on the meta device, so no
     memory is taken and nothing is computed. The module is moved there: pass one that is not used any more.
 
     Args:
@@ -81,8 +81,8 @@ def training_memory(
         task: calls the module.
         classes: the number of classes.
 
-    Of a detector, the memory of its loss is left out. Returns None if the module cannot run without values, because it
-    looks at them.
+    The loss of a detector is left out. Returns None if the module cannot run on the meta device, because it reads
+    values.
 
     >>> from fedlens.tasks.classification import Classification
     >>> module = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False))
@@ -104,7 +104,7 @@ def training_memory(
             total = torch.stack([t.float().sum() for t in outputs]).sum()
             del outputs, leaves
             torch.autograd.grad(total, trained, allow_unused=True)
-    except Exception:  # of any kind: a model may look at the values that it computes
+    except Exception:  # of any kind: a model may read the values that it computes
         return None
     copies = 1 + (2 if settings.optimizer in ("adam", "adamw") else bool(settings.momentum))
     return TrainingMemory(
@@ -117,13 +117,13 @@ def training_memory(
 
 
 def _outputs(module: nn.Module, inputs: Tensor, task: Task, classes: int) -> Any:
-    """What a step keeps for the backward pass: of a detector the outputs, whose loss would look at values."""
+    """The tensors that a step keeps for the backward pass; the outputs of a detector, whose loss reads values."""
     return module.raw(inputs) if isinstance(module, Detector) else task.trial(module, inputs, classes)
 
 
 @dataclass
 class _Live(TorchDispatchMode):
-    """Counts the bytes of all tensors that are alive: each memory once, from its first tensor until it is freed."""
+    """Counts the bytes of all live tensors: each memory once, from its first tensor until it is freed."""
 
     now: int = 0
     most: int = 0
@@ -140,7 +140,7 @@ class _Live(TorchDispatchMode):
         return result
 
     def leave_out(self, tensors: Sequence[Tensor]) -> None:
-        """Counts no memory of these tensors, of which operations may return views."""
+        """Excludes the memory of these tensors, of which operations may return views."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             self._known[id(storage)] = weakref.ref(storage)
@@ -160,7 +160,7 @@ class _Live(TorchDispatchMode):
 
 
 class _Attention(TorchFunctionMode):
-    """Attention as a device computes it, in blocks: on the meta device PyTorch would make the whole n x n matrix."""
+    """Attention in blocks, as devices compute it: on the meta device, PyTorch would create the n x n matrix."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})

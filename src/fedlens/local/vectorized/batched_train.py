@@ -21,12 +21,12 @@ from fedlens.local.vectorized.train_group import train_together
 
 @dataclass(frozen=True)
 class BatchedTrain(Train):
-    """`Train`, as a `BatchedOp`: the form that algorithms offer to the engines."""
+    """`Train` as a `BatchedOp`, which algorithms offer to engines."""
 
     def together(self, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
-        """Trains at several clients at once; see `fedlens.local.vectorized.train_group`.
+        """Trains several clients at once; see `fedlens.local.vectorized.train_group`.
 
-        An error of the common computation names the client rule: it may not be stackable, as it declares.
+        An error of the common computation names the client rule, which may declare `stackable` by mistake.
         """
         try:
             return train_together(self, calls)
@@ -36,11 +36,11 @@ class BatchedTrain(Train):
             raise RuntimeError(f"with {self.rule.called}: {told(error)}") from error
 
     def obstacle(self) -> Obstacle | None:
-        """The reason against training several clients at once; None where there is none."""
+        """The reason against training several clients at once; None if there is none."""
         return obstacle(self)
 
     def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
-        """About how many bytes each client takes; see `fedlens.local.vectorized.support.footprint`."""
+        """The approximate bytes of each client; see `fedlens.local.vectorized.support.footprint`."""
         return footprint(self, device, largest, data)
 
     def trial(self, steps: int) -> Trial:
@@ -49,7 +49,7 @@ class BatchedTrain(Train):
         plain = replace(self, settings=settings, rule=ClientRule(), normalized=False, keep_optimizer=False)
         model = self.model.build(initial=False)
         convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-        # A rate so small that no weights diverge.
+        # A small rate, so that no weights diverge.
         return Trial(
             plain, {"model": tree_of(model), "lr": 1e-9}, convolutions, lays_out_channels_last(model)
         )

@@ -1,4 +1,4 @@
-"""The batches of stacked clients side by side: short ones are padded, and the padding has weight 0."""
+"""The batches of stacked clients: short ones are padded, and the padding has weight 0."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedlens.local.vectorized.group import Group
 
 
 class Batch(NamedTuple):
-    """The batches of one step, of the A clients that take it.
+    """The batches of one step, for the A clients that take it.
 
     Attributes:
         inputs, targets: [A, B, ...].
-        weights: [A, B]: one over the number of a client's examples, and 0 for padding.
+        weights: [A, B]: 1 / the number of a client's examples, and 0 for padding.
         counts: the number of each client's examples.
     """
 
@@ -61,7 +61,7 @@ def stretches(contexts: Sequence[LocalContext], like: Tensor) -> Iterator[Batch]
 
 
 def _read_together(examples: GroupExamples, positions: Tensor, like: Tensor) -> Iterator[Batch]:
-    """One read for the examples of a step, wherever they are in the dataset that all clients share.
+    """Reads the examples of all clients of a step at once, from the dataset that they share.
 
     Args:
         examples: of all clients.
@@ -69,10 +69,10 @@ def _read_together(examples: GroupExamples, positions: Tensor, like: Tensor) -> 
         like: weights have its dtype and device.
     """
     real = positions >= 0
-    # A short batch is padded with its own first example: another client's value may be NaN here.
+    # A short batch is padded with its own first example, because values of another client may be NaN.
     positions = torch.where(real, positions, positions[:, :, :1]).contiguous()
     counts = real.sum(2)
-    # Placed once for all steps, so that no step waits for a copy.
+    # Moved once for all steps, so that no step waits for a copy.
     weights = uploaded(real.to(like.dtype) / counts.clamp(min=1).unsqueeze(2), like.device)
     positions, size = uploaded(positions, examples.device), positions.shape[2]
     for step, row in enumerate(counts.tolist()):

@@ -1,4 +1,4 @@
-"""One context for all stacked clients: what `start` saved, with an axis of clients in front."""
+"""One context for all stacked clients: the values that `start` saved, stacked along a client axis."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ class Unequal(Exception):
 
 
 class StackedContext:
-    """The context of a rule's `grad` that is called once for all clients, in place of a `LocalContext`.
+    """The context of a rule's `grad` that is called once for all clients, instead of a `LocalContext`.
 
-    It has only what is the same for all clients or has an axis of clients; any other attribute raises `RuntimeError`.
+    It has only values that are the same for all clients or have a client axis; any other attribute raises
+    `RuntimeError`.
 
     Attributes:
         names, anchor, settings, lr, scales: as in a `LocalContext`; the same for all clients.
         payload: what the server sent to all clients; what it sent to single clients is not available.
-        saved: what `start` saved, with an axis of clients in front of every tensor. A value that cannot be stacked
-            raises `Unequal`; then `grad` is called client by client, which is always right.
-        at_anchor: as in a `LocalContext`, with an axis of clients.
+        saved: what `start` saved, with a leading client axis in every tensor. A value that cannot be stacked raises
+            `Unequal`; then `grad` is called client by client, which is always right.
+        at_anchor: as in a `LocalContext`, with a client axis.
     """
 
     def __init__(self, one: LocalContext | StackedContext, payload: Partial, saved: Partial) -> None:
@@ -57,7 +58,7 @@ class StackedContext:
 
 
 class Partial(Mapping[str, Any]):
-    """Values by name; reading a name in `errors` raises its error."""
+    """Values by name; reading a name in `errors` raises that error."""
 
     def __init__(self, values_by_name: Mapping[str, Any], errors: Mapping[str, Exception]) -> None:
         self.values_by_name, self.errors = values_by_name, errors
@@ -75,21 +76,21 @@ class Partial(Mapping[str, Any]):
 
 
 class Named(Partial):
-    """Values whose names are the same for all clients: asking for a name raises no error."""
+    """Values whose names are the same for all clients: `in` raises no error."""
 
     def __contains__(self, name: object) -> bool:
         return name in self.values_by_name or name in self.errors
 
 
 def common(what: str, columns: Sequence[Mapping[str, Any]]) -> Partial:
-    """The values that all clients share, from those of each; reading another raises an error that says so."""
+    """The values that are equal for all clients; reading any other raises an error."""
     values = {n: value for n, value in columns[0].items() if all(own.get(n) is value for own in columns)}
     others = {name for own in columns for name in own} - values.keys()
     return Partial(values, {name: not_shared(f"{what}[{name!r}]") for name in others})
 
 
 def not_shared(what: str) -> RuntimeError:
-    """The error of a hook that is called for all clients and reads a value of each."""
+    """The error of a hook that is called for all clients and reads a value of a single client."""
     return RuntimeError(
         f"context.{what} is not available to `grad` when clients train together: save what it needs in "
         "context.saved, in `start`"
@@ -97,9 +98,9 @@ def not_shared(what: str) -> RuntimeError:
 
 
 def stacked_context(contexts: Sequence[LocalContext]) -> StackedContext:
-    """One context for all of them, with what `start` saved stacked.
+    """One context for all of them, with the values that `start` saved stacked.
 
-    The anchor and what the server sent are the same for all, and have no axis of clients.
+    The anchor and the values from the server are the same for all, and have no client axis.
     """
     one = contexts[0]
     payload = common("payload", [context.payload for context in contexts])
@@ -125,7 +126,7 @@ def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
     if any(type(value) is not type(one) for value in values):
         raise Unequal
     if isinstance(one, Tensor):
-        raise Unequal  # it belongs to no leaf, so one more axis would broadcast against the wrong axes
+        raise Unequal  # it belongs to no leaf, so another axis would broadcast against the wrong axes
     if isinstance(one, Mapping):
         if any(value.keys() != one.keys() for value in values):
             raise Unequal
@@ -145,14 +146,14 @@ def _stack(values: Sequence[Any], shapes: Shapes) -> Any:
 
 
 def _leaf(values: Sequence[Any], shape: torch.Size | None, shapes: Shapes) -> Any:
-    """As `_stack`, for values of one leaf of this shape: tensors of that shape have its axes."""
+    """Like `_stack`, for values of one leaf of this shape: tensors of that shape have its axes."""
     if shape is not None and all(isinstance(value, Tensor) and value.shape == shape for value in values):
         return _Same(values[0]) if all(value is values[0] for value in values) else torch.stack(list(values))
     return _stack(values, shapes)
 
 
 class _Same(NamedTuple):
-    """One object that all clients share: it has no axis of clients to cut."""
+    """One object that all clients share, without a client axis."""
 
     value: Any
 

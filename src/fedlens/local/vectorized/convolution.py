@@ -1,12 +1,12 @@
 """Convolutions of stacked clients: weights [A, O, C, ...] against images [A * B, C, H, W].
 
-Three forms of one sum, chosen by shape and device alone, so that a run repeats to the bit:
+There are three forms, chosen only by shape and device, so that runs are reproducible to the bit:
 
-- grouped: one convolution whose groups are the clients. Fast from eight channels of a client on; below that the
-  libraries' kernels for groups leave most of the machine idle, as at the first layer of nearly every model.
-- each: the convolution of one client after the other, each as fast as it is by itself.
-- unfolded: patches as rows of a matrix, and one batched product. For little work, where a call for each client costs
-  more than it computes. It moves each image `kernel ** 2` times, so it loses where there is much to compute.
+- grouped: one convolution whose groups are the clients. Fast if each client has at least eight channels; with fewer, as
+  in the first layer of most models, the libraries' kernels for groups leave most of the machine idle.
+- each: the convolutions of one client after the other.
+- unfolded: patches as rows of a matrix, and one batched product. For small layers, where a call per client costs more
+  than its computation. It copies each image `kernel ** 2` times, so it is slower for large ones.
 
 Measured on a CPU (forward and backward, ms; 10 clients of mcmahan-cnn at batch 10, 4 of hsu-cnn at batch 32):
 
@@ -30,16 +30,14 @@ from torch.nn import functional
 
 from fedlens.local.vectorized.stack import Stack
 
-_CHANNELS = 8  # of a group; from here on a grouped convolution is no slower than one for each client
-_LITTLE = (
-    2_000_000  # multiplications of a client's batch, up to which a call for each costs more than it computes
-)
+_CHANNELS = 8  # of a group, from which on a grouped convolution is no slower than one per client
+_LITTLE = 2_000_000  # multiplications of a client's batch, up to which a call costs more than its computation
 
 
 def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
     """The output of `layer` for images [A * B, C, H, W], with each client's own weight and bias."""
     weight, bias = layer.weight, layer.bias
-    if weight.dim() == 4 and (bias is None or bias.dim() == 1):  # frozen: the same for all
+    if weight.dim() == 4 and (bias is None or bias.dim() == 1):  # frozen: the same for all clients
         same: Tensor = layer._conv_forward(input, weight, bias)
         return same
     input, weight, bias = in_one_format(input, weight, bias)
@@ -51,14 +49,14 @@ def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
         return out
     bias = bias.expand(stack.clients, bias.shape[-1])
     moved: Tensor = out.view(stack.clients, -1, *out.shape[1:]) + bias[:, None, :, None, None]
-    moved = torch.ops.aten._unsafe_view(moved, out.shape)  # no view: see `layers._scaled`
+    moved = torch.ops.aten._unsafe_view(moved, out.shape)  # not a view: see `layers._scaled`
     return moved
 
 
 def in_one_format(
     images: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The tensors in autocast's type, if it is on: it does not reach into derivatives written by hand."""
+    """The tensors in the dtype of autocast, if it is on: autocast does not apply to hand-written derivatives."""
     device = images.device.type
     if not torch.is_autocast_enabled(device):
         return images, weight, bias
@@ -71,10 +69,10 @@ def in_one_format(
 
 
 def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, ...]) -> str:
-    """The name of the form for images [A * B, C, H, W] of so many clients."""
+    """The name of the form for images [A * B, C, H, W] of this many clients."""
     few = layer.in_channels // layer.groups < _CHANNELS
     if images.is_cuda:
-        # Batched products keep a GPU busy where cuDNN's grouped convolutions do not. Not measured here.
+        # Batched products use a GPU better than cuDNN's grouped convolutions. Not measured here.
         return "unfolded" if layer.groups == 1 else "grouped"
     if not few:
         return "grouped"
@@ -90,14 +88,14 @@ def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, .
 
 
 def _padded(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """The padded images, and the padding with zeros that the convolution still has to add on both sides."""
+    """The padded images, and the zero padding that the convolution still has to add on both sides."""
     around = (
         layer._reversed_padding_repeated_twice
     )  # left, right, top, bottom; the same numbers in each padding mode
     if layer.padding_mode != "zeros":
         return functional.pad(input, around, mode=layer.padding_mode), (0, 0)
     left, right, top, bottom = around
-    if (left, top) != (right, bottom):  # "same", of an even kernel
+    if (left, top) != (right, bottom):  # "same" with an even kernel
         return functional.pad(input, around), (0, 0)
     return input, (top, left)
 
@@ -115,7 +113,7 @@ def _each(images: Tensor, weight: Tensor, *how: Any) -> Tensor:
 
 
 class _Each(torch.autograd.Function):
-    """One client's convolution after the other. By hand, since autograd would write a gradient of all for each."""
+    """The convolutions of one client after the other, with a backward pass that allocates one gradient for all."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, *how: Any) -> Tensor:
@@ -148,7 +146,7 @@ def _unfolded(
 
 
 class _Unfolded(torch.autograd.Function):
-    """weight [A, O, K] @ patches [A, K, B * L], where K are the numbers of a patch and L the places of the kernel."""
+    """weight [A, O, K] @ patches [A, K, B * L] with K values per patch and L positions of the kernel."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
@@ -162,7 +160,7 @@ class _Unfolded(torch.autograd.Function):
         ctx.save_for_backward(rows, weight)
         ctx.how = images.shape, (tuple(kernel), dilation, padding, stride)
         product = torch.bmm(weight.flatten(2), rows).view(clients, -1, batch, high, wide)
-        # A tensor of its own, not a view: autograd refuses a following in-place layer on a view.
+        # A new tensor, not a view: autograd does not allow a following in-place layer on a view.
         out = product.new_empty(clients * batch, product.shape[1], high, wide)
         out.view(clients, batch, *out.shape[1:]).copy_(product.transpose(1, 2))
         return out

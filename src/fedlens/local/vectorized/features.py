@@ -1,4 +1,4 @@
-"""The features of stacked clients' batches in the `references` of a rule; see `fedlens.local.features`."""
+"""The features of stacked clients in the `references` of a rule; see `fedlens.local.features`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedlens.local.vectorized.model import StackedModel
 
 
 class StackedFeatures:
-    """The models that the clients' rules look at, stacked by name; the anchor replaces a missing model.
+    """The reference models of the clients' rules, stacked by name; the anchor replaces a missing model.
 
-    Their buffers are the global model's: a model that changes buffers while it trains is not stacked.
+    Their buffers are those of the global model: a model that changes buffers in training is not stacked.
     """
 
     def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext]) -> None:
@@ -35,16 +35,16 @@ class StackedFeatures:
         return context.anchor if tree is None else [tree[name] for name in context.names]
 
     def names(self, at: int) -> frozenset[str]:
-        """The names of the features that the rule sees at this client."""
+        """The names of the features that the rule gets for this client."""
         return frozenset({OWN, *self.trees[at]} if self.trees[at] else ())
 
     def take(self, model: StackedModel, own: Tensor | None, batch: Batch) -> dict[str, Tensor]:
-        """The features [A, B, features] of the clients by name; their own models' are given."""
+        """The features [A, B, features] by name; `own` are those of the clients' own models."""
         features = {} if own is None else {OWN: own}
         module, active = model.learner.module.eval(), len(batch.counts)
         try:
             for name, leaves in self.weights.items():
-                # On a GPU a model that all clients share sees all images at once, as frozen layers do.
+                # On a GPU, a model that all clients share processes all images at once, like frozen layers.
                 one = model.flat and all(leaf.is_cuda and leaf.stride(0) == 0 for leaf in leaves)
                 with torch.no_grad():
                     at = [leaf[0] if one else leaf[:active] for leaf in leaves]
@@ -57,7 +57,7 @@ class StackedFeatures:
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:
-    """The leaves as [A, ...]; a view where all clients share one tensor."""
+    """The leaves as [A, ...]; a view if all clients share one tensor."""
     one = leaves[0]
     return (
         one.expand(len(leaves), *one.shape)

@@ -1,4 +1,4 @@
-"""The gradients of stacked clients' objectives over all examples; see `fedlens.local.problem.LocalProblem.gradient`."""
+"""Full gradients of stacked clients; see `fedlens.local.problem.LocalProblem.gradient`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedlens.local.vectorized.steps import gradients
 def full_gradients(
     train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
 ) -> list[tuple[Row, float]]:
-    """Each client's gradient at the weights that training starts from, and the mean of the task's loss there."""
+    """Each client's gradient at the initial weights of training, and the mean of the task's loss there."""
     order = sorted(range(len(contexts)), key=lambda k: -contexts[k].problem.passes())
     contexts, rngs = [contexts[k] for k in order], [rngs[k] for k in order]
     anchor = contexts[0].anchor
@@ -34,7 +34,7 @@ def full_gradients(
     means: list[Tensor] = []
     shares: list[Tensor] = []
     sizes = torch.tensor([len(context.problem.data) for context in contexts], dtype=torch.float64)
-    # The client's generator before the first draw.
+    # The clients' generators before the first draw.
     masks = [mask_generator(rng, anchor[0].device) for rng in rngs] if model.random else []
     with model.ready(masks) as drawn:
         for batch in stretches(contexts, anchor[0]):
@@ -56,7 +56,7 @@ def full_gradients(
 
 
 class SharedGradients:
-    """The full gradients that rules ask for before the first step; the first request computes those of all clients."""
+    """The full gradients that rules request before the first step; the first request computes all of them."""
 
     def __init__(
         self, train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
@@ -65,11 +65,11 @@ class SharedGradients:
         self.gradients: dict[int, tuple[Row, float]] | None = None
 
     def of(self, at: int) -> tuple[Tensors, float] | None:
-        """The gradient and the loss of client `at`; None where they cannot be computed together."""
+        """The gradient and the loss of client `at`; None if they cannot be computed together."""
         if self.gradients is None:
             try:
                 every = full_gradients(self.train, self.model, self.contexts, self.rngs)
-            except Exception as error:  # one client at a time will show whose error it is
+            except Exception as error:  # computing one client at a time shows whose error it is
                 if out_of_memory(error) or isinstance(error, HookError):
                     raise
                 every = []

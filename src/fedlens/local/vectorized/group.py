@@ -1,4 +1,4 @@
-"""The clients that are trained together, in columns."""
+"""The clients of a group, in columns."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fedlens.local.rules import LocalContext, Tensors
 
 @dataclass
 class Group:
-    """Clients that start from the same weights at the same rates, those with the most steps first.
+    """Clients with the same initial weights and learning rates, in descending order of steps.
 
     Attributes:
         names: the trainable leaves.
         anchor: the weights that all clients start from.
         lr: the learning rate.
-        examples: the clients' examples, where they are read together; else each context has its own.
+        examples: the clients' examples, if they are read together; otherwise each context has its own.
         sizes: the clients' batch sizes.
         steps: the clients' numbers of steps.
         rngs: the randomness of the clients' batch orders.
         masks: the generators of the clients' dropout masks; None for a model without dropout.
         drop_last: whether the last batch of an epoch is left out if it is smaller than the others.
-        contexts: what a rule's hooks see of each client; empty for a rule without hooks.
+        contexts: the contexts of the rule's hooks, one per client; empty for a rule without hooks.
         scales: the learning rate of each leaf as a multiple of the step's; empty if all are 1.
     """
 

@@ -1,7 +1,7 @@
 """Layers of stacked clients: weights [A, ...] applied to the images of A clients, B each, in one batch [A * B, ...].
 
-All other layers see one large batch. That is right where they treat each example by itself;
-`fedlens.local.vectorized.model` tests this.
+All other layers get one large batch. This is right if they treat each example separately, which
+`fedlens.local.vectorized.model` tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedlens.models.norms import FrozenBatchNorm, GroupNormAct
 
 
 def known(module: nn.Module) -> bool:
-    """Whether all trained parameters of this module belong to layers that have a form here."""
+    """Whether all trained parameters of this module belong to layers with a form here."""
     return all(
         (type(layer) in FORMS and "forward" not in layer.__dict__)
         or not any(p.requires_grad for p in layer.parameters(recurse=False))
@@ -33,9 +33,9 @@ def known(module: nn.Module) -> bool:
 def reformed(
     module: nn.Module, form: Callable[[nn.Module], Callable[[Tensor], Tensor] | None]
 ) -> Iterator[None]:
-    """Replaces the forward pass of each layer that `form` has one for; the end of the block restores it.
+    """Replaces the forward pass of each layer for which `form` returns one, within the block.
 
-    A layer whose forward pass was already replaced stays as it is.
+    A layer whose forward pass is already replaced is left unchanged.
     """
     changed: list[nn.Module] = []
     try:
@@ -51,7 +51,7 @@ def reformed(
 
 
 def adapted(module: nn.Module, stack: Stack) -> AbstractContextManager[None]:
-    """Gives the layers of the module their form for stacked clients; the end of the block restores them."""
+    """Replaces the layers of the module by their forms for stacked clients, within the block."""
 
     def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
         own = _dropped if drops(layer) else FORMS.get(type(layer))
@@ -77,7 +77,7 @@ def _dropped(stack: Stack, layer: nn.Module, input: Tensor) -> Tensor:
 
 def _linear(stack: Stack, layer: nn.Linear, input: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias
-    if weight.dim() == 2 and (bias is None or bias.dim() == 1):  # frozen: the same for all
+    if weight.dim() == 2 and (bias is None or bias.dim() == 1):  # frozen: the same for all clients
         return functional.linear(input, weight, bias)
     images, own, shift = in_one_format(input, weight, bias)
     rows = images.reshape(stack.clients, -1, input.shape[-1])
@@ -88,7 +88,7 @@ def _linear(stack: Stack, layer: nn.Linear, input: Tensor) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """x W^T + b of each client. The gradient of W has W's layout, or goes to `Stack.products`."""
+    """x W^T + b of each client. The gradient of W has the layout of W, or goes to `Stack.products`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, products: Any) -> Tensor:
@@ -127,7 +127,7 @@ def _group_norm_act(stack: Stack, layer: GroupNormAct, input: Tensor) -> Tensor:
 
 
 def _frozen(stack: Stack, layer: FrozenBatchNorm, input: Tensor) -> Tensor:
-    return FrozenBatchNorm.forward(layer, input)  # the same for all
+    return FrozenBatchNorm.forward(layer, input)  # the same for all clients
 
 
 def _layer_norm(stack: Stack, layer: nn.LayerNorm, input: Tensor) -> Tensor:
@@ -136,21 +136,21 @@ def _layer_norm(stack: Stack, layer: nn.LayerNorm, input: Tensor) -> Tensor:
 
 
 def _scaled(stack: Stack, values: Tensor, layer: nn.Module, middle: int, trailing: int) -> Tensor:
-    """values * weight + bias of each client; `middle` and `trailing` axes come before and after the weight's."""
+    """values * weight + bias of each client; the weight's axes come after `middle` and before `trailing` axes."""
     for name, act in (("weight", torch.mul), ("bias", torch.add)):
         own: Tensor | None = getattr(layer, name, None)
         if own is None:
             continue
-        if own.dim() == values.dim() - middle - trailing:  # frozen: the same for all
+        if own.dim() == values.dim() - middle - trailing:  # frozen: the same for all clients
             own = own.expand(stack.clients, *own.shape)
         shape = (stack.clients, *[1] * middle, *own.shape[1:], *[1] * trailing)
         by_client = values.view(stack.clients, -1, *values.shape[1:])
-        # No view for autograd, which would copy it for a following in-place layer; nothing else sees the tensor.
+        # Not a view for autograd, which would copy it for a following in-place layer; the tensor is not used elsewhere.
         values = torch.ops.aten._unsafe_view(act(by_client, own.reshape(shape)), values.shape)
     return values
 
 
-# By the layer's exact type: a subclass may compute something else.
+# By the exact type of a layer: a subclass may compute something else.
 FORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _linear,
     nn.Conv2d: convolution,

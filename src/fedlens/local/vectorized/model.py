@@ -1,8 +1,8 @@
 """The model of stacked clients: each client's images go through its own weights.
 
-In the fast form the images of all clients are one large batch, and only layers with weights know of clients. Any other
-model runs under `torch.func.vmap`, which turns one client's forward pass into one of several. A test on a few random
-images, at the initial weights, decides between the two forms.
+In the fast form the images of all clients are one large batch, and only layers with weights distinguish clients. Any
+other model runs under `torch.func.vmap`, which turns the forward pass of one client into one of several. A test on a
+few random images, with the initial weights, decides between the two forms.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class StackedModel:
     """A module for stacked clients.
 
     Args:
-        learner: the module; of its own parameters only frozen ones are used.
-        scratch: the cache of the worker; it keeps which of the two forms the module takes, and the count of steps.
-        task: its `outputs` is the forward pass, for tasks that need no targets in it; without, the module is called.
+        learner: the module; only its frozen parameters are used.
+        scratch: the cache of the worker; it stores which form the module uses, and the count of steps.
+        task: its `outputs` is the forward pass, if it needs no targets there; None calls the module.
     """
 
     def __init__(self, learner: Loadable, scratch: dict[Any, Any], task: Task | None = None) -> None:
@@ -56,7 +56,7 @@ class StackedModel:
 
     @contextmanager
     def ready(self, generators: Sequence[torch.Generator | None]) -> Iterator[Masks]:
-        """Gives the module's layers their form for stacked clients in a block; dropout draws from `generators`."""
+        """Replaces the module's layers by their forms within the block; dropout draws from `generators`."""
         module = self.learner.module
         module.train()
         self.stack.masks = Masks(generators)
@@ -64,7 +64,7 @@ class StackedModel:
             yield self.stack.masks
 
     def __call__(self, weights: Tensors, images: Tensor) -> Tensor:
-        """The outputs [A, B, ...] for images [A, B, ...], at trainable weights [A, ...]."""
+        """The outputs [A, B, ...] for images [A, B, ...], with trainable weights [A, ...]."""
         if not self.flat:
             return self._vmapped(weights, images)
         self.stack.clients = len(images)
@@ -72,7 +72,7 @@ class StackedModel:
         return out.view(*images.shape[:2], *out.shape[1:])
 
     def _forward(self, weights: Tensors, images: Tensor) -> Tensor:
-        """`functional_call`, without its search for the weights in every step."""
+        """`functional_call` without its search for the weights in every step."""
         out: Tensor
         if self.tied:
             out = functional_call(self.forward, self._named(weights), (images,))
@@ -113,7 +113,7 @@ class StackedModel:
 
 
 class _Forward(nn.Module):
-    """The forward pass of a task, as a module for `functional_call`."""
+    """The forward pass of a task as a module for `functional_call`."""
 
     def __init__(self, module: nn.Module, task: Task | None) -> None:
         super().__init__()
@@ -123,12 +123,12 @@ class _Forward(nn.Module):
         return self.run(images)
 
     def run(self, images: Tensor) -> Any:
-        """The outputs, called directly: without hooks, there is nothing to look for in every step."""
+        """The outputs, called directly, without looking for hooks in every step."""
         return self.module(images) if self.task is None else self.task.outputs(self.module, images, None)
 
 
 def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """The dictionary and the key under which the module keeps the parameter of this name."""
+    """The dictionary and key under which the module stores the parameter of this name."""
     path, _, leaf = name.rpartition(".")
     return module.get_submodule(path)._parameters, leaf
 
@@ -138,16 +138,16 @@ def _key(learner: Loadable) -> tuple[str, int]:
 
 
 def alike(model: ModelSpec, device: torch.device) -> bool:
-    """Whether both forms give the same outputs for two clients with different weights, dropout included.
+    """Whether both forms give the same outputs for two clients with different weights, including dropout.
 
-    The test takes the initial weights, which depend on the model's seed alone, and float64, so that neither rounding
-    nor the current weights decide. A model that does not run in float64 is tested as it is.
+    The test uses the initial weights, which depend only on the model's seed, and float64, so that neither rounding nor
+    the current weights decide. A model that does not run in float64 is tested in its own dtype.
     """
     for tried, close in ((in_float64(model), 1e-9), (model, 1e-4)):
         try:
             with random_state_kept(device):
                 one, other = (_outputs(tried, device, flat) for flat in (False, True))
-        except Exception as error:  # the run itself will report what is wrong with the model
+        except Exception as error:  # the run itself reports what is wrong with the model
             if out_of_memory(error):
                 raise
             continue
@@ -168,7 +168,7 @@ def _outputs(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
 
 
 def in_float64(model: ModelSpec) -> ModelSpec:
-    """The same model with the same initial weights in float64, for tests that rounding must not decide."""
+    """The same model with the same initial weights in float64, for tests that must not depend on rounding."""
     return replace(model, factory=partial(_doubled, model.factory))
 
 
@@ -180,7 +180,7 @@ def _doubled(factory: Callable[..., nn.Module], *given: Any, **settings: Any) ->
 
 
 class _Dropped(torch.autograd.Function):
-    """Multiplies by the mask in a vmapped forward pass, where its `vmap` gets the values of all clients."""
+    """Multiplies by the mask in a vmapped forward pass; its `vmap` receives the values of all clients."""
 
     @staticmethod
     def forward(values: Tensor, masks: Masks, layer: nn.Module) -> Tensor:
@@ -197,7 +197,7 @@ class _Dropped(torch.autograd.Function):
 
 
 def _under_vmap(module: nn.Module, masks: Masks) -> AbstractContextManager[None]:
-    """Gives layers the form that is right, or fast, under vmap; the end of the block restores them."""
+    """Replaces layers by the forms that are right, or fast, under vmap, within the block."""
 
     def form(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
         if drops(layer):
@@ -215,7 +215,7 @@ def _dropped(masks: Masks, layer: nn.Module, input: Tensor) -> Tensor:
 
 
 def _linear(layer: nn.Linear, input: Tensor) -> Tensor:
-    """x W^T + b, as (W x^T)^T: the gradient of stacked W then has W's layout and is not transposed."""
+    """x W^T + b as (W x^T)^T: the gradient of stacked W then has the layout of W and is not transposed."""
     rows = input.reshape(-1, input.shape[-1])
     out = (layer.weight @ rows.t()).t().contiguous().view(*input.shape[:-1], -1)
     return out if layer.bias is None else out + layer.bias

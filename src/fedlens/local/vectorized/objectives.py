@@ -17,22 +17,20 @@ from fedlens.local.vectorized.batches import Batch
 from fedlens.local.vectorized.context import Named, Partial, StackedContext, common, not_shared
 from fedlens.local.vectorized.features import StackedFeatures
 
-_ATTEMPTS = (
-    2  # a hook may store in its first call what it needs, so the second shows whether one call does for all
-)
+_ATTEMPTS = 2  # a hook may store values in its first call, so the second shows whether one call works for all
 _OF_ALL = frozenset({"losses", "outputs", "targets"})
 
 
 class Objectives:
     """Calls the hooks `risk` and `loss` for one client after the other; on a GPU, once for all of them.
 
-    The kernels of a loss take a GPU less time than their launches, so there the hooks run under `torch.func.vmap`, once
-    for all clients with the same number of examples. A hook that cannot run so raises an error, for example because it
-    reads a value that is its client's own, and is called client by client.
+    On a GPU, the kernels of a loss take less time than their launches, so the hooks run under `torch.func.vmap`, once
+    for all clients with the same number of examples. A hook that fails there, for example because it reads a value of
+    its own client, is called client by client.
 
     Args:
         rule: the rule.
-        contexts: of the clients; without, `loss` is left out, as in full gradients, which are those of the risk.
+        contexts: of the clients; None leaves `loss` out, as in full gradients, which are those of the risk.
     """
 
     def __init__(self, rule: ClientRule, contexts: Sequence[LocalContext] | None = None) -> None:
@@ -59,7 +57,7 @@ class Objectives:
         if batch.weights.is_cuda and self.attempts:
             try:
                 return self._together(batch.counts, contexts, values, names)
-            except Exception as error:  # if it is an error of the hook, the calls for each client show it
+            except Exception as error:  # an error of the hook shows in the calls for each client
                 if out_of_memory(error):
                     raise
                 self.attempts -= 1
@@ -67,10 +65,10 @@ class Objectives:
         for k, (context, n) in enumerate(zip(contexts, batch.counts, strict=True)):
             own = {name: v[k] if v.dim() == 1 else v[k, :n] for name, v in values.items() if name in names[k]}
             context.batch = batch.inputs[k, :n], own["targets"]
-            each.append(self._bent(context, **own))
+            each.append(self._objective(context, **own))
         return torch.stack(each).sum()
 
-    def _bent(
+    def _objective(
         self, context: Any, losses: Tensor, outputs: Tensor, targets: Tensor, **features: Tensor
     ) -> Tensor:
         context.features = features
@@ -84,7 +82,7 @@ class Objectives:
         values: Mapping[str, Tensor],
         names: Any,
     ) -> Tensor:
-        alike: dict[Any, list[int]] = {}  # clients whose hooks see values of the same names and shapes
+        alike: dict[Any, list[int]] = {}  # clients whose hooks get values of the same names and shapes
         for k, context in enumerate(contexts):
             alike.setdefault((counts[k], names[k], frozenset(context.state)), []).append(k)
         parts = []
@@ -108,10 +106,10 @@ class Objectives:
         context.state = Named({}, {name: not_shared(f"state[{name!r}]") for name in contexts[0].state})
         context.problem = SimpleNamespace(task=contexts[0].problem.task, model=contexts[0].problem.model)
 
-        def bent(own: dict[str, Tensor], kept: dict[str, Tensor]) -> Tensor:
+        def objective(own: dict[str, Tensor], kept: dict[str, Tensor]) -> Tensor:
             others = {name: error for name, error in saved.errors.items() if name not in kept}
             context.saved = Partial({**saved.values_by_name, **kept}, others)
-            return self._bent(context, **own)
+            return self._objective(context, **own)
 
-        objectives: Tensor = vmap(bent)(dict(own), {n: torch.stack(each) for n, each in columns.items()})
+        objectives: Tensor = vmap(objective)(dict(own), {n: torch.stack(each) for n, each in columns.items()})
         return objectives

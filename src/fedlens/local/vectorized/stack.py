@@ -1,4 +1,4 @@
-"""The state that the layers of stacked clients share in a forward pass: the number of clients and dropout masks."""
+"""State that the layers of stacked clients share in a forward pass: the number of clients, and dropout masks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Masks:
         self.counts, self.drawn, self.next, self.size = counts, list[Tensor](), 0, size
 
     def again(self) -> None:
-        """Gives the same masks again."""
+        """Returns the same masks again."""
         self.next = 0
 
     def mask(self, like: Tensor, layer: nn.Module) -> Tensor:
@@ -51,7 +51,7 @@ class Masks:
         mask = torch.zeros(*like.shape[:2], *shape, dtype=like.dtype, device=like.device)
         for k, count in enumerate(self.counts):
             mask[k, :count].bernoulli_(keep, generator=self.generators[k])
-            # Padding repeats the first example, with its mask: under another mask the gradient may be NaN, and NaN
+            # Padding repeats the first example with its mask: with another mask the gradient may be NaN, and NaN
             # times a weight of 0 is NaN.
             if count < len(mask[k]):
                 mask[k, count:] = mask[k, 0]
@@ -60,7 +60,7 @@ class Masks:
 
 @dataclass
 class Stack:
-    """What the layers of a forward pass share: the number of clients, and their masks.
+    """State that the layers of a forward pass share: the number of clients, and their masks.
 
     Attributes:
         products: if a list, a linear layer appends (weight [A, O, I], left [A, O, N], right [A, N, I]) instead of

@@ -1,7 +1,7 @@
 """The steps of stacked clients: each client takes its own steps, with its own batches and dropout masks.
 
-Batches are padded to one length, and the padding has weight 0. Clients are in the order of their steps, the most first,
-so the clients that still have steps always come first.
+Batches are padded to one length, and the padding has weight 0. Clients are in descending order of steps, so the clients
+that still have steps come first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Steps:
         self.first: tuple[int, StackedContext] | None = (
             None  # the context of the clients that still have steps
         )
-        # A plain step needs no gradient in memory of its own: see `Stack.products`.
+        # A plain step needs no stored gradient: see `Stack.products`.
         scaled = model.learner.autocast_dtype is torch.float16
         self.direct = settings.plain_steps and rule.grad is None and not scaled
 
@@ -87,13 +87,13 @@ class Steps:
         losses, slopes = gradients(self.train, self.model, weights, batch, contexts, self.objectives)
         if rule.grad is not None:
             with scope("rule"):
-                slopes = self._bent(slopes, weights, at_anchor, batch)
+                slopes = self._modified(slopes, weights, at_anchor, batch)
         if self.train.settings.clip_norm is not None:
             slopes = _clipped(slopes, self.train.settings.clip_norm)
         kept = {name: [v[:active] if v.dim() else v for v in values] for name, values in self.kept.items()}
         with scope("optimizer"):
             optimizer(self.train.settings, kept)(weights, slopes, self._rates(lr))
-        self.kept = kept  # clients without further steps need it no more
+        self.kept = kept  # not needed for clients without further steps
         return losses
 
     def _straight(
@@ -113,7 +113,7 @@ class Steps:
             with scope("optimizer"):
                 rates = [lr * scale for scale in self.group.scales] or [lr] * len(weights)
                 descend(weights, slopes, rates)
-                # A product's leaf is another tensor in the memory of its weight.
+                # The leaf of a product is another tensor in the memory of its weight.
                 of = {w.data_ptr(): rate for w, rate in zip(weights, rates, strict=True)}
                 for leaf, left, right in stack.products:
                     leaf.detach().baddbmm_(left, right, alpha=-of[leaf.data_ptr()])
@@ -124,8 +124,8 @@ class Steps:
     def _rates(self, lr: float) -> Rate:
         return [lr * scale for scale in self.group.scales] if self.group.scales else lr
 
-    def _bent(self, slopes: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch) -> Tensors:
-        """The gradients after the rule's `grad`: called once where the rule allows it, else client by client."""
+    def _modified(self, slopes: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch) -> Tensors:
+        """The gradients after the rule's `grad`: called once if the rule allows it, otherwise client by client."""
         grad, contexts = self.train.rule.grad, self.contexts[: len(batch.counts)]
         assert grad is not None
         if self.stacked is not None:
@@ -136,9 +136,9 @@ class Steps:
                 return grad(slopes, weights, cast("LocalContext", self.first[1]))
             except Unequal:
                 self.stacked = None
-        return self._bent_each(grad, slopes, weights, at_anchor, batch)
+        return self._modified_each(grad, slopes, weights, at_anchor, batch)
 
-    def _bent_each(
+    def _modified_each(
         self, grad: GradHook, slopes: Tensors, weights: Tensors, at_anchor: Tensors, batch: Batch
     ) -> Tensors:
         contexts, rows = self.contexts[: len(batch.counts)], []
@@ -150,9 +150,9 @@ class Steps:
 
 
 def differentiated(loss: Tensor, leaves: Tensors, slopes: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    """The gradient of each leaf; None where it is in `Stack.products`, or where the loss does not depend on the leaf.
+    """The gradient of each leaf; None if it is in `Stack.products`, or the loss does not depend on the leaf.
 
-    `slopes` are the weights of the elements of a loss that is no scalar.
+    `slopes` are the weights of the elements of a loss that is not a scalar.
     """
     return torch.autograd.grad(loss, leaves, slopes, allow_unused=True)
 
@@ -165,10 +165,10 @@ def objective(
     contexts: Sequence[LocalContext],
     objectives: Objectives,
 ) -> tuple[tuple[Tensor, Tensor], Tensors]:
-    """The mean of the task's loss at each client, [A], and the objective of the clients; and the weights it depends on.
+    """The mean of the task's loss at each client, [A], the objective of the clients, and its weights.
 
-    The objective is one sum. Without a rule that changes the loss it is the loss of each example, [A, B], which
-    `batch.weights` weight: a step needs no sum.
+    The objective is one sum. Without a rule that changes the loss, it is the loss of each example, [A, B], weighted by
+    `batch.weights`, so that a step needs no sum.
     """
     references, leaves = objectives.references, [value.detach().requires_grad_() for value in weights]
     if references is not None and references.weights:
@@ -203,7 +203,7 @@ def gradients(
 
 
 def _clipped(gradients: Tensors, largest: float) -> Tensors:
-    """Each client's gradients, scaled down to this norm where their norm is larger."""
+    """Each client's gradients, scaled down to this norm if their norm is larger."""
     norms = [torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients]
     factor = (largest / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp(max=1.0)
     return [g * factor.view(-1, *[1] * (g.dim() - 1)) for g in gradients]

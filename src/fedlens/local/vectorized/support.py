@@ -14,11 +14,11 @@ from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import held_bytes
 from fedlens.local.vectorized.trial import OTHER, of_model, of_rule
 
-_UNKNOWN = 32  # examples of a client, assumed where batches hold all of them and the number is unknown
+_UNKNOWN = 32  # assumed examples of a client, if batches hold all of them and the number is unknown
 
 
 def obstacle(train: Train) -> Obstacle | None:
-    """What keeps this training from being done for several clients at once; None where nothing does."""
+    """Why this training cannot be computed for several clients at once; None if it can."""
     rule = train.rule
     if rule.solve is not None:
         return Obstacle(f"'{rule.name}' solves each client's problem separately", "client", OTHER)
@@ -69,15 +69,15 @@ def obstacle(train: Train) -> Obstacle | None:
 
 
 def footprint(train: Train, device: torch.device, largest: int | None = None, data: Any = None) -> int:
-    """About how many bytes a client takes in a group: its copies of the weights, a batch and its activations.
+    """The approximate bytes of a client in a group: its copies of the weights, a batch and its activations.
 
     On a GPU also the patches of convolutions; see `fedlens.local.vectorized.convolution`.
 
     Args:
         train: the training.
-        device: where it is.
+        device: of the training.
         largest: the examples of the largest client, if known: no batch is larger.
-        data: one client's data, if all are of its kind: data may hold images during training.
+        data: one client's data, if all have the same form: data may keep images in memory during training.
     """
     learner = module_in(train.model, {}, device)
     weights = sum(value.nbytes for value in learner.trainable.values())
@@ -100,8 +100,8 @@ def footprint(train: Train, device: torch.device, largest: int | None = None, da
         train.task.outputs(learner.module.eval(), images, None)
     for handle in handles:
         handle.remove()
-    copies = 6 if train.rule.references is None else 9  # two models to look at, and the features
+    copies = 6 if train.rule.references is None else 9  # two reference models, and the features
     own = 0 if data is None else held_bytes(data, n)
-    # Patches stay until the backward pass, which makes the gradients of a layer's patches, in two layouts.
+    # Patches are kept until the backward pass, which computes the gradients of a layer's patches in two layouts.
     unfolded = sum(patches) + 2 * max(patches)
     return copies * weights + size * (images.nbytes + 3 * activations + unfolded) + own

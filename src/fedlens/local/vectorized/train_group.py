@@ -1,6 +1,6 @@
-"""Several clients' local training as one computation: their weights stacked along an axis of clients.
+"""Local training of several clients as one computation: their weights are stacked along a client axis.
 
-The results agree with training one client after the other, to rounding.
+The results agree with training one client after the other, up to rounding.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Results = dict[int, Outcome | BaseException]
 
 
 def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
-    """Local training of several clients, as `Train` does it for one.
+    """Local training of several clients, like `Train` for one.
 
-    A client that fails by itself has its exception in its place. Raises what the common computation raises.
+    A client that fails has its exception in its place. Raises what the common computation raises.
     """
     return _in_columns(train, calls) or _by_kind(train, calls, partial(_trained, train))
 
@@ -55,14 +55,14 @@ def train_together(train: Train, calls: Sequence[Call]) -> Sequence[Outcome | Ba
 def gradients_together(
     train: Train, calls: Sequence[Call], reply: Callable[[LocalContext, Tree], Outcome]
 ) -> list[Outcome | BaseException]:
-    """A reply with the gradient of each client's objective over all its examples; else as `train_together`."""
+    """Replies with the gradient of each client's objective over all its examples; failures as in `train_together`."""
     return _by_kind(train, calls, partial(_gradient_replies, train, reply))
 
 
 def _by_kind(
     train: Train, calls: Sequence[Call], work: Callable[[StackedModel, list[_Member]], Results]
 ) -> list[Outcome | BaseException]:
-    """Does the work for the clients with the same model and rate, which may be all, and then for the others."""
+    """Calls the work for each set of clients with the same model and rate, which may be all of them."""
     results: Results = {}
     made: dict[int, Call] = {}
     kinds: dict[Any, list[int]] = {}
@@ -93,9 +93,9 @@ def _by_kind(
 
 
 def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
-    """Training without hooks, of clients with the same model and rate: no object is made for each client.
+    """Training without hooks, of clients with the same model and rate, without an object per client.
 
-    None for any other training, and where a client fails by itself: `_by_kind` reports which.
+    None for any other training, and if a client fails: `_by_kind` reports which.
     """
     special = train.normalized or train.personal or train.keep_optimizer or not train.rule.plain
     special = special or train.settings.changes_by_step
@@ -150,7 +150,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
 
 
 def _examples(train: Train, calls: Calls) -> GroupExamples | None:
-    """The examples of all clients, to be read together; None where they cannot be, or a client's cannot be read."""
+    """The examples of all clients, to be read together; None if that is not possible."""
     try:
         if train.settings.examples is None:
             return calls.program.data.group(calls.clients)
@@ -164,9 +164,9 @@ def _examples(train: Train, calls: Calls) -> GroupExamples | None:
 def _moved(
     train: Train, model: StackedModel, group: Group
 ) -> tuple[StackedTrees, list[tuple[float, int]], Tensors]:
-    """Runs the steps: how far each client moved, its mean loss and the examples it saw, and its weights."""
+    """Runs the steps: the update of each client, its mean loss and number of examples, and its weights."""
     trained, losses = Steps(train, model, group).run()
-    # The update takes the memory of weights that no hook reads any more.
+    # The update reuses the memory of weights that no hook reads any more.
     moved = [
         torch.sub(anchor, now, out=now) if train.rule.plain else anchor - now
         for anchor, now in zip(group.anchor, trained, strict=True)
@@ -193,7 +193,7 @@ def _started_and_trained(train: Train, model: StackedModel, members: list[_Membe
     failed = _started(train, model, members) if train.rule.start is not None or model.random else {}
     ready = [member for member in members if member.at not in failed]
     ready.sort(key=lambda member: -member.context.steps)
-    # `start` may have changed some; rates that change with every step are the same where steps are.
+    # `start` may have changed some; rates that change with every step are equal if the numbers of steps are.
     rates: dict[tuple[float, int], list[_Member]] = {}
     for member in ready:
         steps = member.context.steps if train.settings.changes_by_step else 0
@@ -241,7 +241,7 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
     contexts = [member.context for member in members]
     rngs, masks = [member.call.rng for member in members], [member.masks for member in members]
     updates, losses, trained = _moved(train, model, Group.of(contexts, rngs, masks))
-    # Cut into clients only for a rule that reads them.
+    # Split into clients only for a rule that reads them.
     ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
     for member, loss, end, update in zip(members, losses, ends, updates.rows(), strict=True):
         solved = Solved([], loss[0], loss[1], member.context.steps)

@@ -1,4 +1,4 @@
-"""Trains two small clients stacked and one after the other, and reports where a model or a rule makes a difference.
+"""Trains two small clients stacked and one after the other, and reports whether a model or a rule makes a difference.
 
 In float64, so that only the last bits may differ: in float32, an image that rounding moves to the other side of a ReLU
 changes weights more than some mistakes do.
@@ -24,16 +24,16 @@ from fedlens.local.vectorized.model import in_float64
 from fedlens.local.vectorized.train_group import train_together
 
 OTHER = "take engine.name = 'inline' or 'processes'"
-START = "start"  # the name of the features at the weights that training starts from
+START = "start"  # the name of the features at the initial weights of training
 SIZES = 7, 3  # examples of the two clients: one takes more steps
-# Adam would make large steps of gradients that are 0 but for rounding.
+# Adam would take large steps along gradients that are 0 up to rounding.
 SETTINGS = {
     "optimizer": "sgd", "lr": 0.1, "epochs": 2, "steps": None, "examples": None, "batch_size": 4, "stragglers": 0.0,
 }  # fmt: skip
 
 
 def of_model(train: Train) -> Obstacle | None:
-    """Tries the model with the local settings, and its features where the rule looks at any."""
+    """Tries the model with the local settings, and its features if the rule uses them."""
     looking = ClientRule(references=_references, loss=_loss, traits=Traits(stackable=True))
     fault = _fault(replace(train, rule=ClientRule() if train.rule.references is None else looking))
     if fault is None:
@@ -65,9 +65,9 @@ def of_rule(train: Train) -> Obstacle | None:
 
 
 def _fault(train: Train) -> str | None:
-    """The error of stacked training; empty where it gives other results than training one after the other.
+    """The error of stacked training; empty if its results differ from training one client after the other.
 
-    None where both give the same, and where training one after the other fails too: the run itself will report that.
+    None if both give the same results, or if training one after the other fails too: the run itself reports that.
     """
     plain = replace(train, settings=train.settings.model_copy(update=SETTINGS), normalized=False)
     fault: str | None = None
@@ -91,7 +91,7 @@ def _fault(train: Train) -> str | None:
                 continue
             if distance <= close:
                 return None
-            # No further than rounding takes it: a rule may step along the sign of what is 0 but for rounding.
+            # Only as far as rounding: a rule may step along the sign of a value that is 0 up to rounding.
             nudged = _updates(_one_by_one, tried, examples, _nudged(tree, generator))
             return None if distance <= 10 * _distance(expected, nudged) else ""
     return fault
@@ -114,7 +114,7 @@ def _one_by_one(train: Train, calls: Sequence[Call]) -> Iterator[Outcome]:
 def _updates(
     run: Callable[[Train, Sequence[Call]], Any], train: Train, examples: Sequence[_Examples], tree: Tree
 ) -> list[dict[str, Tensor]]:
-    """What each client sends, trained from the weights in `tree`. Raises what training raises."""
+    """The updates of the clients, trained from the weights in `tree`. Raises what training raises."""
     scratch: dict[Any, Any] = {}
     clients = [
         Client(k, data, {}, Secrets((k,)), scratch, torch.device("cpu")) for k, data in enumerate(examples)
@@ -129,7 +129,7 @@ def _updates(
 
 
 def _nudged(tree: Tree, generator: torch.Generator) -> Tree:
-    """The weights with other last bits."""
+    """The weights with changed last bits."""
 
     def nudge(v: Tensor) -> Tensor:
         return v * (1 + 4 * torch.finfo(v.dtype).eps * torch.randn(v.shape, generator=generator).to(v))
@@ -156,14 +156,14 @@ def _references(context: LocalContext) -> Mapping[str, Tree]:
 
 
 def _loss(loss: Tensor, outputs: Tensor, targets: Tensor, context: LocalContext) -> Tensor:
-    """Adds a function of the features of both models, row by row; nothing where the model has none."""
+    """Adds a function of the features of both models, row by row; adds nothing if the model has none."""
     seen = context.features
     return loss + (seen[OWN] * seen[START]).mean(1).tanh().mean() if OWN in seen else loss
 
 
 @dataclass(frozen=True)
 class _Examples(ClientExamples):
-    """A small client's examples, in the given order again and again."""
+    """The examples of a small client, repeated in the given order."""
 
     inputs: Tensor
     answers: Tensor
@@ -178,7 +178,7 @@ class _Examples(ClientExamples):
         return self.inputs[start:stop], self.answers[start:stop]
 
     def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches without end."""
+        """Endless batches."""
         end = len(self) - len(self) % size if drop_last else len(self)
         while True:
             yield from (self.stretch(start, start + size) for start in range(0, end, size))
