@@ -23,7 +23,7 @@ LOCAL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def agree(made: Any, there: World, rounds: int = 4, group: int | None = None) -> None:
+def agree(made: Any, there: World, rounds: int = 3, group: int | None = None) -> None:
     """Models, rules' states, metrics and client states' effect over the rounds are those of one by one."""
     one = course(made, there, rounds)
     many = course(made, there, rounds, engine=Vectorized(group=group))

@@ -21,6 +21,7 @@ from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
+from tests.covering import covering
 from tests.identity.identity_kit import (
     EXACT,
     FEATURES,
@@ -245,9 +246,9 @@ def test_liadmm_repeated_with_the_model_held_is_a_plain_gradient_step() -> None:
 # -- ICEADMM ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sigmas", ["proportional", "equal"])
-@pytest.mark.parametrize("k_0", [1, 3])
-@pytest.mark.parametrize("absent", ["drop", "last"])
+@pytest.mark.parametrize(
+    ("sigmas", "k_0", "absent"), covering(["proportional", "equal"], [1, 3], ["drop", "last"])
+)
 def test_iceadmm_is_zhou_and_lis_step_unscaled_with_sampled_clients(
     sigmas: str, k_0: int, absent: str
 ) -> None:
@@ -346,10 +347,10 @@ def least_squares(there: World, algorithm: Callable[..., Any], select: Any, **se
     return algorithm(made, **settings)
 
 
-@pytest.mark.parametrize("absent", ["drop", "last"])
-@pytest.mark.parametrize("sigmas", ["proportional", "equal"])
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-@pytest.mark.parametrize("k_0", [None, 1, 3])
+@pytest.mark.parametrize(
+    ("absent", "sigmas", "weighting", "k_0"),
+    covering(["drop", "last"], ["proportional", "equal"], ["examples", "uniform"], [None, 1, 3]),
+)
 def test_exact_admm_and_ceadmm_are_equations_2_16_and_3_1_to_3_3_with_sampled_clients(
     absent: str, sigmas: str, weighting: str, k_0: int | None
 ) -> None:
@@ -618,8 +619,7 @@ def rounds_of(
     return steps
 
 
-@WEIGHTINGS
-@pytest.mark.parametrize("name", [*KEPT, *SOLVED])
+@pytest.mark.parametrize(("weighting", "name"), covering(["examples", "uniform"], [*KEPT, *SOLVED]))
 def test_the_model_is_the_mean_of_all_clients_last_replies_after_every_round_failures_included(
     name: str, weighting: str
 ) -> None:
@@ -673,9 +673,9 @@ def silent(there: World) -> World:
     return World(tuple(Points(p.inputs, torch.zeros(len(p), dtype=torch.float64)) for p in there.clients))
 
 
-@pytest.mark.parametrize("size", [1, 2, 6])
-@pytest.mark.parametrize("absent", ["drop", "last"])
-@WEIGHTINGS
+@pytest.mark.parametrize(
+    ("size", "absent", "weighting"), covering([1, 2, 6], ["drop", "last"], ["examples", "uniform"])
+)
 def test_where_there_is_nothing_to_learn_no_sample_of_clients_moves_the_model(
     size: int, absent: str, weighting: str
 ) -> None:

@@ -14,6 +14,7 @@ from fedlens.algorithms.fedprox import fedprox
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule, LocalContext, proximal
+from tests.covering import covering
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
@@ -237,8 +238,7 @@ OTHERS = sorted(
 )
 
 
-@pytest.mark.parametrize("target", ["uniform", "population"])
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("name", "target"), covering(OTHERS, ["uniform", "population"]))
 def test_under_any_other_algorithm_it_is_as_if_examples_were_repeated(name: str, target: str) -> None:
     local = {"lr": 0.1, "batch_size": "all"} | ({} if name in SOLVING else {"steps": 3})
     spec = model(factory=linear) if name in SOLVING else model()

@@ -15,6 +15,7 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.scaffold import control_variate, scaffold, travel
 from fedlens.local.rules import ServerRule, proximal
 from fedlens.local.settings import LocalSettings
+from tests.covering import covering
 from tests.identity.drift_kit import (
     LINE,
     UNIFORM,
@@ -260,22 +261,24 @@ def test_the_table_client_is_the_algorithms_rule() -> None:
 LOCAL = {"lr": 0.1, "steps": 5, "batch_size": "all"}
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize(
-    ("change", "more"),
-    [
-        ({}, None),
-        ({"momentum": 0.5}, None),
-        ({"momentum": 0.5, "nesterov": True, "lr": 0.05}, None),
-        ({"weight_decay": 0.2}, None),
-        ({"stragglers": 0.5}, None),
-        ({"lr_decay": 0.999}, None),
-        ({}, proximal(mu=0.5)),
-    ],
-    ids=["plain", "momentum", "nesterov", "decay", "stragglers", "lr-decay", "proximal"],
+    ("option", "change"),
+    covering(
+        ["I", "II"],
+        {
+            "momentum": {"momentum": 0.5},
+            "plain": {},
+            "nesterov": {"momentum": 0.5, "nesterov": True, "lr": 0.05},
+            "decay": {"weight_decay": 0.2},
+            "proximal": {"mu": 0.5},
+            "stragglers": {"stragglers": 0.5},
+            "lr-decay": {"lr_decay": 0.999},
+        },
+    ),
 )
-def test_it_converges_linearly_to_the_true_optimum_with_sampled_clients(option: str, change, more) -> None:
-    there, local = quadratics(), LOCAL | change
+def test_it_converges_linearly_to_the_true_optimum_with_sampled_clients(option: str, change) -> None:
+    there, local = quadratics(), LOCAL | {key: value for key, value in change.items() if key != "mu"}
+    more = proximal(mu=change["mu"]) if "mu" in change else None
     best = optimum(there, UNIFORM, change.get("weight_decay", 0.0))
     far = distances(
         scaffold(parts(there, local, LINE, task=Squares(), select=Uniform(3), client=more), option=option),

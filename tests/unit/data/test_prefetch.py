@@ -28,6 +28,7 @@ from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.partition.partition import Partition
+from tests.covering import covering
 
 SHAPE = (3, 8, 8)
 IMAGES = 30
@@ -70,11 +71,11 @@ def same(one: list[Any], other: list[Any]) -> bool:
 AUGMENTED = [(), ("pad-crop-flip", "colour-jitter"), ("random-resized-crop",), ("mosaic", "scale-crop")]
 
 
-@pytest.mark.parametrize("augment", AUGMENTED)
-@pytest.mark.parametrize("who", [0, 1, "@train"])
-@pytest.mark.parametrize(("size", "whole"), [(4, False), (4, True), (50, False)])
+@pytest.mark.parametrize(
+    ("augment", "who", "batches"), covering(AUGMENTED, [0, 1, "@train"], [(4, False), (4, True), (50, False)])
+)
 def test_batches_have_the_same_bits_from_files_from_memory_and_however_many_are_read_ahead(
-    folder: Path, augment: tuple[str, ...], who: int | str, size: int, whole: bool, monkeypatch: Any
+    folder: Path, augment: tuple[str, ...], who: int | str, batches: tuple[int, bool], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("fedlens.data.client_datasets._AHEAD", 0)
     decoded = Examples(files(folder).take(np.arange(IMAGES)), np.zeros(IMAGES, np.int64))
@@ -83,7 +84,7 @@ def test_batches_have_the_same_bits_from_files_from_memory_and_however_many_are_
     def read(examples: Examples, prefetch: int) -> list[Any]:
         data = holders(examples, chain(*augment), prefetch).data_of(who)
         with ExitStack() as ending:
-            return list(first(data.batches(size, Rng((3,)), whole), 13, ending))
+            return list(first(data.batches(batches[0], Rng((3,)), batches[1]), 13, ending))
 
     plain = read(decoded, 0)
     assert len(plain) == 13
