@@ -46,7 +46,7 @@ def experiment(*changes: str, **tables: Any) -> Experiment:
     settings: dict[str, Any] = {
         "rounds": 3,
         "data": DATA,
-        "model": {"name": "small-cnn", "norm": "group"},
+        "model": {"name": "small-cnn", "norm": "group", "width": 4},
         "task": {"name": "simsiam", "width": 8, "bottleneck": 4},
         "local": {"lr": 0.05, "momentum": 0.9, "steps": 2, "batch_size": 16},
         "checkpoint": {"seconds": 0},
@@ -96,7 +96,7 @@ def test_it_writes_weights_that_a_classifier_starts_from(tmp_path: Path) -> None
             "dataset": {"name": "synthetic", "shape": (3, 16, 16), "train": 40, "test": 20, "classes": 4},
             "partition": {"name": "iid", "clients": 2},
         },
-        model={"name": "small-cnn", "norm": "group", "weights": str(out)},
+        model={"name": "small-cnn", "norm": "group", "width": 4, "weights": str(out)},
         local={"lr": 0.1},
         engine="inline",
     ).run(tmp_path / "down", until=0, report=False)

@@ -77,6 +77,7 @@ def test_the_table_and_the_file_say_the_same(tmp_path: Path) -> None:
     assert any(line[:6] == ["of", "two", "clients", "at", "once", f"{together:g}:"] for line in lines)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_what_workers_do_stands_beside_the_driver() -> None:
     answer = profiled(
         "digits", *DIGITS, "--engine", "processes", "--set", "engine.workers=2", "--rounds", "1",
@@ -142,7 +143,7 @@ def test_what_cannot_be_profiled_is_one_sentence(words: list[str], said: str, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_stopped_in_the_middle_it_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     argv, env = command(["bench", "profile", "digits", "--engine", "processes", "--set", "engine.workers=2"])
     process = subprocess.Popen(argv, env={**env, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True)

@@ -75,6 +75,7 @@ def test_the_parts_add_up_to_the_wall_time(engine: str, scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_what_goes_on_in_workers_is_timed_there() -> None:
     found = measure(built("engine.name=processes", "engine.workers=2"), 2)
     check_adds_up(found)
@@ -88,6 +89,7 @@ def test_what_goes_on_in_workers_is_timed_there() -> None:
     assert set(found.evaluation.worker_parts) == {"evaluation"}
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_that_train_groups_time_them_too() -> None:
     measured = measure(built("engine.name=processes", "engine.workers=1", "engine.group=3"), 1)
     assert measured.processes == 1
