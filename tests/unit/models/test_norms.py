@@ -15,6 +15,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.core.tree import count, spec_of, tree_of
 from fedlens.local.vectorized.layers import known
 from fedlens.models.norms import FrozenBatchNorm, with_norm
+from tests.covering import covering
 from tests.unit.models.zoo_kit import (
     CONVOLUTIONAL,
     WITH_BATCH_NORM,
@@ -38,8 +39,7 @@ def others(module: nn.Module) -> Counter[str]:
     return Counter(map(repr, leaves))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*CONVOLUTIONAL, "resnet20", "resnet56"])
+@pytest.mark.parametrize(("name", "kind"), covering([*CONVOLUTIONAL, "resnet20", "resnet56"], KINDS))
 def test_every_batch_normalization_is_replaced_and_every_other_layer_is_kept(name: str, kind: str) -> None:
     before, after = shape_only(name), shape_only(name, prepare={"norm": kind})
     assert sum(isinstance(layer, _BatchNorm) for layer in before.modules()) == WITH_BATCH_NORM[name]
@@ -50,9 +50,9 @@ def test_every_batch_normalization_is_replaced_and_every_other_layer_is_kept(nam
     assert count(spec_of(after)) == parameters(before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", ["mobilenet-v3-large", "efficientnet-b0", "mobilenet-v2", "resnet18", "resnet20"]
+    ("name", "kind"),
+    covering(["mobilenet-v3-large", "efficientnet-b0", "mobilenet-v2", "resnet18", "resnet20"], KINDS),
 )
 def test_with_all_normalizations_made_identities_the_network_stays_the_same(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from fedlens.models.registry import MODELS
 from fedlens.models.segmentation import ENCODERS
 from fedlens.settings.single_images import fails_on_one_image, refuse_single_images
 from fedlens.tasks.classification import Classification
+from tests.covering import covering
 from tests.unit.models.zoo_kit import images, made, parameters, shape_only
 
 TASK = Classification()  # it calls the module with images alone, as segmentation does
@@ -101,8 +102,7 @@ def test_all_leaves_are_of_the_encoder_the_decoder_or_the_head(which: str) -> No
     }
 
 
-@pytest.mark.parametrize("which", ["unet", "separable"])
-@pytest.mark.parametrize("backbone", ENCODERS)
+@pytest.mark.parametrize(("which", "backbone"), covering(["unet", "separable"], list(ENCODERS)))
 def test_the_leaves_have_the_library_s_names_and_shapes(which: str, backbone: str) -> None:
     theirs = {"unet": smp.Unet, "separable": smp.DeepLabV3Plus}[which]
     with torch.device("meta"):
@@ -142,8 +142,7 @@ def test_the_plain_decoder_is_that_of_the_paper_s_figure() -> None:
         torch.testing.assert_close(module(x), logits)
 
 
-@pytest.mark.parametrize("which", NETWORKS)
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("which", "channels"), covering(list(NETWORKS), [1, 3]))
 def test_images_of_any_size_give_logits_of_that_size(which: str, channels: int) -> None:
     module = network(which, (channels, 33, 47)).eval()
     with torch.no_grad():
@@ -215,8 +214,7 @@ def test_the_features_of_a_frozen_backbone_cannot_be_kept(which: str) -> None:
     assert caught.value.where == "model.cache_features"
 
 
-@pytest.mark.parametrize("which", NETWORKS)
-@pytest.mark.parametrize("norm", ["group", "layer", "frozen"])
+@pytest.mark.parametrize(("which", "norm"), covering(list(NETWORKS), ["group", "layer", "frozen"]))
 def test_every_batch_normalization_is_replaced(which: str, norm: str) -> None:
     module = network(which, prepare={"norm": norm}).train()
     assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules())

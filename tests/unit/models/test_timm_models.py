@@ -11,6 +11,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.models.head import head_of
 from fedlens.models.registry import MODELS
 from fedlens.models.timm_models import TIMM_NAMES
+from tests.covering import covering
 from tests.unit.models.zoo_kit import (
     CONVOLUTIONAL,
     OF_TIMM,
@@ -55,8 +56,7 @@ def test_every_network_of_timm_is_listed_under_a_name_that_timm_has() -> None:
     assert set(TIMM_NAMES.values()) <= set(timm.list_models())
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
-@pytest.mark.parametrize("shape", [(1, 28, 28), (4, 40, 33)])
+@pytest.mark.parametrize(("name", "shape"), covering(CONVOLUTIONAL, [(1, 28, 28), (4, 40, 33)]))
 def test_a_convolutional_network_takes_images_of_any_channels_and_size(name: str, shape) -> None:
     with torch.device("meta"):
         assert made(name, shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
@@ -87,9 +87,11 @@ def test_smaller_patches_make_a_transformer_for_smaller_images(name: str) -> Non
         shape_only(name, (3, 32, 30), patch=4)
 
 
-@pytest.mark.parametrize(("name", "side"), [("resnet18", 32), ("mobilenet-v3-large", 32), ("vit-tiny", 64)])
-@pytest.mark.parametrize("setting", ["dropout", "drop_path"])
-def test_dropout_and_stochastic_depth_are_off_unless_they_are_set(name: str, side: int, setting: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "setting"), covering(["resnet18", "vit-tiny", "mobilenet-v3-large"], ["dropout", "drop_path"])
+)
+def test_dropout_and_stochastic_depth_are_off_unless_they_are_set(name: str, setting: str) -> None:
+    side = 64 if name == "vit-tiny" else 32
     x = images(4, 1, side, side)
     for share in (0.0, 0.9):
         module = made(name, (1, side, side), **{setting: share}).train()

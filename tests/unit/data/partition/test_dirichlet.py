@@ -56,7 +56,8 @@ def literal(
             alive = np.flatnonzero(left)
             if q[alive].sum() <= 0:
                 q = draw(alive)
-            drawn = rng.choice(alive, p=q[alive] / q[alive].sum())
+            shares = np.cumsum(q[alive])  # as rng.choice(alive, p=...) draws, in a fifth of its time
+            drawn = alive[np.searchsorted(shares, shares[-1] * rng.random(), side="right")]
             left[drawn] -= 1
             counts[client, drawn] += 1
     return counts

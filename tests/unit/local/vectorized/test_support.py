@@ -34,9 +34,10 @@ def trained(spec: ModelSpec, rule: ClientRule | None = None, **local: Any) -> Tr
     return fedavg(given).train
 
 
+@pytest.mark.parametrize("seeds", [[0], pytest.param(range(1, 5), marks=pytest.mark.nightly)], ids=str)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_no_built_in_model_is_refused_for_its_seed(name: str) -> None:
-    for seed in range(5 if name != "mcmahan-cnn" else 2):
+def test_no_built_in_model_is_refused_for_its_seed(name: str, seeds: Sequence[int]) -> None:
+    for seed in seeds:
         assert obstacle(trained(built_in(name, seed))) is None
 
 
