@@ -11,11 +11,21 @@ from fedlens.core.driver import Driver
 from tests.contract.contract_kit import experiment, outcome
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
 
-pytestmark = NEEDS_RAY
+pytestmark = [NEEDS_RAY, pytest.mark.nightly]
 RAY = {"name": "ray", "workers": 2, "cpus": 0.4, "connect_timeout": 300.0}
-# Plain, with two exchanges, with states, and in a file of the user's own. `processes` runs all algorithms.
-KINDS = ["fedavg", "feddane", "fedbn", "remembering"]
-MORE_KINDS = ["fedvc", "fedir-population", "mime-adam", "fednova", "moon", "admm"]
+# `processes` runs all algorithms in ci, and test_ray.py of the engines two exchanges, states and a file of one's own.
+KINDS = [
+    "fedavg",
+    "feddane",
+    "fedbn",
+    "remembering",
+    "fedvc",
+    "fedir-population",
+    "mime-adam",
+    "fednova",
+    "moon",
+    "admm",
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +37,7 @@ def _ray() -> Iterator[Driver]:
 
 
 @pytest.mark.usefixtures("_ray")
-@pytest.mark.parametrize(
-    "algorithm", [*KINDS, *(pytest.param(name, marks=pytest.mark.nightly) for name in MORE_KINDS)]
-)
+@pytest.mark.parametrize("algorithm", KINDS)
 def test_a_cluster_gives_the_bits_of_inline(algorithm: str, tmp_path: Path) -> None:
     """With dropout, batch normalization, augmentation, a frozen layer and momentum in one."""
     inline = experiment(algorithm, "dirichlet", rounds=2).run(tmp_path / "inline")

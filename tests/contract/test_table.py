@@ -44,6 +44,9 @@ from tests.contract.users import scattered
 pytestmark = pytest.mark.usefixtures("quick_workers")
 EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 NIGHTLY = [pytest.mark.nightly]
+# Other settings of the same algorithm run nightly, but those of another make.
+NAMED = {*REGISTERED, *CHOSEN, "centred"}
+EACH = pytest.mark.parametrize("algorithm", nightly_but(NAMED, ALGORITHMS))
 
 
 def test_the_table_has_every_algorithm_and_every_partition() -> None:
@@ -167,7 +170,7 @@ def test_it_resumes_exactly_when_it_is_interrupted_again_and_again(tmp_path) -> 
     assert outcome(resume(directory)) == whole
 
 
-@EVERY
+@EACH
 def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
     made = experiment(algorithm, "iid")
     built = build(plan(made.config, made._source), tmp_path, download=False)
@@ -233,7 +236,7 @@ def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: s
     assert outcome(refused)[0] == outcome(missing)[0]
 
 
-@EVERY
+@EACH
 def test_it_survives_a_client_with_one_example_and_one_with_none(algorithm: str, tmp_path) -> None:
     select = {} if algorithm == "centralized" else {"select": {"name": "fixed", "clients": [0, 1, 2]}}
     result = experiment(algorithm, "uneven", rounds=2, **select).run(tmp_path / "run")

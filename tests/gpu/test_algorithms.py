@@ -10,11 +10,14 @@ from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from tests.contract.contract_kit import ALGORITHMS, SOLVERS
 from tests.gpu.device_kit import GROUP_NORM, agree, both, near, small, tiers
 
-# Each registered algorithm once; other settings of them run in the nightly tier.
+# Each registered algorithm once, but those whose client rule and server step another one or test_components.py has;
+# they, and other settings, run in the nightly tier.
 FIRST = {row["name"]: variant for variant, row in reversed(ALGORITHMS.items())}
+ALIKE = {"fedavgm", "fedprox", "mimelite", "fedadagrad", "fedyogi", "admm", "iceadmm", "local-only"}
+FIRST_OF_A_KIND = [FIRST[name] for name in REGISTERED if name not in ALIKE]
 
 
-@pytest.mark.parametrize(("algorithm", "rounds"), tiers([FIRST[name] for name in REGISTERED], ALGORITHMS))
+@pytest.mark.parametrize(("algorithm", "rounds"), tiers(FIRST_OF_A_KIND, ALGORITHMS))
 def test_one_client_after_the_other_has_the_processors_bits(
     algorithm: str, rounds: int, tmp_path: Path
 ) -> None:

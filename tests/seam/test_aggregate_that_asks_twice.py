@@ -21,8 +21,6 @@ from fedlens.engines.processes import processes
 from fedlens.local.training import Train
 from tests.identity.identity_kit import close, course, parts, world
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
-
 LOCAL = {"lr": 0.2, "momentum": 0.5, "epochs": 2, "batch_size": 4}
 
 

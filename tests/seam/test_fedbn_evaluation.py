@@ -9,8 +9,6 @@ from fedlens.core.random import Rng
 from fedlens.core.tree import load_into, part, select, spec_of, tree_of
 from tests.seam.seam_kit import ENGINES, gate
 
-pytestmark = pytest.mark.usefixtures("quick_workers")
-
 
 def build() -> nn.Module:
     return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double()

@@ -20,6 +20,7 @@ from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines import default as module
 from fedlens.engines.default import Default, default
+from fedlens.engines.processes import Processes
 from tests.unit.engines.engine_kit import answers_to, ask, children, expected, opened, same, vectors
 
 
@@ -36,8 +37,20 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAYS", 0.0)
 
 
+WAITED = threading.Event()
+
+
+@pytest.fixture
+def quick_start(quick_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers, which start quickly here, can take over from when a test waits for them."""
+    WAITED.clear()
+    monkeypatch.setattr(Processes, "started", property(lambda engine: WAITED.is_set()))
+
+
 def waiting(engine: Default) -> None:
     """Returns when the workers that were started can take over."""
+    if engine._starting is not None:
+        WAITED.set()
     end = time.monotonic() + 60
     while engine._starting is not None and not engine._starting.started:
         assert time.monotonic() < end
@@ -45,7 +58,7 @@ def waiting(engine: Default) -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("change", [3, 7])
+@pytest.mark.parametrize("change", [3, pytest.param(7, marks=pytest.mark.nightly)])
 def test_workers_take_over_in_the_middle_of_an_ask_with_the_same_bits(change: int) -> None:
     engine, told = default(workers=2), []
     engine.listen(lambda line, facts: told.append((line, facts)))
@@ -75,7 +88,7 @@ def test_workers_take_over_in_the_middle_of_an_ask_with_the_same_bits(change: in
     assert "2 workers take over" in told[1][0]
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "quick_start")
 def test_where_workers_cannot_load_the_program_the_run_stays_in_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,7 +121,7 @@ def test_where_workers_cannot_load_the_program_the_run_stays_in_this_process(
     assert told[-1] == ("the run stays in one process: a worker cannot read the program.", {"name": "inline"})
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "quick_start")
 @pytest.mark.parametrize("bad", ["request", "shared"])
 def test_what_cannot_be_sent_after_the_change_is_answered_in_this_process(bad: str) -> None:
     engine, told = default(workers=2), []
@@ -144,7 +157,7 @@ def test_what_cannot_be_sent_after_the_change_is_answered_in_this_process(bad: s
     assert told[-1][1] == {"name": "inline"}
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "quick_start")
 def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
     """An evaluation beside a round whose requests cannot be sent: the workers finish it, and then end."""
     engine = default(workers=2)
@@ -174,7 +187,7 @@ def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
     assert workers.pids == []
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("eager", "quick_start")
 def test_an_ask_that_fails_after_a_later_one_was_answered_in_this_process_ends_the_run() -> None:
     """Answered again in this process, it would see what the later ask has made of the clients' states."""
     engine = default(workers=2)
@@ -333,7 +346,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Default, "_note", patient)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("at_once", "quick_start")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_run_that_changes_over_is_that_of_inline(overlap: bool, tmp_path) -> None:
     more = {"evaluation": {"overlap": overlap}}
@@ -344,6 +357,7 @@ def test_a_run_that_changes_over_is_that_of_inline(overlap: bool, tmp_path) -> N
     assert numbers(run) == numbers(ref)
 
 
+@pytest.mark.usefixtures("quick_start")
 def test_a_resumed_run_may_choose_differently(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = whole(engine="inline").run(tmp_path / "inline")
     stopped = Stop(2)

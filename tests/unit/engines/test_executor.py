@@ -36,6 +36,7 @@ from fedlens.engines.shared_memory import Packer, Region, unpack
 from tests.unit.engines.engine_kit import DECLARED, NoData, answers_to, ask, fresh, same, vectors
 
 ENGINES = ["inline", "processes"]
+pytestmark = pytest.mark.usefixtures("quick_workers")
 W = torch.ones(3)
 EXPECT = Schema(
     {

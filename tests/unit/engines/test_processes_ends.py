@@ -167,7 +167,9 @@ def test_an_ask_with_code_in_it_is_one_sentence() -> None:
             RunFailed, match="the shared payload of the ask 'work' cannot be sent to local workers"
         ):
             answers_to(gate, ask([{}], shared={"f": lambda: 0}))
-        with pytest.raises(RunFailed, match="a request of the ask 'work', or a client's state cannot be sent"):
+        with pytest.raises(
+            RunFailed, match="a request of the ask 'work', or a client's state cannot be sent"
+        ):
             answers_to(gate, Ask("work", [Request(0, {"f": lambda: 0})]))
         assert len(answers_to(gate, ask([{}] * 2))) == 2
 

@@ -33,7 +33,6 @@ from tests.unit.engines.engine_kit import (
     vectors,
 )
 
-
 QUICK = pytest.mark.usefixtures("quick_workers")
 
 

@@ -28,6 +28,7 @@ from fedlens.engines.ray import _emptied
 from fedlens.engines.ray_worker import pack, unpacked
 from fedlens.engines.vectorized import Vectorized
 from tests.contract.contract_kit import USERS, Stopping, outcome
+from tests.contract.contract_kit import settings as contract_settings
 from tests.identity.identity_kit import course, model, parts, world
 from tests.unit.engines import engine_kit
 from tests.unit.engines.engine_kit import DECLARED, OPS, answers_to, ask, expected, same, vectors, work
@@ -175,7 +176,7 @@ def test_groups_and_16_bits_are_those_of_vectorized(gate: Driver) -> None:
     """With the bits of `vectorized` in groups of the same size."""
     scaffold = ALGORITHMS.find("scaffold")(parts(world(), {"lr": 0.2, "epochs": 2, "batch_size": 4}))
     one = course(scaffold, world(), 2, engine=Vectorized(group=2, computing=Computing(precision="bf16")))
-    engine = ray_made(cpus=0.2, group=2, precision="bf16")
+    engine = ray_made(cpus=0.2, workers=1, group=2, precision="bf16")
     many = course(scaffold, world(), 2, engine=engine)
     assert same(list(one.final.values()), list(many.final.values()))
     with pytest.raises(ConfigError, match=r"'ray' with engine\.group = 2 cannot train several"):
@@ -283,7 +284,7 @@ def digits(**changes: Any) -> Experiment:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "states, interrupted": {"algorithm": "scaffold", "record": {"clients": True}},
+    "states, interrupted": contract_settings("fedbn", "dirichlet", rounds=3),
     "a file of one's own": {
         "algorithm": {"name": f"{USERS}:remembering", "pull": 0.2},
         "record": {"clients": True},
@@ -293,7 +294,9 @@ CASES: dict[str, dict[str, Any]] = {
         "select": {"name": "uniform"},
         "record": {"clients": True},
         "model": "linear",
+        "rounds": 2,
     },
+    "two exchanges": contract_settings("feddane", "dirichlet", rounds=2),
 }
 
 
@@ -304,7 +307,7 @@ def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(
     """A second engine on the first one's Ray, on the CPUs that the first leaves free."""
     changes = CASES[case]
     whole = outcome(digits(**changes).run(tmp_path / "inline"))
-    on_ray = digits(engine=RAY | {"cpus": 0.4}, **changes)
+    on_ray = digits(engine=RAY | {"cpus": 0.4, "workers": 1 if "own" in case else 2}, **changes)
     if "interrupted" not in case:
         assert outcome(on_ray.run(tmp_path / "ray")) == whole
         return
