@@ -1,7 +1,7 @@
 """A run that dies and is resumed, again and again, in one process that has imported everything once.
 
-Reads a plan, JSON, from standard input: a list of lives. Each is a forked `fedlens` command with the `args` given,
-or with `"auto"` for `run` the first time and `resume` from then on, and with
+Reads lines of JSON from standard input, each a folder and a plan, a list of lives there. Each life is a forked
+`fedlens` command with the `args` given, or with `"auto"` for `run` the first time and `resume` from then on, and with
 
 - `call`, `signal`: the signal it gets right before its n-th step in writing to disk (a sync, a rename, a tensor);
 - `after`, `signal`: the signal it gets so many seconds after it began, or, with `lines`, after so many rounds of its
@@ -12,7 +12,7 @@ or with `"auto"` for `run` the first time and `resume` from then on, and with
 - `stdout`: "closed", "full", or "broken pipe";
 - `page`: a directory lies where its result page is to be written.
 
-Writes a line of JSON for each: how it ended, in what time, and what it said.
+Writes a line of JSON for each plan: how each life ended, in what time, and what it said.
 """
 
 from __future__ import annotations
@@ -155,8 +155,10 @@ def outcome(life: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    for life in json.loads(sys.stdin.readline()):
-        print(json.dumps(outcome(life)), flush=True)  # noqa: T201
+    for line in sys.stdin:
+        cwd, plan = json.loads(line)
+        os.chdir(cwd)
+        print(json.dumps([outcome(life) for life in plan]), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import json
 import os
@@ -112,23 +114,38 @@ def fedlens(*arguments: str, cwd: Path, **more: Any) -> subprocess.Popen[str]:
 
 @contextmanager
 def lives(cwd: Path) -> Iterator[Any]:
-    """A function that takes a plan and gives back how each of its lives ended; see `tests.faults.lives`."""
+    """A function that takes a plan and gives back how each of its lives ended; see `tests.faults.lives`.
+
+    With a `prefix`, the command in which they are to live, in a process of its own; else in one for all tests.
+    """
 
     def play(plan: list[dict[str, Any]], *, prefix: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            [*prefix, sys.executable, "-m", "tests.faults.lives"],
-            cwd=cwd,
-            env=environment(),
-            input=json.dumps(plan) + "\n",
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        process = _living() if not prefix else _started(prefix)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([str(cwd), plan]) + "\n")
+        process.stdin.flush()
+        ended: list[dict[str, Any]] = json.loads(process.stdout.readline())
+        if prefix:
+            process.communicate(timeout=100)
+        return ended
 
     yield play
+
+
+def _started(prefix: tuple[str, ...]) -> subprocess.Popen[str]:
+    command = [*prefix, sys.executable, "-m", "tests.faults.lives"]
+    return subprocess.Popen(
+        command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@functools.cache
+def _living() -> subprocess.Popen[str]:
+    """The process that all lives are forked from. It ends with this one, at the end of its input."""
+    process = _started(())
+    atexit.register(process.communicate)
+    return process
 
 
 def sha(path: Path) -> str:

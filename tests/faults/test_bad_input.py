@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.data.catalogue import CATALOGUE
-from tests.faults.run_kit import fedlens
+from tests.faults.run_kit import lives
 
 BASE = """\
 # the first line
@@ -428,41 +428,30 @@ def test_the_settings_of_what_was_named_before_do_not_get_in_the_way(folder: Pat
     ],
 )
 def test_real_processes(folder: Path, arguments: list[str], said: str) -> None:
-    """As typed in a terminal, also where the workers had begun to start."""
-    process = fedlens("run", *arguments, "--json", cwd=folder)
-    out, err = process.communicate(timeout=300)
-    assert (process.returncode, json.loads(out)["status"]) == (2, "error")
-    assert err.replace(f"{folder}/own.py", "own.py").startswith(said)
-    assert err.count("\n") == 1
+    """Also where the workers had begun to start."""
+    with lives(folder) as play:
+        (ended,) = play([{"args": ["run", *arguments, "--json"]}])
+    assert (ended["code"], json.loads(ended["out"])["status"]) == (2, "error")
+    assert ended["err"].replace(f"{folder}/own.py", "own.py").startswith(said)
+    assert ended["err"].count("\n") == 1
 
 
 def test_json_has_standard_output_to_itself(folder: Path, tmp_path: Path) -> None:
     """Whatever a user's own operation prints, here and in workers, on the way."""
-    import json
-
     (tmp_path / "loud.py").write_text(
         "import os\nfrom fedlens.algorithms.averaging import averaging\nfrom fedlens.local.rules import ClientRule\n"
         "def finish(parameters, context):\n    print('printed')\n    os.write(1, b'written\\n')\n    return {}, None\n"
         "def loud(parts):\n    print('built')\n    return averaging(parts, client=ClientRule(finish=finish))\n"
     )
     (tmp_path / "base.toml").write_text(BASE)
-    for engine in ("inline", "processes"):
-        process = fedlens(
-            "run",
-            "base.toml",
-            "--set",
-            "algorithm=loud.py:loud",
-            "--engine",
-            engine,
-            "--out",
-            engine,
-            "--json",
-            cwd=tmp_path,
-        )
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
-        assert json.loads(out)["status"] == "finished"
-        assert (err.count("printed"), err.count("written"), err.count("built")) == (8, 8, 1)
+    loud = ["run", "base.toml", "--set", "algorithm=loud.py:loud", "--json"]
+    with lives(tmp_path) as play:
+        ends = play([{"args": [*loud, "--engine", one, "--out", one]} for one in ("inline", "processes")])
+    for ended in ends:
+        said = ended["err"]
+        assert ended["code"] == 0, said
+        assert json.loads(ended["out"])["status"] == "finished"
+        assert (said.count("printed"), said.count("written"), said.count("built")) == (8, 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ def test_a_hook_that_raises_among_stacked_clients_is_its_clients_failure(tmp_pat
         assert reason.startswith(faulty.HOSTILE[fault][1])
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

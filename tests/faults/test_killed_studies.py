@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import random
-import resource
 import signal
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.report.study_results import LINES
-from tests.faults.run_kit import fedlens
+from tests.faults.run_kit import fedlens, lives
 from tests.unit.studies.study_kit import without_clock
 
 STUDY = """
@@ -107,12 +106,11 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outputs(finished_here(folder, "broken"))
 
 
-def test_killed_twice_and_continued_it_gives_the_files_of_one_that_was_not(
+def test_killed_and_continued_it_gives_the_files_of_one_that_was_not(
     tmp_path: Path, straight: dict[str, Any]
 ) -> None:
     study(tmp_path)
-    draw = random.Random(3)
-    assert sum(killed(tmp_path, "broken", draw, 0.4) for _ in range(2)) >= 1
+    assert killed(tmp_path, "broken", random.Random(3), 0.1)
     broken = outputs(finished_here(tmp_path, "broken"))
     assert broken == straight
     # Of a method's four points two end at the first rung; then come two seeds of the best.
@@ -120,7 +118,7 @@ def test_killed_twice_and_continued_it_gives_the_files_of_one_that_was_not(
     assert [line["status"] for line in broken["results"]].count("finished") >= 4
 
 
-@pytest.mark.nightly  # twice above
+@pytest.mark.nightly  # once above
 def test_killed_twenty_times_at_random_moments_it_gives_the_same_files(tmp_path: Path) -> None:
     study(tmp_path, rounds=150)
     draw = random.Random(20)
@@ -133,8 +131,9 @@ def test_a_second_sweep_is_refused_and_ctrl_c_saves_the_runs_of_the_first(tmp_pa
     process = sweep(tmp_path, "out")
     while not list((tmp_path / "out" / "runs").glob("*/checkpoint")) and process.poll() is None:
         time.sleep(0.01)
-    _, err = sweep(tmp_path, "out").communicate(timeout=100)
-    assert f"error: the study out is in use by process {process.pid}" in err
+    with lives(tmp_path) as play:
+        (second,) = play([{"args": ["sweep", "study.toml", "--out", "out", "--jobs", "2", "--quiet"]}])
+    assert f"error: the study out is in use by process {process.pid}" in second["err"]
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
@@ -154,13 +153,11 @@ def test_a_disk_that_fills_stops_the_study_with_a_sentence_and_it_continues(
 ) -> None:
     study(tmp_path)
 
-    def small() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
-    process = sweep(tmp_path, "broken", 0, preexec_fn=small)
-    _, err = process.communicate(timeout=100)
-    assert process.returncode == 1, err
+    words = ["sweep", "study.toml", "--out", "broken", "--jobs", "0", "--quiet"]
+    with lives(tmp_path) as play:
+        (ended,) = play([{"args": words, "limit": 3000}])
+    err = ended["err"]
+    assert ended["code"] == 1, err
     assert "error: the study stopped: " in err
     assert "run the same command again: it keeps the finished runs, and continues" in err
     assert "Traceback" not in err

@@ -18,6 +18,7 @@ from tests.faults.run_kit import outcome, sha
 
 ROUNDS = 3
 FILE = str(Path(faulty.__file__))
+pytestmark = pytest.mark.usefixtures("quick_workers")
 ENGINES: dict[str, Any] = {"inline": "inline", "processes": {"name": "processes", "workers": 2}}
 
 

@@ -18,7 +18,7 @@ from fedlens.cli.main import app
 from fedlens.run import checkpoint
 from fedlens.run.progress import Silent
 from tests.faults import faulty
-from tests.faults.run_kit import experiment, fedlens, outcome, summary
+from tests.faults.run_kit import experiment, fedlens, lives, outcome, summary
 from tests.unit.data.layouts import IDX_FILES, with_facts, write_mnist
 
 ROUNDS = 5
@@ -270,15 +270,10 @@ def test_a_run_does_not_go_on_without_its_data(mnist: Path, tmp_path: Path) -> N
 
 def test_a_user_with_a_closed_pipe_loses_nothing(here: Path) -> None:
     """`fedlens resume run | head -1`: the run goes on to its end, and says on standard error that nobody reads."""
-    process = fedlens("resume", "run", cwd=here)
-    assert process.stdout is not None
-    process.stdout.close()
-    process.wait(timeout=300)
-    assert process.stderr is not None
-    said = process.stderr.read()
-    process.stderr.close()
-    assert (process.returncode, said.count("\n")) == (0, 1), said
-    assert "Broken pipe; the run continues without output" in said
+    with lives(here) as play:
+        (ended,) = play([{"args": ["resume", "run"], "stdout": "broken pipe"}])
+    assert (ended["code"], ended["err"].count("\n")) == (0, 1), ended
+    assert "Broken pipe; the run continues without output" in ended["err"]
     assert summary(here / "run")["status"] == "finished"
     assert outcome(here / "run") == outcome(here / "ref")
 

@@ -24,7 +24,7 @@ DATA: dict[str, Any] = {
 }
 GROUP_NORM = {"name": "small-cnn", "width": 8, "norm": "group"}
 # Settings of algorithms that take as many steps as they are told, whatever a client holds.
-FEWER = {"fedvc": {"examples": 8}, "admm": {"max_iterations": 1}, "ceadmm": {"max_iterations": 1}}
+FEWER = {"fedvc": {"examples": 8}, "admm": {"max_iterations": 1}, "ceadmm": {"k_0": 1, "max_iterations": 1}}
 
 
 def small(algorithm: str = "fedavg", **changes: Any) -> dict[str, Any]:
