@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,16 +194,24 @@ def test_a_recipe_of_texts_gets_the_vocabulary_of_its_data() -> None:
     assert one.model.build(initial=False)(inputs).shape == (2, 90)
 
 
-def test_the_process_prints_its_measurement_on_its_last_line() -> None:
+PRINTING = """
+import contextlib, runpy, sys
+with open(sys.argv[2], "w") as out, contextlib.redirect_stdout(out):
+    runpy.run_module("fedlens.benchmark.memory_step", run_name="__main__")
+"""
+
+
+def test_the_process_prints_its_measurement_on_its_last_line(
+    tmp_path: Path, forked: Callable[..., str]
+) -> None:
     words = {
         "recipe": "digits",
         "overrides": [],
         "batch": 4,
         "info": {"name": "d", "kind": "classification", "classes": ["0", "1"], "input_shape": [1, 8, 8]},
     }
-    command = [sys.executable, "-m", "fedlens.benchmark.memory_step", json.dumps(words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = StepMemory(**json.loads(done.stdout.splitlines()[-1]))
+    assert forked(PRINTING, json.dumps(words), tmp_path / "out") == "passed"
+    found = StepMemory(**json.loads((tmp_path / "out").read_text().splitlines()[-1]))
     assert found.reason is None
     assert found.measured is not None
     assert found.measured > 4 * 9_000, "at least the weights"

@@ -166,8 +166,8 @@ def test_absent_data_are_told_as_a_run_tells_it() -> None:
 
 
 def test_the_memory_of_a_client_is_that_of_its_tensors() -> None:
-    """5 million weights: a step has their gradients too, and the reply has what they moved by."""
-    experiment = built("model.name=mlp", "model.hidden=2200")
+    """Half a million weights: a step has their gradients too, and the reply has what they moved by."""
+    experiment = built("model.name=mlp", "model.hidden=700")
     measured = measure(experiment, 1)
     memory = measure_memory(experiment, measured.ask, measured.client_state)
     weights = 4 * experiment.parameters
