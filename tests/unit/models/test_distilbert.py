@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import DistilBertConfig, DistilBertForMaskedLM, DistilBertForSequenceClassification
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.models.weights import InitialWeights
@@ -26,10 +25,18 @@ def small(classes: int = 3, **changed: Any) -> nn.Module:
     return made("distilbert", (9,), classes, **{**SMALL, **changed})
 
 
-def published(folder: Path, kind: Any = DistilBertForSequenceClassification, **changed: Any) -> Any:
+def of_transformers(kind: str = "ForSequenceClassification", **changed: Any) -> Any:
+    """A network of transformers, whose import takes seconds that collecting tests need not wait."""
+    import transformers
+
+    config = transformers.DistilBertConfig(**{**THEIRS, **changed})
+    return getattr(transformers, f"DistilBert{kind}")(config)
+
+
+def published(folder: Path, kind: str = "ForSequenceClassification", **changed: Any) -> Any:
     """A network of transformers, saved in `folder` as its authors' are."""
     torch.manual_seed(1)
-    module = kind(DistilBertConfig(**{**THEIRS, "num_labels": 3, "initializer_range": 0.3, **changed}))
+    module = of_transformers(kind, **{"num_labels": 3, "initializer_range": 0.3, **changed})
     module.save_pretrained(folder)
     return module.eval()
 
@@ -69,13 +76,12 @@ def test_of_a_text_of_padding_alone_the_first_token_counts(tmp_path: Path) -> No
 
 def test_the_published_network_has_66_955_010_parameters() -> None:
     assert parameters(shape_only("distilbert", (64,), 2)) == 66_955_010
-    theirs = DistilBertForSequenceClassification(DistilBertConfig(**THEIRS))
-    assert parameters(small(2)) == parameters(theirs)
+    assert parameters(small(2)) == parameters(of_transformers())
 
 
 def test_initial_weights_are_drawn_as_in_transformers() -> None:
     torch.manual_seed(0)
-    theirs = DistilBertForSequenceClassification(DistilBertConfig(**THEIRS, num_labels=3)).state_dict()
+    theirs = of_transformers(num_labels=3).state_dict()
     ours = small().state_dict()
     assert ours.keys() == theirs.keys()
     assert all(
@@ -96,7 +102,7 @@ def test_dropout_acts_in_training_alone_and_every_weight_gets_a_gradient() -> No
 
 
 def test_weights_of_a_language_model_leave_the_heads_as_drawn(tmp_path: Path) -> None:
-    theirs = published(tmp_path, DistilBertForMaskedLM)
+    theirs = published(tmp_path, "ForMaskedLM")
     module, weights = loaded(tmp_path)
     body = {name: value for name, value in theirs.state_dict().items() if name.startswith("distilbert.")}
     assert all(torch.equal(module.state_dict()[name], value) for name, value in body.items())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import DistilBertTokenizer
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.datasets.sent140 import sent140, whole_source
@@ -24,9 +24,16 @@ def vocabulary(folder: Path, pieces: list[str] = PIECES) -> Path:
     return path
 
 
+def of_transformers(file: Path, **settings: bool) -> Any:
+    """The tokenizer of transformers, whose import takes seconds that collecting tests need not wait."""
+    from transformers import DistilBertTokenizer
+
+    return DistilBertTokenizer(str(file), **settings)
+
+
 def test_the_ids_are_those_of_transformers(tmp_path: Path) -> None:
     path = vocabulary(tmp_path / "old")
-    theirs = DistilBertTokenizer(str(path))
+    theirs = of_transformers(path)
     theirs.save_pretrained(tmp_path / "new")
     assert not (tmp_path / "new" / "vocab.txt").exists()
     for source in (path, path.parent, tmp_path / "new"):
@@ -37,7 +44,7 @@ def test_the_ids_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_with_small_and_capital_letters_is_taken_as_its_file_says(tmp_path: Path) -> None:
-    theirs = DistilBertTokenizer(str(vocabulary(tmp_path)), do_lower_case=False)
+    theirs = of_transformers(vocabulary(tmp_path), do_lower_case=False)
     theirs.save_pretrained(tmp_path / "cased")
     ids, _ = word_pieces(str(tmp_path / "cased"), 6, download=False)
     assert ids("the The") == theirs("the The")["input_ids"] == [2, 5, 1, 3]
