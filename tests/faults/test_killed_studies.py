@@ -87,6 +87,12 @@ def done(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "runs").glob("*/metrics.jsonl"))
 
 
+def rounds(folder: Path) -> int:
+    """Rounds of the run that has most."""
+    files = (folder / "runs").glob("*/metrics.jsonl")
+    return max((path.read_bytes().count(b"\n") for path in files), default=0)
+
+
 def killed(cwd: Path, out: str, draw: random.Random, spread: float) -> bool:
     """Starts the study, and kills it some time after it has begun to train; whether that hit."""
     process, before = sweep(cwd, out), done(cwd / out)
@@ -134,6 +140,8 @@ def test_a_second_sweep_is_refused_and_ctrl_c_saves_the_runs_of_the_first(tmp_pa
     with lives(tmp_path) as play:
         (second,) = play([{"args": ["sweep", "study.toml", "--out", "out", "--jobs", "2", "--quiet"]}])
     assert f"error: the study out is in use by process {process.pid}" in second["err"]
+    while rounds(tmp_path / "out") < 20 and process.poll() is None:  # those of the first rung are over
+        time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
