@@ -14,6 +14,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 export PYTHONUNBUFFERED := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without its cache each process compiles the source anew, and each test worker rewrites the asserts of all tests.
+unexport PYTHONDONTWRITEBYTECODE
 # The theme of the docs ends in May 2027, and says so at every build. CONTRIBUTING.md has what its successor still lacks.
 export NO_MKDOCS_2_WARNING := 1
 
