@@ -36,7 +36,7 @@ from fedlens.core.schema import beyond_bound
 from fedlens.core.types import ClientId
 from fedlens.observers.chance import Chance, chance_levels, nothing_learned
 from fedlens.run.build import Built
-from fedlens.run.failed_round import USUAL_LR
+from fedlens.run.failed_round import TYPICAL_LR
 from fedlens.run.not_finite import NotFiniteReplies
 
 COLLAPSE = "collapse"  # the kind of warning after which a run ends
@@ -321,7 +321,7 @@ class Divergence:
 
     def _advice(self, kind: str, clients: Sequence[Mapping[str, Any]]) -> str:
         # A tenth of a rate above 1 is usually too much still.
-        smaller = f"local.lr = {USUAL_LR:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
+        smaller = f"local.lr = {TYPICAL_LR:g}" if self._lr > 1 else f"local.lr = {self._lr / 10:g} (a tenth)"
         clip = "set local.clip_norm" if self._clip_norm is None else "lower local.clip_norm"
         first = clients[0] if clients else {}
         if kind == COLLAPSE:

@@ -8,7 +8,7 @@ from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Tally
 from fedlens.core.schema import not_finite
 
-USUAL_LR = 0.1  # a usual local.lr
+TYPICAL_LR = 0.1  # a typical local.lr
 
 
 def no_accepted_update(round: int, tally: Tally, lr: float) -> RunFailed:
@@ -19,11 +19,11 @@ def no_accepted_update(round: int, tally: Tally, lr: float) -> RunFailed:
     if not reasons:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]
-    usual = "the same error at every client usually comes from the model, the data or the algorithm"
+    hint = "the same error at every client usually comes from the model, the data or the algorithm"
     if not_finite(reason):
-        usual = _too_high(lr)
+        hint = _too_high(lr)
     return RunFailed(
-        f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=usual
+        f"no client update of round {round} was accepted: {reason} ({times} of {tally.failed})", hint=hint
     )
 
 
@@ -36,5 +36,5 @@ def diverged(round: int, lr: float) -> RunFailed:
 
 
 def _too_high(lr: float) -> str:
-    smaller = f"{USUAL_LR:g}" if lr > 1 else "a tenth"
+    smaller = f"{TYPICAL_LR:g}" if lr > 1 else "a tenth"
     return f"usually the learning rate is too high: local.lr is {lr:g}, try {smaller}, or set local.clip_norm"
