@@ -421,7 +421,7 @@ def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Every setting by its full key, without those that change no result."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        if prefix or key not in ("engine", "checkpoint", "divergence", "record", "observe"):
+        if prefix or key not in ("engine", "checkpoint", "divergence", "record", "observe", "max_skipped"):
             inner = isinstance(value, Mapping)
             flat |= _comparable(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return flat

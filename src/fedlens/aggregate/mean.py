@@ -59,7 +59,13 @@ class Aggregate(ABC):
 
     With the class attribute `follows_device = True`, an aggregate declares that it computes where the replies are and
     keeps none of them: replies may then stay on a GPU. Otherwise they are in CPU memory.
+
+    With `asked_without_replies = True`, it declares that it makes an update of every round, also of one in which no
+    client was asked or no reply was accepted, as a rule that adds noise for privacy must. Such a round is not skipped
+    (`max_skipped`) and does not end the run.
     """
+
+    asked_without_replies: ClassVar[bool] = False
 
     @property
     def weighting(self) -> Weighting:

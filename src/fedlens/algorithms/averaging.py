@@ -30,7 +30,15 @@ from fedlens.algorithms.client_evaluation import (
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.client_sampling import BySize, Select, Uniform, candidates, repeats
+from fedlens.algorithms.client_sampling import (
+    BySize,
+    Select,
+    Uniform,
+    candidates,
+    refuse_all_dropped,
+    repeats,
+    straggling,
+)
 from fedlens.base.errors import ConfigError
 from fedlens.base.signatures import check_methods, place_of
 from fedlens.base.user_objects import follows_device
@@ -154,6 +162,11 @@ class Averaging(AlgorithmBase):
         return self.rule.traits.full_gradients
 
     @property
+    def needs_replies(self) -> bool:
+        """Whether the aggregate does."""
+        return not self.aggregate.asked_without_replies
+
+    @property
     def follows_device(self) -> bool:
         """Whether all its components at the server do."""
         return (
@@ -178,7 +191,7 @@ class Averaging(AlgorithmBase):
         return {**state, "rules": rules} if rules else state
 
     def round(self, state: State, ctx: RoundContext) -> Round:
-        """Runs one round: select, prepare, train, aggregate, step. Without an accepted reply, the model is kept."""
+        """Runs one round: select, prepare, train, aggregate, step. Without an update, the model is kept."""
         cohort = self.select.cohort(ctx)
         rules: dict[str, Any] = dict(state.get("rules", {}))
         rate = self.parts.local.shared_rate(ctx.round, ctx.rounds)
@@ -198,7 +211,7 @@ class Averaging(AlgorithmBase):
             for slot, client in enumerate(cohort)
             if work.get(slot) != 0
         ]
-        if not requests:
+        if not requests and self.needs_replies:
             return {**state, "rules": rules} if rules else state
         ask = Ask(
             "train",
@@ -354,6 +367,7 @@ def averaging(
         refuse_too_many(parts.federation, parts.measure_clients)
     if aggregation.normalized:
         fit.refuse_unequal(rule, parts.local)
+    fit.refuse_unprepared(aggregation, rule)
     fit.refuse_server_data(aggregation, rule, parts.federation, personal)
     fit.refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)
     train = BatchedTrain(
@@ -442,19 +456,6 @@ def refuse_counted_twice(select: Select, aggregate: Aggregate, parts: Parts) -> 
         )
 
 
-def refuse_all_dropped(local: LocalSettings, select: Select, federation: FederationInfo) -> None:
-    """Raises `ConfigError` if every client of every round is a straggler that is dropped."""
-    if local.straggler_work != "drop":
-        return
-    cohort = select.size(federation)
-    if round(local.stragglers * cohort) >= cohort:
-        raise ConfigError(
-            f"all {cohort} clients of each round are stragglers, and local.straggler_work = 'drop' leaves them out",
-            where="local.stragglers",
-            hint=f"set it below {1 - 0.5 / cohort:g}, or local.straggler_work to 'up-to-E'",
-        )
-
-
 def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
     """Raises `ConfigError` if a model with personal leaves cannot be evaluated, or if a rule would send them."""
     refuse_unmeasured(
@@ -478,20 +479,3 @@ def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
             where="client",
             hint="remove it, or choose another algorithm",
         )
-
-
-def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -> dict[int, int]:
-    """The epochs (or steps) of the stragglers, by slot: those of a share of the cohort, drawn uniformly.
-
-    Li et al. 2020 (arXiv 1812.06127), section 5.2, draw from 1 to E; the code of the authors from 1 to E - 1. Their
-    FedAvg drops stragglers, which is 0 here: they are not asked to train. The other clients then have other slots, and
-    so other batches than in a run that drops nobody.
-    """
-    if not local.stragglers:
-        return {}
-    draw = ctx.rng.numpy("stragglers")
-    slots = sorted(draw.choice(len(cohort), round(local.stragglers * len(cohort)), replace=False))
-    if local.straggler_work == "drop":
-        return {int(slot): 0 for slot in slots}
-    most = local.work + (local.straggler_work == "up-to-E")
-    return {int(slot): int(draw.integers(1, most)) for slot in slots}

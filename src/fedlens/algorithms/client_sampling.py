@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Who takes part in a round, and which of them are stragglers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import Field
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Entry, Registry
 from fedlens.core.protocol import FederationInfo, RoundContext
+from fedlens.local.settings import LocalSettings
 
 
 class Select(Protocol):
@@ -210,6 +211,36 @@ class Fixed:
     def repeats(self, federation: FederationInfo) -> bool:
         """Whether one is named twice."""
         return len(set(self.clients)) < len(self.clients)
+
+
+def refuse_all_dropped(local: LocalSettings, select: Select, federation: FederationInfo) -> None:
+    """Raises `ConfigError` if every client of every round is a straggler that is dropped."""
+    if local.straggler_work != "drop":
+        return
+    cohort = select.size(federation)
+    if round(local.stragglers * cohort) >= cohort:
+        raise ConfigError(
+            f"all {cohort} clients of each round are stragglers, and local.straggler_work = 'drop' leaves them out",
+            where="local.stragglers",
+            hint=f"set it below {1 - 0.5 / cohort:g}, or local.straggler_work to 'up-to-E'",
+        )
+
+
+def straggling(local: LocalSettings, cohort: Sequence[int], ctx: RoundContext) -> dict[int, int]:
+    """The epochs (or steps) of the stragglers, by slot: those of a share of the cohort, drawn uniformly.
+
+    Li et al. 2020 (arXiv 1812.06127), section 5.2, draw from 1 to E; the code of the authors from 1 to E - 1. Their
+    FedAvg drops stragglers, which is 0 here: they are not asked to train. The other clients then have other slots, and
+    so other batches than in a run that drops nobody.
+    """
+    if not local.stragglers:
+        return {}
+    draw = ctx.rng.numpy("stragglers")
+    slots = sorted(draw.choice(len(cohort), round(local.stragglers * len(cohort)), replace=False))
+    if local.straggler_work == "drop":
+        return {int(slot): 0 for slot in slots}
+    most = local.work + (local.straggler_work == "up-to-E")
+    return {int(slot): int(draw.integers(1, most)) for slot in slots}
 
 
 PerRound = Annotated[int | None, Field(ge=1, description="number of clients per round")]

@@ -56,6 +56,18 @@ def refuse_task(rule: ClientRule, task: Task) -> None:
 _OTHER = "take aggregate.name = 'mean', or another algorithm"
 
 
+def refuse_unprepared(aggregate: Aggregate, rule: ClientRule) -> None:
+    """Raises `ConfigError` if a round may end before the aggregate is asked, although it must be asked in every one."""
+    prepared = any(server_rule.prepare is not None for server_rule in rule.server_rules.values())
+    if aggregate.asked_without_replies and prepared:
+        raise ConfigError(
+            f"the aggregate {type(aggregate).__name__} must be asked in every round, and {rule.called} asks clients "
+            "before they train: without their replies the round ends there",
+            where="aggregate.name",
+            hint=_OTHER,
+        )
+
+
 def refuse_server_data(
     aggregate: Aggregate, rule: ClientRule, federation: FederationInfo, personal: frozenset[str]
 ) -> None:

@@ -71,6 +71,14 @@ class AlgorithmBase(Algorithm):
         return False
 
     @property
+    def needs_replies(self) -> bool:
+        """Whether a round without an accepted reply is in vain: the run skips it, or ends. See `max_skipped`.
+
+        Otherwise the state that `round` returns counts in every round.
+        """
+        return True
+
+    @property
     def follows_device(self) -> bool:
         """Whether the server's code computes on the device of its inputs, so that state and replies may stay on a GPU.
 

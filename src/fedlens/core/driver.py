@@ -150,9 +150,10 @@ class Driver:
 
         If the norm bound rejected every reply, it restarts, and `tally.unbounded` names the operations.
         """
-        value = self.begin(steps, round, ahead=False, bounded=True).finish()
-        self.tally.unbounded = self.norms.round_done(self.tally.clients > 0)
-        return value
+        try:
+            return self.begin(steps, round, ahead=False, bounded=True).finish()
+        finally:
+            self.tally.unbounded = self.norms.round_done(self.tally.clients > 0)
 
     def begin(
         self, steps: Generator[Ask, Answers, Any], round: int, ahead: bool = True, bounded: bool = False
@@ -211,6 +212,8 @@ class Driver:
             self._out = {i for i in self._out if i[:2] != (round, exchange)}
 
     def _send(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        if not ask.requests and ask.order == "request":  # in arrival order, earlier answers may still be out
+            return _no_answers()
         self.tally.asked(ask, round)
         self._out.update(Id(round, exchange, slot) for slot in range(len(ask.requests)))
         return self.engine.answer(ask, round, exchange)
@@ -263,6 +266,11 @@ class Driver:
                     self.states.commit(answer.client, answer.state)
                 else:
                     staged.put(answer.client, answer.state)
+
+
+def _no_answers() -> Generator[Answer, None, None]:
+    """The answers to an ask without requests, in request order."""
+    yield from ()
 
 
 class Driven:

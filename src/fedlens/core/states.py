@@ -175,6 +175,23 @@ class ClientStates:
         self._marks.append(mark)
         return mark
 
+    def rewind(self, mark: Mark) -> None:
+        """Takes back all that was committed since a mark, which stays.
+
+        >>> states = ClientStates()
+        >>> states.commit(0, {"steps": 1})
+        >>> mark = states.mark()
+        >>> for client in (0, 1):
+        ...     states.commit(client, {"steps": 2})
+        >>> states.rewind(mark)
+        >>> states.snapshot()
+        {0: {'steps': 1}}
+        """
+        for client, version in list(mark.before.items()):
+            if version is not None:
+                version.users += 1
+            self._replace(client, version)
+
     def keep(self, *marks: Mark) -> None:
         """Releases all other marks, and the states that only they refer to."""
         for mark in [mark for mark in self._marks if mark not in marks]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
+from fedlens.core.driver import Tally
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State, Steps
 from fedlens.core.tree import Tree
 from fedlens.core.types import client_name
@@ -35,6 +36,7 @@ class Recorder(Observer):
     def __init__(self, built: Built) -> None:
         self._algorithm, self._settings = built.algorithm, built.config.record
         self.name = partial(client_name, ids=built.partition.ids)
+        self._recording: _RoundRecording | None = None  # of the round in progress
 
     def began(self, run: ObservedRun) -> None:
         """See `Observer`."""
@@ -51,7 +53,14 @@ class Recorder(Observer):
         }
         if not any(kinds.values()):
             return steps
-        return _RoundRecording(self, state, round, **kinds).observed(steps)
+        self._recording = _RoundRecording(self, state, round, **kinds)
+        return self._recording.observed(steps)
+
+    def released(self, round: int, state: State, tally: Tally) -> None:
+        """Completes the recording; of a skipped round, too, whose asks may have ended with an error."""
+        if self._recording is not None:
+            self._recording.end(state)
+            self._recording = None
 
     def model(self, state: State) -> Tree:
         """The global model of a server state."""
@@ -99,7 +108,7 @@ class _RoundRecording:
         self._clients: list[dict[str, Any]] = []
 
     def observed(self, steps: Steps) -> Steps:
-        """The asks of the round; writes a file for each reply, and at the end the manifest."""
+        """The asks of the round; writes a file for each reply."""
         self._write(BEFORE, self._recorder.model(self._state))
         try:
             ask = next(steps)
@@ -112,7 +121,6 @@ class _RoundRecording:
                     answers = yield replace(ask, reduce=replace(ask.reduce, keep=True))
                     ask = steps.send(self._before(ask, answers, set(ask.reduce.fields)))
         except StopIteration as stop:
-            self._end(stop.value)
             return stop.value
         finally:
             steps.close()
@@ -159,9 +167,8 @@ class _RoundRecording:
             }
         )
 
-    def _end(self, state: Any) -> None:
-        if not isinstance(state, Mapping):
-            return  # the runner refuses it
+    def end(self, state: State) -> None:
+        """Writes the model of the state that the round ends with, and the manifest."""
         self._write(AFTER, self._recorder.model(state))
         content = {
             "format": FORMAT,

@@ -28,7 +28,17 @@ _SAME_IMAGES = 0.01  # relative difference of two numbers of training images
 # They change no training image, or are what a bound is free of.
 _NOT_DATA = ("dataset", "partition", "reassign", "cache", "prefetch")
 # They change no result.
-_NO_RESULT = ("name", "seed", "seeds", "engine", "checkpoint", "divergence", "record", "observe")
+_NO_RESULT = (
+    "name",
+    "seed",
+    "seeds",
+    "engine",
+    "checkpoint",
+    "divergence",
+    "record",
+    "observe",
+    "max_skipped",
+)
 _CANDIDATES = 300  # directories beside a run whose settings are looked at
 
 

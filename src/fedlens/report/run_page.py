@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.summary_text import listed
 from fedlens.report import figures
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
@@ -82,6 +83,7 @@ def write_report(run_dir: Path) -> Path:
         "client_names": clients,
         "notes": notes_card(notes_of([run]), clients),
         "images_command": images_command(run) if may_get_images(run) else "",
+        "skipped": _skipped(run),
         "failures": _failures(run),
         "changes": _changes(run),
         "efficiency": efficiency(run),
@@ -144,6 +146,18 @@ def _curve(run: Run, metric: str, bound: Run | None) -> Plot | None:
     shaded = [f" Shaded: {band.label}, rounds {band.first} to {band.last}." for band in bands]
     about = f"{title} over rounds: {'; '.join(ends)}.{''.join(shaded)}"
     return Plot.of(figures.curves(lines, metric, title, about, bands))
+
+
+def _skipped(run: Run) -> str:
+    """A sentence on the rounds that were skipped (`max_skipped`); empty if there is none."""
+    rounds = [str(line["round"]) for line in run.metrics if "skipped" in line]
+    if not rounds:
+        return ""
+    counted = "1 round was" if len(rounds) == 1 else f"{len(rounds):,} rounds were"
+    return (
+        f"{counted} skipped ({listed(rounds, 20)}): no reply was accepted, or the aggregate made no update. The model "
+        "stayed as it was. metrics.jsonl has the reasons."
+    )
 
 
 def _failures(run: Run) -> list[tuple[str, str, int]]:

@@ -23,7 +23,7 @@ from fedlens.settings.own_files import OWN_FILES, edited_files, refuse_edited_si
 FREE = frozenset(
     {
         "name", "data.cache", "data.prefetch", "evaluation.overlap", "checkpoint.seconds", "record.images",
-        "divergence.patience", "observe",
+        "divergence.patience", "max_skipped", "observe",
         "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
     }
 )  # fmt: skip

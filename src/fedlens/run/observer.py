@@ -74,9 +74,10 @@ class Observer(Listener):
         a. `asks("training", t)`; then `working` and `answered` as the clients answer.
         b. The end of round `t - 1`, d to f, if its evaluation ran beside the training of round `t`
            (`evaluation.overlap`).
-        c. `released`: the server has made the state of the round. Nothing of this round has been written or sent yet,
-           but the recordings of single replies. If the round ends the run, `failed` follows, and no other hook.
-           If the round is evaluated: `asks("evaluating", t)`, `working` and `answered`.
+        c. `released`: the server has made the state of the round; of a skipped round it is the state before. Nothing
+           of this round has been written or sent yet, but the recordings of single replies. If the round ends the
+           run, `failed` follows, and no other hook. If the round is evaluated: `asks("evaluating", t)`, `working` and
+           `answered`.
         d. `evaluated`, if the round is evaluated: the evaluation is complete; its failures and bytes are not in the
            tally of the round yet.
         e. `round_done` of observers before `Place.WRITE`, then `rows` of all, then the checkpoint's `part` of all. If

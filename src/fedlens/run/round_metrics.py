@@ -9,7 +9,12 @@ from fedlens.core.driver import Tally
 
 
 def round_metrics(
-    round: int, measured: Mapping[str, float], tally: Tally, seconds: float, elapsed: float
+    round: int,
+    measured: Mapping[str, float],
+    tally: Tally,
+    seconds: float,
+    elapsed: float,
+    skipped: str | None = None,
 ) -> dict[str, Any]:
     """The line of a round.
 
@@ -18,6 +23,7 @@ def round_metrics(
         tally: of its training, with the bytes and failures of its evaluation.
         seconds: of its training.
         elapsed: seconds of the run so far.
+        skipped: why the round was skipped, if it was.
     """
     examples = tally.sums.get("examples", 0.0)
     extra = {name: value for name, value in tally.sums.items() if name not in ("loss", "examples", "batches")}
@@ -34,6 +40,7 @@ def round_metrics(
         "bytes_down": tally.bytes_down,
         "seconds": in_microseconds(seconds),
         "elapsed": in_microseconds(elapsed),
+        **({} if skipped is None else {"skipped": skipped}),
     }
 
 

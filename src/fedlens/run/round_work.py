@@ -1,14 +1,20 @@
-"""What an algorithm and a listener know of a round in progress."""
+"""A round in progress: what an algorithm and a listener know of it, and its new state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from fedlens.core.protocol import ClientId, RoundContext
+from fedlens.base.errors import HookError
+from fedlens.base.signatures import place_of
+from fedlens.core.driver import Driver
+from fedlens.core.input_checks import FIRST_VISITS, Inputs
+from fedlens.core.protocol import ClientId, RoundContext, State
 from fedlens.core.random import Rng
 from fedlens.core.types import is_client
 from fedlens.core.work import Phase, Work
 from fedlens.run.build import Built
+from fedlens.run.run_state import placed
 
 
 def round_context(built: Built, round: int) -> RoundContext:
@@ -36,3 +42,25 @@ def round_work(built: Built, phase: Phase, round: int, tell: Callable[[Work], No
         lambda: engine.local_steps,
         tell,
     )
+
+
+def new_state(built: Built, driver: Driver, steps: Any, state: State, round: int) -> State:
+    """The server state that a round ends with, where the engine sends it from.
+
+    Raises `HookError` if it is no mapping or, in the first rounds, if the algorithm changes `state` in place.
+    """
+    inputs = Inputs({"state": state}, contents=True) if round <= FIRST_VISITS else None
+    new: State = driver.drive(steps, round)
+    if inputs is not None:
+        algorithm = built.algorithm
+        inputs.refuse(f"`round` of {type(algorithm).__name__}", place_of(algorithm.round))
+    new = placed(built, new)
+    refuse_no_mapping(new, "round", "the new state: a mapping of names to trees and values")
+    return new
+
+
+def refuse_no_mapping(value: Any, method: str, expected: str) -> None:
+    """Raises `HookError` if a method of the algorithm returned something else than a mapping."""
+    if not isinstance(value, Mapping):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        raise HookError(f"`{method}` of the algorithm returned {kind}", hint=f"return {expected}")

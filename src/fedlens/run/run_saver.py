@@ -58,6 +58,16 @@ class RunSaver:
         """Whether the last checkpoint is as old as the settings say."""
         return time.monotonic() - self._saved_at >= self._built.config.checkpoint.seconds
 
+    def restore(self, run_state: RunState) -> None:
+        """Takes the client states of the checkpoint that the run is resumed from."""
+        self.states.restore(run_state.clients.saved())
+        run_state.clients = self.states.mark()
+
+    def rewind(self, run_state: RunState) -> None:
+        """Takes back what clients have stored since the last complete round."""
+        assert isinstance(run_state.clients, Mark)
+        self.states.rewind(run_state.clients)
+
     def complete(self, run_state: RunState) -> None:
         """Takes a complete round: keeps it if it is the best one, until it is saved."""
         if run_state.best and run_state.best["round"] == run_state.round:

@@ -39,6 +39,7 @@ class RunState:
     norms: dict[str, Any] = field(default_factory=dict)  # of the replies so far; see `NormBounds`
     traffic: Mapping[str, Any] = field(default_factory=dict)  # see `Traffic`
     cpu_seconds: float = 0.0  # processor time of this process in all rounds so far
+    skipped: int = 0  # skipped rounds in a row, up to this one
 
     def payload(self) -> dict[str, Any]:
         """The payload of a checkpoint. Client states that belong in files are written first."""
@@ -56,6 +57,7 @@ class RunState:
             "norms": self.norms,
             "traffic": self.traffic,
             "cpu_seconds": self.cpu_seconds,
+            "skipped": self.skipped,
         }
 
     @classmethod
@@ -75,6 +77,7 @@ class RunState:
                 and isinstance(run_state.parts, Mapping)
                 and Traffic.of(run_state.traffic) is not None
                 and isinstance(run_state.cpu_seconds, int | float)
+                and isinstance(run_state.skipped, int)
                 and (run_state.best is None or isinstance(run_state.best["round"], int))
                 and all(map(is_key, keys.values()))
                 and all(isinstance(state, Mapping) for state in states.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,10 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedlens.base.errors import FedlensError, HookError, RunFailed
-from fedlens.base.signatures import place_of
+from fedlens.base.errors import FedlensError, RoundRefused, RunFailed
 from fedlens.core.driver import Driven, Driver, Tally
-from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import State
 from fedlens.core.states import Mark
@@ -23,13 +20,13 @@ from fedlens.core.work import Work
 from fedlens.run.best_round import better, missing_score
 from fedlens.run.build import Built
 from fedlens.run.changes import Change
-from fedlens.run.failed_round import no_accepted_update
 from fedlens.run.observers import Observers
 from fedlens.run.round_metrics import in_microseconds, round_metrics
-from fedlens.run.round_work import round_context, round_work
+from fedlens.run.round_work import new_state, refuse_no_mapping, round_context, round_work
 from fedlens.run.run_saver import RunSaver
 from fedlens.run.run_state import RunState, fix_again, placed
 from fedlens.run.rundir import RunDir
+from fedlens.run.skipped_rounds import SkippedRounds
 
 
 @dataclass
@@ -41,7 +38,8 @@ class _Trained:
     tally: Tally
     seconds: float
     work: Work  # the evaluation
-    norms: dict[str, Any] = field(default_factory=dict)  # of all replies so far
+    norms: dict[str, Any]  # of all replies so far
+    skipped: str | None  # why, if it was
     clients: Mark | None = None  # the client states after the round, if another round has begun since
     measuring: Tally = field(default_factory=Tally)
     evaluation: Driven | None = None
@@ -68,6 +66,7 @@ class Runner:
         self._elapsed = 0.0 if run_state is None else float(run_state.line["elapsed"])
         self._cpu_before = 0.0 if run_state is None else run_state.cpu_seconds
         self._ahead: _Trained | None = None  # the last round, until it is recorded
+        self._skips = SkippedRounds(built, 0 if run_state is None else run_state.skipped)
         self._saver = RunSaver(built, directory, observers, changes, run_state)
         if run_state is not None:
             observers.restore(run_state.parts)
@@ -96,7 +95,7 @@ class Runner:
                     0, placed(self.built, init(self.built.model, self.built.federation)), driver, Tally(), 0.0
                 )
             else:
-                states.restore(self.run_state.clients.saved())
+                self._saver.restore(self.run_state)
                 self.run_state.state = placed(self.built, self.run_state.state)
             for round in range(self._reached.round + 1, last + 1):
                 self._round(round, driver)
@@ -136,43 +135,50 @@ class Runner:
         try:
             steps = self.built.algorithm.round(self._state, round_context(self.built, round))
             steps = self.observers.asks(steps, "training", round, self._state)
-            state = placed(self.built, self._driven(steps, driver, round))
-            _refuse_no_mapping(state, "round", "the new state: a mapping of names to trees and values")
-        except RunFailed:
-            with suppress(FedlensError):  # report the error that ended the round
-                self._record(driver)
-            raise
+            state = new_state(self.built, driver, steps, self._state, round)
+            refused = None
+        except RunFailed as error:
+            if not isinstance(error, RoundRefused) or self.built.config.max_skipped == 0:
+                with suppress(FedlensError):  # report the error that ended the round
+                    self._record(driver)
+                raise
+            state, refused = self._state, error
         seconds = time.perf_counter() - began
         self._record(driver)
-        if tally.unbounded and tally.clients == 0:
-            state = self._state  # whatever the algorithm makes of no replies
-        self._measured(round, state, driver, tally, seconds)
+        self._measured(round, state, driver, tally, seconds, refused)
         if self._saver.due:
             self._save()
 
-    def _driven(self, steps: Any, driver: Driver, round: int) -> State:
-        """The new state. In the first rounds, raises `HookError` if the algorithm changes the state in place."""
-        inputs = Inputs({"state": self._state}, contents=True) if round <= FIRST_VISITS else None
-        state: State = driver.drive(steps, round)
-        if inputs is not None:
-            algorithm = self.built.algorithm
-            inputs.refuse(f"`round` of {type(algorithm).__name__}", place_of(algorithm.round))
-        return state
-
-    def _measured(self, round: int, state: State, driver: Driver, tally: Tally, seconds: float) -> None:
+    def _measured(
+        self,
+        round: int,
+        state: State,
+        driver: Driver,
+        tally: Tally,
+        seconds: float,
+        refused: RunFailed | None = None,
+    ) -> None:
         """Evaluates if it is time to, records the round, and makes it the last complete round.
 
         An evaluation that may run beside the next round is only started here, and the rest follows after that round.
-        Raises `RunFailed` if no reply was accepted, or the loss is not finite.
+        Raises `RunFailed` if the round ends the run; see `SkippedRounds`.
         """
         config = self.built.config
-        self.observers.released(round, state, tally)
-        if tally.failed_round or not math.isfinite(tally.sums.get("loss", 0.0)):
+        try:
+            skipped = self._skips.take(round, tally, refused)
+        except RunFailed:
             self.failures = self._with(tally)
+            self.observers.released(round, state, tally)
             self.observers.failed(round, tally)
-            raise no_accepted_update(round, tally, config.local.lr)
+            raise
+        if skipped is not None:
+            self._saver.rewind(self._reached)
+            self.observers.problem(f"round {round} was skipped: {skipped}")
+        if skipped is not None or self._skips.unchanged(tally):
+            state = self._state  # whatever the algorithm makes of no replies
+        self.observers.released(round, state, tally)
         work = round_work(self.built, "evaluating", round, self.observers.working)
-        trained = _Trained(round, state, tally, seconds, work, driver.norms.payload())
+        trained = _Trained(round, state, tally, seconds, work, driver.norms.payload(), skipped)
         self._ahead = trained
         if round % config.evaluation.every == 0 or round == config.rounds:
             driver.tally, driver.work = trained.measuring, trained.work
@@ -198,14 +204,14 @@ class Runner:
         if trained.evaluation is not None:
             driver.tally, driver.work = trained.measuring, trained.work
             measured = trained.evaluation.finish()
-            _refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
+            refuse_no_mapping(measured, "evaluate", "a mapping of names to numbers")
             measured = {
                 **observers.evaluated(round, trained.state, trained.measuring, measured),
                 **measured,
             }
             tally.add_evaluation(trained.measuring)
         elapsed = self._elapsed + time.monotonic() - self._began
-        line = round_metrics(round, measured, tally, trained.seconds, elapsed)
+        line = round_metrics(round, measured, tally, trained.seconds, elapsed, trained.skipped)
         self.failures = self._with(tally)
         observers.round_done(trained.state, tally, line, complete=False)
         if round == 0 and (sentence := missing_score(self.built, line)):
@@ -225,6 +231,7 @@ class Runner:
             trained.norms,
             traffic.to_payload(),
             in_microseconds(self._cpu_before + time.process_time() - self._cpu_began),
+            self._skips.in_a_row,
         )
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.
         self._saver.complete(self.run_state)
@@ -241,9 +248,3 @@ class Runner:
         for client, reasons in tally.failures.items():
             failures.setdefault(client_name(client, self.built.partition.ids), Counter()).update(reasons)
         return failures
-
-
-def _refuse_no_mapping(value: Any, method: str, expected: str) -> None:
-    if not isinstance(value, Mapping):
-        kind = "None" if value is None else f"a {type(value).__name__}"
-        raise HookError(f"`{method}` of the algorithm returned {kind}", hint=f"return {expected}")

@@ -259,6 +259,12 @@ class Config(_Table):
     name: str = Field("run", min_length=1, description="the name of the run")
     seed: int = Field(0, ge=0, lt=2**63, description="all random numbers are derived from it")
     rounds: int = Field(ge=1, description="communication rounds")
+    max_skipped: int = Field(
+        0,
+        ge=0,
+        description="how many rounds in a row may be skipped: rounds in which no reply is accepted, or the aggregate "
+        "refuses to make an update. They leave the model and all states as they are. More of them end the run",
+    )
     data: DataSettings
     model: Named
     algorithm: Named = Field(default_factory=lambda: {"name": "fedavg"})

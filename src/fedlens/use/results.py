@@ -82,6 +82,7 @@ def summarize(
             "seconds": metrics[-1]["elapsed"] if metrics else 0.0,
             "cpu_seconds": run_state.cpu_seconds if run_state else 0.0,
             **totals,
+            "skipped": sum("skipped" in line for line in metrics),
         },
         "failures": {client: dict(reasons) for client, reasons in runner.failures.items()},
         "warnings": added.pop("warnings", []),

@@ -192,3 +192,9 @@ def test_an_ask_of_the_servers_data_after_training_leaves_the_clients_counted() 
     assert (gate.tally.clients, gate.tally.failed) == (2, 0)
     assert gate.tally.sums["gain"] == 0.5
     assert gate.tally.sums["loss"] == 4.0
+
+
+def test_an_ask_without_requests_in_request_order_reaches_no_engine_and_is_no_message() -> None:
+    gate = Driver(Scripted(), ClientStates())
+    assert gate.drive(taking(ask()), 1) == []
+    assert gate.tally.traffic.to_payload() == Tally().traffic.to_payload()

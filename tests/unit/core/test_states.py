@@ -246,7 +246,7 @@ def test_whatever_is_done_it_is_as_if_all_had_stayed_in_memory(seed: int) -> Non
     holds: list[tuple[Any, str | None]] = []
     for _ in range(400):
         client = draw.randrange(8)
-        match draw.randrange(9):
+        match draw.randrange(10):
             case 0 | 1 | 2:
                 model[client] = draw.choice("abcdefgh") * draw.randint(1, 6)
                 states.commit(client, state(model[client]))
@@ -271,6 +271,10 @@ def test_whatever_is_done_it_is_as_if_all_had_stayed_in_memory(seed: int) -> Non
             case 8 if draw.random() < 0.2:
                 for mark, then in marks:
                     assert contents(mark.saved(), shelf) == then
+            case 9 if marks:
+                mark, then = draw.choice(marks)
+                states.rewind(mark)
+                model = dict(then)
         assert states.used <= memory
         assert states.keys == set(shelf.kept)
         everywhere = [

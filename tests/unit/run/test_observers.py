@@ -441,6 +441,17 @@ def test_what_cannot_observe_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_hook_of_a_listener_that_cannot_be_called_is_refused(tmp_path: Path) -> None:
+    class Short(Observer):
+        def released(self, round: int) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(
+        ConfigError, match=r"takes \(round\), and fedlens calls it with \(round, state, tally\)"
+    ):
+        Experiment(**LEAST).run(tmp_path / "run", progress=Short())
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_observers_of_one_file_are_refused(own: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"two observers have the file 'counts.jsonl'"):
         Experiment(**{**LEAST, "observe": [f"{own}:Counts", f"{own}:Counts"]}).run(tmp_path / "run")

@@ -288,6 +288,8 @@ def round_line(metrics: dict[str, Any], rounds: int | None, width: int | None = 
         parts.append(duration(seconds))
     if metrics.get("failed"):
         parts.append(f"{metrics['failed']} failed")
+    if "skipped" in metrics:
+        parts.append("skipped")
     line = "  ".join(filter(None, parts))
     if width is not None and len(line) > width:
         line = "  ".join(part for part in parts if part and part != speed(metrics))
@@ -347,6 +349,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     ]
     if totals.get("failed"):
         cost.append(f"{many(totals['failed'], 'reply', 'replies')} lost or rejected")
+    if totals.get("skipped"):
+        cost.append(f"{many(totals['skipped'], 'round')} skipped")
     values = tested(final)
     if not values:
         return [f"{summary.get('status')} after {summary.get('rounds_done')} rounds", ", ".join(cost)]
