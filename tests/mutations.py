@@ -79,13 +79,13 @@ MUTATIONS = [
         "algorithms/averaging.py",
         "before[name] - tau * update",
         "before[name] - update",
-        "unit/observers/test_recording.py",
+        "unit/observers/test_record_models.py",
     ),
     Mutation(
-        "observers/recording.py",
+        "observers/record_models.py",
         "reduce=replace(ask.reduce, keep=True)",
         "reduce=ask.reduce",
-        "unit/observers/test_recording.py",
+        "unit/observers/test_record_models.py",
     ),
     Mutation(
         "analyses/model_evaluation.py",
@@ -217,19 +217,19 @@ MUTATIONS = [
         "identity/test_feddyn.py",
     ),
     Mutation(
-        "aggregate/adaptive.py",
+        "aggregate/adaptive_server_steps.py",
         "v - (1 - beta2) * square * torch.sign(v - square)",
         "v + (1 - beta2) * square * torch.sign(v - square)",
         "identity/test_fedopt.py",
     ),
     Mutation(
-        "aggregate/adaptive.py",
+        "aggregate/adaptive_server_steps.py",
         "return v + delta * delta",
         "return v + delta.abs()",
         "identity/test_fedopt.py",
     ),
     Mutation(
-        "aggregate/adaptive.py",
+        "aggregate/adaptive_server_steps.py",
         "return _decayed(beta2, v, delta * delta)",
         "return _decayed(1 - beta2, v, delta * delta)",
         "identity/test_fedopt.py",
@@ -528,7 +528,7 @@ MUTATIONS = [
         "unit/report/test_client_results.py",
     ),
     Mutation(
-        "observers/round_lines.py",
+        "observers/metrics_and_clients.py",
         'client = self._name(row["client"])',
         'client = str(row["client"])',
         "unit/report/test_client_results.py",

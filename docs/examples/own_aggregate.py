@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.aggregate.one_function import ByColumn, ByWeights
+from fedlens.aggregate.custom import ByColumn, ByWeights
 
 
 class Median(ByColumn):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fedlens.data.arrays import dataset
     from fedlens.run.build import Built
-    from fedlens.run.observers import Observers
+    from fedlens.run.call_observers import Observers
     from fedlens.run.run_state import RunState
     from fedlens.run.rundir import RunDir
     from fedlens.run.session import Session

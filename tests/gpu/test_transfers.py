@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.core import transfers
+from fedlens.core import device_copies as transfers
+from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.core.schema import tensors_in
-from fedlens.core.transfers import downloaded, uploaded
 
 CUDA = torch.device("cuda")
 

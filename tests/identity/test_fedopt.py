@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedlens.aggregate.adaptive import Adaptive, adagrad, adam, yogi
+from fedlens.aggregate.adaptive_server_steps import Adaptive, adagrad, adam, yogi
 from fedlens.aggregate.server_steps import SERVERS, momentum
 from fedlens.algorithms.client_sampling import Uniform
 from fedlens.algorithms.fedavg import fedavg

@@ -50,7 +50,7 @@ class AggregateContext(RoundContext):
 class Aggregate(ABC):
     """Base class of aggregates: turns the replies of a round into one update.
 
-    An aggregate that one function defines inherits from `fedlens.aggregate.one_function.ByWeights` or `ByColumn`. Any
+    An aggregate that one function defines inherits from `fedlens.aggregate.custom.ByWeights` or `ByColumn`. Any
     other aggregate of one exchange defines `aggregate`, and `reduce` if partial sums suffice. An aggregate of several
     exchanges, for example norms before the updates or masks after them, overrides `exchange`.
 

@@ -133,8 +133,10 @@ SERVERS = Registry(
         "momentum": Entry(
             "fedlens.aggregate.server_steps:momentum", "FedAvgM's server momentum, plain or Nesterov"
         ),
-        "adagrad": Entry("fedlens.aggregate.adaptive:adagrad", "FedAdagrad's step, a rate for every weight"),
-        "adam": Entry("fedlens.aggregate.adaptive:adam", "FedAdam's step"),
-        "yogi": Entry("fedlens.aggregate.adaptive:yogi", "FedYogi's step"),
+        "adagrad": Entry(
+            "fedlens.aggregate.adaptive_server_steps:adagrad", "FedAdagrad's step, a rate for every weight"
+        ),
+        "adam": Entry("fedlens.aggregate.adaptive_server_steps:adam", "FedAdam's step"),
+        "yogi": Entry("fedlens.aggregate.adaptive_server_steps:yogi", "FedYogi's step"),
     },
 )

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.core.device_copies import downloaded
 from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import (
@@ -28,7 +29,6 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.schema import MEASUREMENTS, finite_fault
-from fedlens.core.transfers import downloaded
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings

@@ -54,7 +54,7 @@ def exchanged(
         raise HookError(
             f"{who} returned an Update whose `more` lacks '{missing}', which {rule.called} needs",
             where=where,
-            hint="aggregate all `fields`, as fedlens.aggregate.one_function.ByWeights and ByColumn do",
+            hint="aggregate all `fields`, as fedlens.aggregate.custom.ByWeights and ByColumn do",
         )
     kept: Any = update.state
     if kept is not None and not isinstance(kept, Mapping):

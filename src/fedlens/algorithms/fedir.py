@@ -15,6 +15,7 @@ from torch import Tensor
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.base.errors import ConfigError
+from fedlens.core.device_copies import uploaded
 from fedlens.core.protocol import (
     Answers,
     Ask,
@@ -33,7 +34,6 @@ from fedlens.core.random import Rng
 from fedlens.core.reduction import add_reply
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
-from fedlens.core.transfers import uploaded
 from fedlens.local.class_counts import class_counts
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train

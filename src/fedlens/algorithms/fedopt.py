@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.aggregate.adaptive import V0, Beta1, Beta2, BiasCorrection, Tau, adagrad, adam, yogi
+from fedlens.aggregate.adaptive_server_steps import V0, Beta1, Beta2, BiasCorrection, Tau, adagrad, adam, yogi
 from fedlens.aggregate.server_steps import Rate
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 
@@ -55,7 +55,7 @@ def fedadagrad(
 
     Example:
         >>> import torch
-        >>> from fedlens.aggregate.adaptive import adagrad
+        >>> from fedlens.aggregate.adaptive_server_steps import adagrad
         >>> step, w, delta = adagrad(lr=1.0, tau=1.0), {"w": torch.tensor([0.0])}, {"w": torch.tensor([2.0])}
         >>> w, state = step.step(w, delta, step.init(w))  # v = 1 + 4, w = -2 / (sqrt(5) + 1)
         >>> state["v"]["w"], w["w"]
@@ -121,7 +121,7 @@ def fedadam(
 
     Example:
         >>> import torch
-        >>> from fedlens.aggregate.adaptive import adam
+        >>> from fedlens.aggregate.adaptive_server_steps import adam
         >>> step = adam(lr=1.0, beta1=0.5, beta2=0.75, tau=1.0)
         >>> w, delta = {"w": torch.tensor([0.0])}, {"w": torch.tensor([6.0])}
         >>> w, state = step.step(w, delta, step.init(w))  # m = 3, v = 0.75 + 9, w = -3 / (sqrt(9.75) + 1)
@@ -188,7 +188,7 @@ def fedyogi(
 
     Example:
         >>> import torch
-        >>> from fedlens.aggregate.adaptive import yogi
+        >>> from fedlens.aggregate.adaptive_server_steps import yogi
         >>> step = yogi(lr=1.0, beta1=0.5, beta2=0.75, tau=1.0, v0=10.0)
         >>> w, delta = {"w": torch.tensor([0.0])}, {"w": torch.tensor([2.0])}
         >>> w, state = step.step(w, delta, step.init(w))  # m = 1, v = 10 - 0.25 * 4, w = -1 / (3 + 1)

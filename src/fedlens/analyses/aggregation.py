@@ -15,7 +15,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.core.convex_combination import ModelMatrix
 from fedlens.core.random import Rng
 from fedlens.core.tree import map_tree
-from fedlens.observers.recordings import RecordedReply, RecordedRound
+from fedlens.observers.read_recordings import RecordedReply, RecordedRound
 from fedlens.tasks.optimal_weights import SEARCH_RATE, optimal_weights
 
 

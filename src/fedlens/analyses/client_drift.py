@@ -9,7 +9,7 @@ from typing import Any
 from fedlens.analyses.drift import ALL, LayerDrift, drift, updates_of
 from fedlens.analyses.opened_run import OpenedRun
 from fedlens.core.tree import Tree, scale, spec_of
-from fedlens.observers.recordings import RecordedReply, RecordedRound
+from fedlens.observers.read_recordings import RecordedReply, RecordedRound
 
 
 def client_drift(run: OpenedRun) -> list[dict[str, Any]]:

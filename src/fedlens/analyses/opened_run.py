@@ -15,7 +15,7 @@ from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.tree import spec_of
-from fedlens.observers.recordings import RecordedRound, recorded_rounds
+from fedlens.observers.read_recordings import RecordedRound, recorded_rounds
 from fedlens.report.format import many
 from fedlens.run.build import Built, build, data_directory
 from fedlens.run.run_description import check_same_data

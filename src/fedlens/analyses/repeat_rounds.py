@@ -17,7 +17,7 @@ from fedlens.base.shell_command import shell_command
 from fedlens.engines.devices import resolved
 from fedlens.engines.hardware import hardware
 from fedlens.files.atomic_files import make_folder, refuse_link, refused
-from fedlens.observers.recordings import folder_of, intact_round
+from fedlens.observers.read_recordings import folder_of, intact_round
 from fedlens.run.changes import check_lines
 from fedlens.run.checkpoint import peek, rounds_saved
 from fedlens.run.rundir import RunDir

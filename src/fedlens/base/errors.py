@@ -36,6 +36,7 @@ RENAMED = {
     "ServerSGD.step_given": "step_in_place",
 }  # names of earlier versions by their module, class or function, and what they are now
 MOVED = {
+    "aggregate.one_function": "aggregate.custom",
     "core.errors": "base.errors",
     "core.box_batch": "vision.box_batch",
     "core.change": "vision.change",

@@ -23,7 +23,7 @@ from fedlens.run import checkpoint
 from fedlens.run.build import Built
 from fedlens.run.changes import defining
 from fedlens.run.failed_round import no_accepted_update
-from fedlens.run.round_work import round_context
+from fedlens.run.round_context import round_context
 from fedlens.run.run_state import RunState
 from fedlens.run.state_files import StateFiles
 

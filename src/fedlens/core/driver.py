@@ -24,9 +24,9 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Staging
+from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Traffic
 from fedlens.core.types import is_client
-from fedlens.core.work import Work
 
 
 @dataclass

@@ -21,7 +21,7 @@ from fedlens.core.protocol import (
     Tree,
 )
 from fedlens.core.states import STATE_MEMORY
-from fedlens.core.work import StepCount
+from fedlens.core.step_counts import StepCount
 
 
 class EngineBase(Engine):

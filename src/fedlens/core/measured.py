@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.transfers import downloaded
+from fedlens.core.device_copies import downloaded
 
 _DENSE = 4096  # values up to which a tensor is always sent densely
 

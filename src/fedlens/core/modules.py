@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
+from fedlens.core.device_copies import block_size, views
 from fedlens.core.protocol import Client, ModelSpec
-from fedlens.core.transfers import block_size, views
 from fedlens.core.tree import Leaf, Tree, part, spec_of
 
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedlens.core.device_copies import uploaded
 from fedlens.core.protocol import Payload, Reduce
 from fedlens.core.stacked import Column, StackedTrees, row_of, stack_of
-from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree
 
 REPLIES = "replies"  # the name of the number of replies in a total

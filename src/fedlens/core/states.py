@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedlens.core.device_copies import downloaded
 from fedlens.core.schema import nbytes, tensors_in
-from fedlens.core.transfers import downloaded
 from fedlens.core.types import ClientId, Payload
 
 STATE_MEMORY = 1024  # MiB: the default budget of an engine

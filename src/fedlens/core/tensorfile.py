@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedlens.base.errors import DecodingError, one_line
 from fedlens.base.parse_text import parse_json
-from fedlens.core.transfers import downloaded
+from fedlens.core.device_copies import downloaded
 from fedlens.files.atomic_files import create, open_readable
 from fedlens.files.model_digest import contiguous
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlens.base.threads import ReadAhead
+from fedlens.core.device_copies import uploaded
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
 from fedlens.core.random import Rng
-from fedlens.core.transfers import uploaded
 from fedlens.core.types import is_client
 from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples

@@ -394,7 +394,7 @@ def _on(device: torch.device, index: Tensor) -> Tensor:
 
 
 def _uploaded(value: Any, device: torch.device) -> Any:
-    from fedlens.core.transfers import (
+    from fedlens.core.device_copies import (
         uploaded,
     )  # here, because listing and partitioning start without PyTorch
 

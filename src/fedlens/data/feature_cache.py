@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedlens.base.frozen import FrozenSplit
+from fedlens.core.device_copies import uploaded
 from fedlens.core.modules import module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
-from fedlens.core.transfers import uploaded
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Examples
 from fedlens.data.normalize import normalize

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import DataError, nearest
-from fedlens.core.transfers import uploaded
+from fedlens.core.device_copies import uploaded
 from fedlens.data.partition.feature import NEUTRAL
 
 _BLOCK = 2**18  # values per pass, so that temporaries stay in cache

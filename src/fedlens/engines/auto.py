@@ -25,7 +25,6 @@ from fedlens.core.protocol import (
     Trial,
 )
 from fedlens.core.states import STATE_MEMORY
-from fedlens.engines.chosen import KNOWN, Chosen
 from fedlens.engines.client_groups import CPU, fitting
 from fedlens.engines.devices import (
     GPU_CONTEXT,
@@ -37,6 +36,7 @@ from fedlens.engines.devices import (
     share_of_gpu,
     usable_cores,
 )
+from fedlens.engines.engine_choice import KNOWN, Chosen
 from fedlens.engines.inline import StateMemory
 from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified

@@ -13,6 +13,7 @@ from fedlens.base.errors import HookError, one_line, told
 from fedlens.base.interrupts import from_code
 from fedlens.base.profiling import scope
 from fedlens.core.calls import Calls, StackedOutcomes
+from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.core.input_checks import FIRST_VISITS, Inputs, version
 from fedlens.core.protocol import (
     Answer,
@@ -29,7 +30,6 @@ from fedlens.core.protocol import (
 from fedlens.core.reduction import add_columns, add_reply, add_rows
 from fedlens.core.schema import Schema, column_norms, nbytes, tensors_in
 from fedlens.core.stacked import Row, row_of
-from fedlens.core.transfers import downloaded, uploaded
 from fedlens.core.tree import NO_NORMS, copied, leaf_norms, mapped
 
 _PLAIN = (torch.Tensor, float, int, str, bytes)

@@ -7,8 +7,8 @@ from typing import Any
 
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Payload, Program
+from fedlens.core.step_counts import StepCount
 from fedlens.core.tree import Tree
-from fedlens.core.work import StepCount
 
 
 class Forwarding(EngineBase):

@@ -12,14 +12,14 @@ import torch
 from pydantic import Field
 
 from fedlens.base.memory import keep_freed_memory, release_freed_memory
+from fedlens.core.device_copies import uploaded
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, Id, Op, Payload, Program, Reply
 from fedlens.core.random import random_state_kept
 from fedlens.core.schema import nbytes, tensors_in
 from fedlens.core.states import STATE_MEMORY, Version
-from fedlens.core.transfers import uploaded
+from fedlens.core.step_counts import StepCount
 from fedlens.core.tree import HEAVY
-from fedlens.core.work import StepCount
 from fedlens.engines.client_groups import GPU_SHARE
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import Executor, Item, taken

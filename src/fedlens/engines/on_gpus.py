@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fedlens.core.protocol import BatchedOp, ClientDataSource, ClientId, Op, Program
-from fedlens.engines.chosen import Chosen
 from fedlens.engines.client_groups import fitting
 from fedlens.engines.devices import default_workers, freest, share_of_gpu
+from fedlens.engines.engine_choice import Chosen
 from fedlens.engines.shared_memory import Packer
 
 _PAYS = 1e6  # images of a run, above which several GPUs are used: workers take seconds to start

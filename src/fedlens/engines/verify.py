@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.base.errors import HookError
+from fedlens.core.device_copies import downloaded
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import (
     Answer,
@@ -25,7 +26,6 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.states import Version
-from fedlens.core.transfers import downloaded
 from fedlens.core.types import is_client
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.forwarding import Forwarding

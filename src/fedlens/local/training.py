@@ -14,13 +14,13 @@ from torch import Tensor
 from fedlens.base.profiling import scope, scoped
 from fedlens.base.threads import first
 from fedlens.core.arithmetic import gradients_of
+from fedlens.core.device_copies import uploaded
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.schema import Field, NumberField, Schema, TreeField
-from fedlens.core.transfers import uploaded
+from fedlens.core.step_counts import steps_of
 from fedlens.core.tree import Tree, TreeSpec, part
-from fedlens.core.work import steps_of
 from fedlens.local.class_counts import class_counts
 from fedlens.local.effective_steps import effective_steps
 from fedlens.local.features import ModelFeatures

@@ -8,12 +8,12 @@ from fedlens.base.errors import ConfigError
 from fedlens.observers.divergence_watch import DivergenceWatch, EndInVain
 from fedlens.observers.example_stages import ExampleStages
 from fedlens.observers.last_evaluation import LastEvaluation
+from fedlens.observers.metrics_and_clients import ClientsFile, MetricsFile
 from fedlens.observers.nearest_neighbours import NearestNeighbours
-from fedlens.observers.recording import Recorder
-from fedlens.observers.round_lines import ClientsFile, MetricsFile
+from fedlens.observers.record_models import Recorder
 from fedlens.run.build import Built
+from fedlens.run.call_observers import Observers
 from fedlens.run.observer import Observer, Place
-from fedlens.run.observers import Observers
 from fedlens.run.rundir import RunDir, file_names
 from fedlens.settings.plan import Plan
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import State, Steps
-from fedlens.core.work import Phase
+from fedlens.core.step_counts import Phase
 from fedlens.observers.evaluation_collector import EvaluationCollector, write_evaluation
 from fedlens.observers.final_evaluation import remove_images
 from fedlens.observers.held_out_predictions import remove_held_out_images

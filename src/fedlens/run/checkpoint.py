@@ -29,8 +29,8 @@ from fedlens.base.errors import DataError, DecodingError, RunDirectoryError, Run
 from fedlens.base.parse_text import parse_json
 from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
+from fedlens.core.device_copies import downloaded
 from fedlens.core.payload import decode, encode
-from fedlens.core.transfers import downloaded
 from fedlens.core.types import Payload
 from fedlens.files.atomic_files import (
     fsync_directory,

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.arithmetic import PLAIN
+from fedlens.core.device_copies import uploaded
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import Rng, random_state_kept
-from fedlens.core.transfers import uploaded
 from fedlens.core.tree import Tree, load_into
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.loading import loaded

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from fedlens.base.user_objects import offers_all
-from fedlens.core.work import Work
+from fedlens.core.step_counts import Work
 
 _ROUNDS = 10  # the last rounds that an estimate is based on
 

@@ -10,8 +10,8 @@ from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark
 from fedlens.run import checkpoint
 from fedlens.run.build import Built
+from fedlens.run.call_observers import Observers
 from fedlens.run.changes import Change, defining
-from fedlens.run.observers import Observers
 from fedlens.run.run_state import RunState
 from fedlens.run.rundir import RunDir
 from fedlens.run.state_files import StateFiles

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import RunFailed
-from fedlens.core.work import Work
+from fedlens.core.step_counts import Work
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
 from fedlens.run.progress import BareProgress, Progress, ProgressBase, Silent
 from fedlens.run.rundir import RunDir

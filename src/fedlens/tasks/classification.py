@@ -14,8 +14,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.core.dataset_info import Kind
+from fedlens.core.device_copies import downloaded
 from fedlens.core.measured import Measured
-from fedlens.core.transfers import downloaded
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
 from fedlens.tasks.task import counted, present

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo, Kind
+from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.core.measured import Measured
-from fedlens.core.transfers import downloaded, uploaded
 from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, Curve, best_f1, curves, matched
 from fedlens.tasks.box_picture import boxes_drawn
 from fedlens.tasks.task import Task

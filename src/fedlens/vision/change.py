@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlens.core.transfers import uploaded
+from fedlens.core.device_copies import uploaded
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.base.errors import ConfigError
-from fedlens.core.work import StepCount, Work
+from fedlens.core.step_counts import StepCount, Work
 from fedlens.run.progress import BareProgress, Forecast, Progress, Silent
 
 LEAST: dict[str, Any] = {

@@ -19,7 +19,7 @@ from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.cli.display.progress_display import closing_lines, round_line
 from fedlens.core.reduction import Refusal, Update
 from fedlens.core.tree import map_tree, zeros_like
-from fedlens.observers.recordings import recorded_rounds
+from fedlens.observers.read_recordings import recorded_rounds
 from fedlens.run import changes, checkpoint
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config

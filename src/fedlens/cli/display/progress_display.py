@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import BarColumn, Progress
 
-    from fedlens.core.work import Work
+    from fedlens.core.step_counts import Work
 
 _TERMINAL_LINES = 200  # rounds of a run that stay on a terminal
 _BAR = 24  # columns, at most a sixth of the terminal

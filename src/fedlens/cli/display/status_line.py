@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedlens.core.work import Work
+from fedlens.core.step_counts import Work
 from fedlens.report.format import count, duration, many
 from fedlens.run.progress import Forecast
 

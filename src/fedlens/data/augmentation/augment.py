@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Entry, Registry
-from fedlens.core.transfers import uploaded
+from fedlens.core.device_copies import uploaded
 from fedlens.data.augmentation.augmented import Augmentation, Augmented
 from fedlens.vision.change import Change
 

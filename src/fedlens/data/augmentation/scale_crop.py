@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedlens.base.errors import ConfigError
-from fedlens.core.transfers import uploaded
+from fedlens.core.device_copies import uploaded
 from fedlens.data.augmentation.augmented import Augmentation, Augmented
 from fedlens.vision.change import Change
 

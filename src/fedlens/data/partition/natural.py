@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.data.partition.columns import is_missing
+from fedlens.data.partition.column_values import is_missing
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.partitioner import partitioner

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.data.partition.columns import missing, numbers
+from fedlens.data.partition.column_values import missing, numbers
 from fedlens.data.table import Table
 
 _BORDER = 12  # points along a side of a cell

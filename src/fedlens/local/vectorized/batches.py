@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedlens.base.threads import first
+from fedlens.core.device_copies import uploaded
 from fedlens.core.protocol import GroupExamples
-from fedlens.core.transfers import uploaded
 from fedlens.local.rules import LocalContext
 from fedlens.local.vectorized.group import Group
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import HookError, out_of_memory
+from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.core.random import Rng
 from fedlens.core.stacked import Row, StackedTrees
-from fedlens.core.transfers import downloaded, uploaded
 from fedlens.local.rules import LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import stretches

@@ -21,7 +21,7 @@ from fedlens.base.errors import out_of_memory
 from fedlens.core.modules import Loadable, module_in
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import random_state_kept
-from fedlens.core.work import steps_of
+from fedlens.core.step_counts import steps_of
 from fedlens.local.features import listening
 from fedlens.local.rules import Tensors
 from fedlens.local.vectorized.layers import adapted, drops, known, reformed

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedlens.base.errors import out_of_memory
-from fedlens.core.transfers import uploaded
+from fedlens.core.device_copies import uploaded
 from fedlens.local.rules import ClientRule, LocalContext
 from fedlens.local.vectorized.batches import Batch
 from fedlens.local.vectorized.context import Named, Partial, StackedContext, common, not_shared

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedlens.base.profiling import scope, scoped
 from fedlens.core.arithmetic import gradients_of
-from fedlens.core.transfers import downloaded
+from fedlens.core.device_copies import downloaded
 from fedlens.local.optimizers import OptimizerState, Rate, descend, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train

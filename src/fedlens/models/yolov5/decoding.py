@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from fedlens.core.transfers import uploaded
+from fedlens.core.device_copies import uploaded
 
 OBJECTNESS, CLASSES = 4, 5
 """Positions in the last dimension of the outputs: 4 of the box, 1 of the objectness, then the classes."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedlens.core.transfers import downloaded, uploaded
+from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.models.yolov5.assignment import assign
 from fedlens.models.yolov5.decoding import CLASSES, OBJECTNESS, boxes_at, precise
 

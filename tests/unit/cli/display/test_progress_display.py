@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedlens.cli.display.progress_display import ProgressDisplay
-from fedlens.core.work import StepCount, Work
+from fedlens.core.step_counts import StepCount, Work
 
 PLAN = {"name": "a", "rounds": 100, "clients": 40, "clients_per_round": 10, "directory": "d", "model": "m"}
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import Payload, State
 from fedlens.core.types import client_name
-from fedlens.observers.client_summary import client_summary
+from fedlens.observers.client_spread import client_summary
 from fedlens.run.build import Built
 from fedlens.run.observer import Observer, Place
 

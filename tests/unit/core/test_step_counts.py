@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, ClientStates, Failure, Id, Reply, Request
-from fedlens.core.work import StepCount, Work, steps_of
+from fedlens.core.step_counts import StepCount, Work, steps_of
 
 
 def test_an_answer_counts_as_much_as_its_clients_work() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError, RunDirectoryError
-from fedlens.observers.recordings import RecordedRound, intact_round, recorded_rounds
+from fedlens.observers.read_recordings import RecordedRound, intact_round, recorded_rounds
 from fedlens.run.rundir import RunDir
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

@@ -17,8 +17,8 @@ from fedlens import Experiment, Observer, resume
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.protocol import Reply
 from fedlens.run import changes, checkpoint
+from fedlens.run.call_observers import Observers
 from fedlens.run.observer import Place
-from fedlens.run.observers import Observers
 from fedlens.run.progress import Silent
 from fedlens.run.run_state import RunState
 from fedlens.run.rundir import RunDir

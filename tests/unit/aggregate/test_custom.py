@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.aggregate import one_function
+from fedlens.aggregate import custom as one_function
+from fedlens.aggregate.custom import ByColumn, ByWeights, Rows, blocks
 from fedlens.aggregate.mean import AggregateContext, Mean
-from fedlens.aggregate.one_function import ByColumn, ByWeights, Rows, blocks
 from fedlens.base.errors import ConfigError, HookError
 from fedlens.base.registry import load_file
 from fedlens.core.protocol import Failure, Id, Reply

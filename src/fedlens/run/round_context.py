@@ -11,8 +11,8 @@ from fedlens.core.driver import Driver
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import ClientId, RoundContext, State
 from fedlens.core.random import Rng
+from fedlens.core.step_counts import Phase, Work
 from fedlens.core.types import is_client
-from fedlens.core.work import Phase, Work
 from fedlens.run.build import Built
 from fedlens.run.run_state import placed
 

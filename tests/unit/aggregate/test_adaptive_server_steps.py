@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlens.aggregate.adaptive import Adaptive, adagrad, adam, yogi
+from fedlens.aggregate.adaptive_server_steps import Adaptive, adagrad, adam, yogi
 from fedlens.aggregate.server_steps import SERVERS
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import read_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedlens.core.transfers import block_size, downloaded, views
+from fedlens.core.device_copies import block_size, downloaded, views
 
 
 def test_the_parts_of_a_block_are_apart_and_aligned() -> None:

@@ -17,17 +17,17 @@ from fedlens.base.shell_command import quoted_command
 from fedlens.core import tensorfile
 from fedlens.core.driver import Tally
 from fedlens.core.protocol import Answer, Answers, Ask, Payload, Reply, State, Steps
+from fedlens.core.step_counts import Phase
 from fedlens.core.tree import Tree
 from fedlens.core.types import client_name
-from fedlens.core.work import Phase
 from fedlens.files.atomic_files import refused, replacing
-from fedlens.observers.recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
+from fedlens.observers.read_recordings import AFTER, BEFORE, FORMAT, MANIFEST, MODEL, STARTED, folder_of
 from fedlens.run.build import Built
 from fedlens.run.observer import ObservedRun, Observer, Place
 
 
 class Recorder(Observer):
-    """Writes the recordings of a run; see `fedlens.observers.recordings` for the files."""
+    """Writes the recordings of a run; see `fedlens.observers.read_recordings` for the files."""
 
     place = Place.COLLECT
     file = "recordings"

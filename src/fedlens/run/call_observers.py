@@ -13,7 +13,7 @@ from fedlens.base.errors import ConfigError, FedlensError, told
 from fedlens.core.driver import Tally
 from fedlens.core.payload import encode
 from fedlens.core.protocol import Answer, Ask, Payload, State, Steps
-from fedlens.core.work import Phase, Work
+from fedlens.core.step_counts import Phase, Work
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import not_regular
 from fedlens.files.line_digest import LineDigest
