@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fedlens.aggregate.mean import Aggregate
+from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.server_steps import ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.algorithm_base import AlgorithmBase
@@ -217,6 +217,13 @@ class Without(Aggregate):
 
 class Earlier(Aggregate):
     """As written for an earlier version."""
+
+    def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
+        return None
+
+
+class EarlierMean(Mean):
+    """Overrides what the base class no longer calls."""
 
     def fold(self, answers: Any, fields: Any, ctx: Any) -> Any:
         return None

@@ -281,6 +281,10 @@ def test_a_rule_as_a_class_has_its_methods_for_hooks() -> None:
             "ctx) (aggregate.name); rename 'fold': it is now 'aggregate'.",
         ),
         (
+            {"aggregate": f"{FILE}:EarlierMean"},
+            "the aggregate EarlierMean defines `fold`, which is now `aggregate` (aggregate.name); rename it.",
+        ),
+        (
             {"server": f"{FILE}:a_class"},
             "the server step '"
             + FILE

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedlens.base.errors import ConfigError
+from fedlens.base.errors import ConfigError, defined_as
 from fedlens.base.user_objects import methods
 
 OP = ("payload", "client", "rng")
@@ -141,8 +141,15 @@ def needed(kind: str, names: Sequence[str]) -> str | None:
 
 
 def check_methods(thing: object, kind: str, where: str | None = None) -> None:
-    """Raises `ConfigError` if a method of `thing` cannot be called as things of this kind are; see `METHODS`."""
+    """Raises `ConfigError` if a method of `thing` cannot be called as things of this kind are; see `METHODS`.
+
+    A method under its name of an earlier version would never be called, and is an error too.
+    """
     expected = METHODS.get(kind, {})
+    for name in expected:
+        if was := defined_as(type(thing), name):
+            what = f"the {kind} {type(thing).__name__} defines `{was}`, which is now `{name}`"
+            raise ConfigError(what, where=where, hint="rename it")
     for name, method in methods(thing, expected).items():
         check_signature(method, expected[name], f"`{name}` of the {kind} {type(thing).__name__}", where, name)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.aggregate import custom as one_function
+from fedlens.aggregate import custom
 from fedlens.aggregate.custom import ByColumn, ByWeights, Rows, blocks
 from fedlens.aggregate.mean import AggregateContext, Mean
 from fedlens.base.errors import ConfigError, HookError
@@ -116,7 +116,7 @@ def test_weights_below_one_shorten_the_update_and_leave_statistics_a_mean() -> N
 def test_a_column_is_every_part_of_the_reply_whatever_the_block(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_function, "_BLOCK", N * width)
+    monkeypatch.setattr(custom, "_BLOCK", N * width)
     seen: list[int] = []
 
     def median(block: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ def test_a_wrong_result_is_named_with_its_place(rule: Any, said: str) -> None:
     with pytest.raises(HookError) as caught:
         rule.aggregate(ANSWERS, FIELDS, CTX)
     assert said in str(caught.value)
-    assert "(test_one_function.py, line " in str(caught.value)
+    assert "(test_custom.py, line " in str(caught.value)
 
 
 def test_a_wrong_signature_is_named_where_the_class_is_made() -> None:
@@ -225,7 +225,7 @@ def test_a_wrong_signature_is_named_where_the_class_is_made() -> None:
             def column(self) -> Tensor:  # type: ignore[override]
                 return torch.zeros(1)
 
-    assert "`column` of the aggregate Short (test_one_function.py, line " in str(caught.value)
+    assert "`column` of the aggregate Short (test_custom.py, line " in str(caught.value)
     assert str(caught.value).endswith(
         "takes (self), and fedlens calls it with (self, block); write: def column(self, block)."
     )
