@@ -39,23 +39,8 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedlens-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-# No test cuts the power, and the disk is a tenth of the time of tests that train.
-os.fsync = lambda descriptor: None
-
 # Each call of a command would build all commands again.
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
-
-
-_ask_git = environment._git_revision
-_revision_here = functools.cache(_ask_git)
-
-
-def _revision() -> Any:
-    """The revision at the current directory; git is asked once about this repository, not by each run."""
-    return _revision_here() if Path.cwd() == Path(__file__).parents[1] else _ask_git()
-
-
-environment._git_revision = _revision
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,6 @@
 """What a run ran on."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -26,7 +27,7 @@ def git(*arguments: str) -> str:
 @pytest.fixture(autouse=True)
 def revision_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Git is asked each time, as outside of the tests."""
-    monkeypatch.setattr(environment, "_git_revision", environment._git_revision.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.setattr(environment, "_git_revision", inspect.unwrap(environment._git_revision))
 
 
 @pytest.fixture
