@@ -35,7 +35,7 @@ SWAPPED |= {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.
 SWAPPED |= {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq}
 SWAPPED |= {ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In}
 UNBROKEN = ("annotation", "returns", "decorator_list", "bases")  # fields of a node
-FIRST, MOST = 30, 400  # tests that run first, and at most, against one mutant
+FIRST, MOST = 30, 150  # tests that run first, and at most, against one mutant
 
 Coverage = dict[str, dict[str, int]]  # file -> test -> its executed lines as bits
 
