@@ -32,7 +32,7 @@ from fedlens.core.random import Rng
 from fedlens.core.schema import NumberField, Schema, TensorField, TreeField
 from fedlens.engines.executor import Executor, Item, foreign
 from fedlens.engines.inline import inline
-from fedlens.engines.shared_memory import Packer, Region, unpack
+from fedlens.engines.shared_memory import Packer, Pool, Region, unpack
 from tests.unit.engines.engine_kit import DECLARED, NoData, answers_to, ask, fresh, same, vectors
 
 ENGINES = ["inline", "processes"]
@@ -319,3 +319,14 @@ def test_metrics_in_columns_are_checked_like_those_of_each_client() -> None:
     assert answers[1].reason == "its metric 'examples' is -5, outside [0, 9.0072e+15]"
     good = executor.together("columns", {}, items[:1], expect)
     assert [answer.metrics for answer in good if isinstance(answer, Reply)] == [{"examples": 5.0}]
+
+
+def test_a_tensor_made_in_shared_memory_has_its_place_there() -> None:
+    pool = Pool()
+    tree = pool.empty_like({"a": torch.ones(3), "b": torch.ones(2, 2)})
+    region, start = pool.home(tree["a"]) or (None, -1)
+    assert region is not None
+    assert start == 0
+    assert pool.home(tree["b"]) == (region, tree["b"].data_ptr() - tree["a"].data_ptr())
+    assert pool.home(tree["b"].T) is None
+    assert pool.home(torch.ones(3)) is None
