@@ -74,7 +74,7 @@ class Calls(Sequence[Call]):
 
     def rng(self, at: int) -> Rng:
         """The randomness of one call."""
-        return Rng((self.program.seed, "op", *self.ids[at], self.clients[at]))
+        return Rng.of_operation(self.program.seed, *self.ids[at], self.clients[at])
 
 
 class StackedOutcomes(Sequence[Outcome]):

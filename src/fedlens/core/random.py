@@ -20,6 +20,9 @@ if TYPE_CHECKING:  # the settings derive seeds, and `fedlens --help` must not im
     import torch
 
 
+_OPERATION = "op"  # in the key of an operation's `Rng`
+
+
 def derive(*parts: int | str) -> int:
     """A 63-bit seed from any sequence of numbers and words; the same on every machine.
 
@@ -50,6 +53,37 @@ class Rng:
     def child(self, *parts: int | str) -> Rng:
         """The node below this one."""
         return Rng((*self.key, *parts))
+
+    @classmethod
+    def of_operation(cls, seed: int, round: int, exchange: int, slot: int, client: int | str) -> Rng:
+        """The node of one operation: the training seed, and which request of which ask it answers."""
+        return cls((seed, _OPERATION, round, exchange, slot, client))
+
+    def of_client(self) -> Rng:
+        """The node of an operation's client in its round, whatever the exchange, the slot and the worker.
+
+        A protocol whose forward and backward passes are two asks draws the same batch in both. All asks of a round
+        share this node, so take a `child` for each step. Raises `ValueError` for a node that is not an operation's.
+
+        >>> forward, backward = Rng.of_operation(0, 3, 0, 5, 7), Rng.of_operation(0, 3, 1, 0, 7)
+        >>> forward == backward, forward.of_client().child("step", 2) == backward.of_client().child("step", 2)
+        (False, True)
+        """
+        if len(self.key) != 6 or self.key[1] != _OPERATION:
+            raise ValueError(
+                f"Rng{self.key} is not the rng of an operation. Call of_client() on the `rng` that the engine passes "
+                "to the operation, and child() on its result."
+            )
+        seed, _, round, _, _, client = self.key
+        return Rng((seed, "client", round, client))
+
+    def seed_torch(self, device: torch.device) -> None:
+        """Starts PyTorch's global generators, which dropout draws from: the processor's, and that of a GPU `device`."""
+        import torch
+
+        torch.default_generator.manual_seed(self.seed("torch"))
+        if device.type == "cuda":
+            torch.cuda.manual_seed(self.seed("torch"))
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose, below 2**63."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, islice
@@ -17,7 +18,7 @@ from torch import Tensor
 from fedlens.base.threads import ReadAhead
 from fedlens.core.device_copies import uploaded
 from fedlens.core.protocol import ClientDataSource, ClientExamples, ClientId
-from fedlens.core.random import Rng
+from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.types import is_client
 from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.dataset import Dataset, Examples
@@ -115,6 +116,43 @@ class ClientDataset(ClientExamples):
         if self.augment is None or self.augment.apart:
             return ReadAhead(map(finish, read), self.prefetch)
         return ReadAhead(read, self.prefetch, then=finish)
+
+    def batch(self, positions: Tensor, rng: Rng) -> Batch:
+        """The training batch of these examples, with the same bits on every call, worker and engine.
+
+        A protocol that computes forward and backward passes in two operations reads its batch twice. `rng` is then
+        that of the client, which both share: see `Rng.of_client`.
+
+        Args:
+            positions: int64 [k], the positions of the examples in the order of `indices`; they may repeat.
+            rng: where augmentation and drawn images draw from, with the names of `batches`. An augmentation of a user's
+                own that draws from PyTorch's global generator finds it started by `rng.seed_torch`, and it is put
+                back afterwards.
+
+        Returns:
+            Inputs float32 [k, C, H, W], normalized, or [k, views, C, H, W], and the targets. The first batch of
+            `batches(size, rng)` is `batch(order[:size], rng)` for the order of its epoch.
+
+        Raises:
+            IndexError: for a position below 0, or not below the number of examples.
+
+        Example:
+            >>> examples = Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4))
+            >>> data = ClientDataset(examples, torch.tensor([3, 1, 2]), (0.0,), (1.0,))
+            >>> inputs, targets = data.batch(torch.tensor([0, 2]), Rng((0, "client", 1, 7)))
+            >>> inputs.shape, targets.tolist()
+            (torch.Size([2, 1, 2, 2]), [3, 2])
+        """
+        outside = positions[(positions < 0) | (positions >= len(self))]
+        if outside.numel():
+            raise IndexError(f"position {int(outside[0])} of {len(self)} examples: take 0 to {len(self) - 1}")
+        drawing = rng.torch("drawing") if self.examples.changing else None
+        with ExitStack() as ending:
+            if self.augment is not None and not self.augment.apart:
+                device = self.examples.device or torch.device("cpu")
+                ending.enter_context(random_state_kept(device))
+                rng.seed_torch(device)
+            return self._finished(self._read(positions, drawing), rng.torch("augment"))
 
     def held(self, n: int, /) -> int:
         """The bytes of floats that `batches` keeps for n examples: in their own order and in that of an epoch.

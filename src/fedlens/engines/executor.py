@@ -96,9 +96,7 @@ class Executor:
             if op not in self.program.ops:
                 return Failure(item.id, item.client, f"the algorithm has no operation '{op}'")
             (call,) = self._calls(shared, [item])
-            torch.default_generator.manual_seed(call.rng.seed("torch"))
-            if self.device.type == "cuda":
-                torch.cuda.manual_seed(call.rng.seed("torch"))
+            call.rng.seed_torch(self.device)
             inputs = self._inputs(op, call.payload, call.client.state)
             with scope("client"):
                 outcome = self.program.ops[op](*call)
