@@ -41,6 +41,7 @@ def _made(
 ) -> nn.Module:
     try:
         import timm
+        from timm.layers.linear import Linear
     except ImportError:
         raise ConfigError(
             f"the model '{name}' needs timm, which is not installed",
@@ -55,6 +56,10 @@ def _made(
         drop_path_rate=drop_path,
         **more,
     )
+    plain: Any = nn.Linear  # timm's differs in TorchScript only, and batched training knows PyTorch's
+    for layer in module.modules():
+        if type(layer) is Linear:
+            layer.__class__ = plain
     return module
 
 

@@ -239,6 +239,11 @@ def test_frozen_leaves_of_a_users_own_model_are_unchanged_after_a_run(kind: str,
     assert sent == 2 * (4 * moving + 8)
 
 
+@pytest.mark.parametrize("model", ["mobilenet-v3-large", "efficientnet-b0"])
+def test_each_trained_layer_has_a_form_for_stacked_clients(model: str) -> None:
+    assert known(made(model, (1, 8, 8), prepare={"norm": "group"}))
+
+
 @pytest.mark.parametrize(
     ("model", "norm", "close"),
     [
