@@ -69,6 +69,7 @@ class ModelEntry(Entry):
 
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
 _HE = "He et al. 2016 (arXiv 1512.03385)"
+_GKT = "He, Annavaram and Avestimehr 2020 (arXiv 2007.14513)"
 _FEDCV = "He et al. 2021 (arXiv 2111.11066)"
 _YOLO = "Bochkovskiy et al. 2020 (arXiv 2004.10934); written by fedlens"
 _VIT = "Dosovitskiy et al. 2021 (arXiv 2010.11929)"
@@ -161,6 +162,16 @@ MODELS = ModelRegistry(
         "resnet32": _cifar_resnet(32, 5),
         "resnet44": _cifar_resnet(44, 7),
         "resnet56": _cifar_resnet(56, 9),
+        "gkt-resnet8": ModelEntry(
+            "fedlens.models.resnet:gkt_resnet8",
+            "the client's ResNet of FedGKT: one stage of 2 bottlenecks, 10,586 parameters on CIFAR-10",
+            _GKT,
+        ),
+        "gkt-resnet56": ModelEntry(
+            "fedlens.models.resnet:gkt_resnet56",
+            "the large ResNet of FedGKT: three stages of 6 bottlenecks, 591,322 parameters on CIFAR-10",
+            _GKT,
+        ),
         "resnet18": _timm("resnet18", "ResNet-18, 11.7 million parameters", _HE),
         "resnet34": _timm("resnet34", "ResNet-34, 21.8 million parameters", _HE),
         "resnet50": _timm("resnet50", "ResNet-50, 25.6 million parameters", _HE),

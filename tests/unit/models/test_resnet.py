@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedlens.base.errors import ConfigError
-from fedlens.models.resnet import ResidualBlock
+from fedlens.models.resnet import BottleneckBlock, ResidualBlock
 from tests.unit.models.zoo_kit import CIFAR_RESNETS, images, made, parameters, shape_only
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -24,6 +24,41 @@ MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.2
 def test_the_counts_of_table_6_of_the_paper(name: str, count: int) -> None:
     assert parameters(shape_only(name, (3, 32, 32), 10)) == count
     assert sum(value.dim() == 4 for value in made(name).parameters()) == int(name[6:]) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "convolutions"), [("gkt-resnet8", 10_586, 8), ("gkt-resnet56", 591_322, 58)]
+)
+def test_the_networks_of_fedgkt_have_its_counts_and_send_the_same_features(
+    name: str, count: int, convolutions: int
+) -> None:
+    module = made(name)
+    assert parameters(module) == count
+    assert sum(value.dim() == 4 for value in module.parameters()) == convolutions
+    assert module.bn1(module.conv1(images(2, 3, 32, 32))).shape == (2, 16, 32, 32)
+    assert module(images(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_a_bottleneck_adds_its_projected_input_to_what_three_convolutions_make_of_it() -> None:
+    block, plain = BottleneckBlock(4, 2, stride=2).eval(), BottleneckBlock(8, 2, stride=1).eval()
+    for layer in (*block.modules(), *plain.modules()):
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(layer.running_mean, -1, 1)
+            torch.nn.init.uniform_(layer.running_var, 0.5, 2)
+    x = images(2, 4, 7, 6)
+    convolution, norm = block.downsample
+    shortcut = normalized(norm, torch.conv2d(x, convolution.weight, stride=2))
+    assert shortcut.shape == (2, 8, 4, 3)
+    torch.testing.assert_close(block(x), torch.relu(branch(block, x, 2) + shortcut))
+    assert len(plain.downsample) == 0
+    y = images(2, 8, 5, 5)
+    torch.testing.assert_close(plain(y), torch.relu(branch(plain, y, 1) + y))
+
+
+def branch(block: BottleneckBlock, x: Tensor, stride: int) -> Tensor:
+    first = torch.relu(normalized(block.bn1, torch.conv2d(x, block.conv1.weight)))
+    second = torch.conv2d(first, block.conv2.weight, stride=stride, padding=1)
+    return normalized(block.bn3, torch.conv2d(torch.relu(normalized(block.bn2, second)), block.conv3.weight))
 
 
 @pytest.mark.real

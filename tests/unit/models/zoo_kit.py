@@ -21,7 +21,8 @@ CIFAR_RESNETS = ["resnet20", "resnet32", "resnet44", "resnet56"]
 TRANSFORMERS = ["vit-b-16", "vit-tiny"]
 CONVOLUTIONAL = [name for name in OF_TIMM if name not in TRANSFORMERS]
 WITH_BATCH_NORM = {
-    "resnet20": 19, "resnet32": 31, "resnet44": 43, "resnet56": 55, "resnet18": 20, "resnet34": 36, "resnet50": 53,
+    "resnet20": 19, "resnet32": 31, "resnet44": 43, "resnet56": 55,
+    "gkt-resnet8": 8, "gkt-resnet56": 58, "resnet18": 20, "resnet34": 36, "resnet50": 53,
     "mobilenet-v2": 52, "mobilenet-v3-large": 46, "efficientnet-b0": 49,
 }  # fmt: skip
 
