@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fedlens.algorithms.registry import SLOTS
 from fedlens.base.errors import ConfigError, FedlensError, told
 from fedlens.base.interrupts import watched
 from fedlens.base.shell_command import quoted_command
@@ -26,7 +27,7 @@ from fedlens.files.atomic_files import read_regular
 from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
 from fedlens.run.observer import Observer, observer_of
 from fedlens.run.progress import Listener, Progress, Silent
-from fedlens.settings.config import SLOTS, Config, plain, read_config
+from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, key_lines, override, read_source
 
 if TYPE_CHECKING:

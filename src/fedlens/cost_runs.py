@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedlens.algorithms.registry import default_table
+from fedlens.algorithms.registry import SLOTS, default_table
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
 from fedlens.data.client_datasets import ClientDatasets
@@ -33,7 +33,7 @@ from fedlens.report.differences import LEAST_SEEDS
 from fedlens.run.progress import Progress, Silent
 from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
-from fedlens.settings.config import SLOTS, Config, plain, read_config
+from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.use.device_here import chosen_for
 

@@ -266,7 +266,13 @@ def test_every_slot_says_when_a_users_own_function_is_wrong(slot: str, name: str
         ),
         (
             ["algorithm=centralized", "select.clients_per_round=2"],
-            "'centralized' does not use the table [select] (--set select.clients_per_round); remove it",
+            "'centralized' does not use the table [select] (--set select.clients_per_round); remove it; of the "
+            "components it uses none",
+        ),
+        (
+            ["algorithm=local-only", "server.lr=0.5"],
+            "'local-only' does not use the table [server] (--set server.lr); remove it; of the components it uses "
+            "[select], [client]",
         ),
         (
             ["algorithm=fedavgm", "algorithm.momentum=1"],

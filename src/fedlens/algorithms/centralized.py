@@ -15,7 +15,7 @@ from fedlens.algorithms.client_evaluation import (
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.base.errors import ConfigError
+from fedlens.algorithms.registry import refuse_unused
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import (
     Ask,
@@ -167,18 +167,10 @@ def centralized(parts: Parts) -> Centralized:
         >>> [request.client for request in ask.requests]  # not 0 and 1, but the pooled data of both
         ['@train']
     """
-    filled = [slot for slot, part in parts.slots.items() if part is not None]
-    if filled:
-        raise ConfigError(
-            f"'centralized' does not use the table [{filled[0]}]", where=filled[0], hint="remove it"
-        )
+    refuse_unused("centralized", parts.slots, parts.local)
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
-    if parts.local.stragglers:
-        raise ConfigError(
-            "'centralized' has no clients, so no stragglers", where="local.stragglers", hint="set it to 0"
-        )
     model_scales(parts.local, parts.model)  # its checks
     kept = parts.task.local_leaves(parts.spec)
     train = BatchedTrain(

@@ -10,6 +10,7 @@ from pydantic import Field
 from fedlens.aggregate.server_steps import Rate, ServerSGD
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_evaluation import refuse_unmeasured, tuning
+from fedlens.algorithms.registry import refuse_unused
 from fedlens.base.errors import ConfigError
 
 
@@ -49,13 +50,7 @@ def local_only(parts: Parts) -> Averaging:
         >>> list(settings_model(local_only).model_fields)
         []
     """
-    for slot in ("aggregate", "server"):
-        if parts.slots[slot] is not None:
-            raise ConfigError(
-                f"'local-only' sends nothing, so a table [{slot}] has no effect",
-                where=slot,
-                hint="remove it",
-            )
+    refuse_unused("local-only", parts.slots, parts.local)
     links = () if parts.client is None else parts.client.links or (parts.client,)
     if any(link.name == "contrastive" for link in links):
         raise ConfigError(

@@ -3,82 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Entry, Registry
+from fedlens.local.settings import LocalSettings
 
-ALGORITHMS = Registry(
-    "algorithm",
-    {
-        "fedavg": Entry("fedlens.algorithms.fedavg:fedavg", "Federated Averaging (McMahan et al. 2017)"),
-        "fedavgm": Entry(
-            "fedlens.algorithms.fedavgm:fedavgm", "FedAvg with server momentum (Hsu et al. 2019)"
-        ),
-        "fedprox": Entry(
-            "fedlens.algorithms.fedprox:fedprox", "a proximal term at the clients (Li et al. 2020)"
-        ),
-        "fedir": Entry(
-            "fedlens.algorithms.fedir:fedir",
-            "importance-reweighted client losses (Hsu et al. 2020, section 5.2)",
-        ),
-        "fedvc": Entry(
-            "fedlens.algorithms.fedvc:fedvc", "virtual clients of one size (Hsu et al. 2020, section 5.3)"
-        ),
-        "fedadagrad": Entry(
-            "fedlens.algorithms.fedopt:fedadagrad", "Adagrad at the server (Reddi et al. 2021)"
-        ),
-        "fedadam": Entry("fedlens.algorithms.fedopt:fedadam", "Adam at the server (Reddi et al. 2021)"),
-        "fedyogi": Entry("fedlens.algorithms.fedopt:fedyogi", "Yogi at the server (Reddi et al. 2021)"),
-        "fednova": Entry(
-            "fedlens.algorithms.fednova:fednova",
-            "updates normalized by their number of steps (Wang et al. 2020)",
-        ),
-        "moon": Entry("fedlens.algorithms.moon:moon", "model-contrastive learning (Li, He and Song 2021)"),
-        "fedbn": Entry(
-            "fedlens.algorithms.fedbn:fedbn",
-            "batch normalization layers stay at the clients (Li et al. 2021)",
-        ),
-        "local-only": Entry(
-            "fedlens.algorithms.personal:local_only", "each client trains alone: the lower bound"
-        ),
-        "finetune": Entry(
-            "fedlens.algorithms.personal:finetune", "FedAvg, fine-tuned at each client before it is used"
-        ),
-        "scaffold": Entry(
-            "fedlens.algorithms.scaffold:scaffold", "control variates against drift (Karimireddy et al. 2020)"
-        ),
-        "feddyn": Entry(
-            "fedlens.algorithms.feddyn:feddyn", "dynamic regularization of the clients (Acar et al. 2021)"
-        ),
-        "mime": Entry(
-            "fedlens.algorithms.mime:mime",
-            "the server's optimizer at the clients, with drift correction (Karimireddy et al. 2020)",
-        ),
-        "mimelite": Entry(
-            "fedlens.algorithms.mime:mimelite",
-            "the server's optimizer at the clients (Karimireddy et al. 2020)",
-        ),
-        "feddane": Entry(
-            "fedlens.algorithms.feddane:feddane",
-            "local gradients corrected by the mean gradient (Li et al. 2019)",
-        ),
-        "admm": Entry(
-            "fedlens.algorithms.admm:admm", "a dual variable at each client (Ghaemi 2022, section 4.3)"
-        ),
-        "ceadmm": Entry(
-            "fedlens.algorithms.admm:ceadmm", "ADMM with several local iterations (Zhou and Li 2021)"
-        ),
-        "iceadmm": Entry(
-            "fedlens.algorithms.admm:iceadmm", "CEADMM with one gradient an iteration (Zhou and Li 2021)"
-        ),
-        "liadmm": Entry(
-            "fedlens.algorithms.admm:liadmm", "linearized inexact ADMM (Ghaemi 2022, Algorithm 4)"
-        ),
-        "centralized": Entry(
-            "fedlens.algorithms.centralized:centralized", "the upper bound: training on the pooled data"
-        ),
-    },
-)
+SLOTS = ("select", "client", "aggregate", "server")
+LOCAL = frozenset(LocalSettings.model_fields)
+
+
+@dataclass(frozen=True)
+class AlgorithmEntry(Entry):
+    """One row of the algorithms, with the tables and settings that it honours. Others are refused: `refuse_unused`.
+
+    Args:
+        slots: the tables of single components, of `SLOTS`.
+        local: the settings of `[local]`, of `LOCAL`; the learning rate, which has no default, is always one of them.
+    """
+
+    slots: tuple[str, ...] = SLOTS
+    local: frozenset[str] = LOCAL
+
+
+_ALGORITHMS: dict[str, AlgorithmEntry] = {
+    "fedavg": AlgorithmEntry("fedlens.algorithms.fedavg:fedavg", "Federated Averaging (McMahan et al. 2017)"),
+    "fedavgm": AlgorithmEntry(
+        "fedlens.algorithms.fedavgm:fedavgm", "FedAvg with server momentum (Hsu et al. 2019)"
+    ),
+    "fedprox": AlgorithmEntry(
+        "fedlens.algorithms.fedprox:fedprox", "a proximal term at the clients (Li et al. 2020)"
+    ),
+    "fedir": AlgorithmEntry(
+        "fedlens.algorithms.fedir:fedir",
+        "importance-reweighted client losses (Hsu et al. 2020, section 5.2)",
+    ),
+    "fedvc": AlgorithmEntry(
+        "fedlens.algorithms.fedvc:fedvc", "virtual clients of one size (Hsu et al. 2020, section 5.3)"
+    ),
+    "fedadagrad": AlgorithmEntry(
+        "fedlens.algorithms.fedopt:fedadagrad", "Adagrad at the server (Reddi et al. 2021)"
+    ),
+    "fedadam": AlgorithmEntry("fedlens.algorithms.fedopt:fedadam", "Adam at the server (Reddi et al. 2021)"),
+    "fedyogi": AlgorithmEntry("fedlens.algorithms.fedopt:fedyogi", "Yogi at the server (Reddi et al. 2021)"),
+    "fednova": AlgorithmEntry(
+        "fedlens.algorithms.fednova:fednova",
+        "updates normalized by their number of steps (Wang et al. 2020)",
+    ),
+    "moon": AlgorithmEntry(
+        "fedlens.algorithms.moon:moon", "model-contrastive learning (Li, He and Song 2021)"
+    ),
+    "fedbn": AlgorithmEntry(
+        "fedlens.algorithms.fedbn:fedbn",
+        "batch normalization layers stay at the clients (Li et al. 2021)",
+    ),
+    "local-only": AlgorithmEntry(
+        "fedlens.algorithms.personal:local_only",
+        "each client trains alone: the lower bound",
+        slots=("select", "client"),
+    ),
+    "finetune": AlgorithmEntry(
+        "fedlens.algorithms.personal:finetune", "FedAvg, fine-tuned at each client before it is used"
+    ),
+    "scaffold": AlgorithmEntry(
+        "fedlens.algorithms.scaffold:scaffold", "control variates against drift (Karimireddy et al. 2020)"
+    ),
+    "feddyn": AlgorithmEntry(
+        "fedlens.algorithms.feddyn:feddyn", "dynamic regularization of the clients (Acar et al. 2021)"
+    ),
+    "mime": AlgorithmEntry(
+        "fedlens.algorithms.mime:mime",
+        "the server's optimizer at the clients, with drift correction (Karimireddy et al. 2020)",
+    ),
+    "mimelite": AlgorithmEntry(
+        "fedlens.algorithms.mime:mimelite",
+        "the server's optimizer at the clients (Karimireddy et al. 2020)",
+    ),
+    "feddane": AlgorithmEntry(
+        "fedlens.algorithms.feddane:feddane",
+        "local gradients corrected by the mean gradient (Li et al. 2019)",
+    ),
+    "admm": AlgorithmEntry(
+        "fedlens.algorithms.admm:admm", "a dual variable at each client (Ghaemi 2022, section 4.3)"
+    ),
+    "ceadmm": AlgorithmEntry(
+        "fedlens.algorithms.admm:ceadmm", "ADMM with several local iterations (Zhou and Li 2021)"
+    ),
+    "iceadmm": AlgorithmEntry(
+        "fedlens.algorithms.admm:iceadmm", "CEADMM with one gradient an iteration (Zhou and Li 2021)"
+    ),
+    "liadmm": AlgorithmEntry(
+        "fedlens.algorithms.admm:liadmm", "linearized inexact ADMM (Ghaemi 2022, Algorithm 4)"
+    ),
+    "centralized": AlgorithmEntry(
+        "fedlens.algorithms.centralized:centralized",
+        "the upper bound: training on the pooled data",
+        slots=(),
+        local=LOCAL - {"stragglers", "straggler_work"},
+    ),
+}
+
+ALGORITHMS = Registry("algorithm", _ALGORITHMS)
 
 # What `[client]` can name; on top of the algorithm's own rule, and several in a list.
 RULES = Registry(
@@ -101,8 +127,43 @@ RULES = Registry(
     },
 )
 
-# These select and aggregate nothing. Tables of a recipe that were meant for another algorithm do not stand in the way.
-WITHOUT_SLOTS = frozenset({"centralized"})
+
+def unused_slots(algorithm: Any) -> tuple[str, ...]:
+    """The tables that the algorithm of this name does not use; none of a user's own, which answers for itself.
+
+    >>> unused_slots("local-only"), unused_slots("own.py:mine")
+    (('aggregate', 'server'), ())
+    """
+    entry = _ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else None
+    return () if entry is None else tuple(slot for slot in SLOTS if slot not in entry.slots)
+
+
+def refuse_unused(algorithm: Any, slots: Mapping[str, Any], local: LocalSettings) -> None:
+    """Raises `ConfigError` for a table of `slots` or a setting of `local` that the algorithm of this name ignores.
+
+    Args:
+        slots: the tables or components by name; None for those that are not set.
+        local: settings at their defaults are not counted as set.
+    """
+    unused = unused_slots(algorithm)
+    slot = next((slot for slot in unused if slots.get(slot) is not None), None)
+    if slot is not None:
+        honoured = ", ".join(f"[{name}]" for name in SLOTS if name not in unused)
+        raise ConfigError(
+            f"'{algorithm}' does not use the table [{slot}]",
+            where=slot,
+            hint=f"remove it; of the components it uses {honoured or 'none'}",
+        )
+    entry = _ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else None
+    for name, value in local:
+        field = LocalSettings.model_fields[name]
+        if entry is None or name in entry.local or field.is_required() or value == field.default:
+            continue
+        raise ConfigError(
+            f"'{algorithm}' does not use local.{name}",
+            where=f"local.{name}",
+            hint=f"remove it; of [local] it uses {', '.join(sorted(entry.local))}",
+        )
 
 
 _AGGREGATES = {"fednova": "normalized"}

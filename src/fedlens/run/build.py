@@ -179,6 +179,7 @@ def _build(
         (
             *((weights.note,) if weights is not None and weights.note else ()),
             *data.notes,  # mistakes in the data before what was chosen
+            *planned.notes,
             *recorded,
             *_without_test_examples(client_data, task),
             *notes,

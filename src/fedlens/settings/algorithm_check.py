@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.registry import SLOTS
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, ModelSpec
 from fedlens.local.chain import chain
-from fedlens.settings.config import SLOTS, Config
+from fedlens.settings.config import Config
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
 from fedlens.tasks.registry import TASKS
 

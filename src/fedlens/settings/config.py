@@ -326,9 +326,6 @@ class Config(_Table):
         return filled
 
 
-SLOTS = ("select", "client", "aggregate", "server")
-
-
 def read_config(values: Mapping[str, Any], locate: Callable[[str], str] = str) -> Config:
     """The checked settings. `locate` turns a key such as `local.lr` into where a person finds it.
 

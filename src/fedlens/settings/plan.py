@@ -10,7 +10,13 @@ from typing import Any
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.aggregate.server_steps import SERVERS
 from fedlens.algorithms.client_sampling import SELECTS
-from fedlens.algorithms.registry import ALGORITHMS, RULES, WITHOUT_SLOTS, default_table
+from fedlens.algorithms.registry import (
+    ALGORITHMS,
+    RULES,
+    default_table,
+    refuse_unused,
+    unused_slots,
+)
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Registry
 from fedlens.core.dataset_info import DatasetInfo
@@ -21,9 +27,9 @@ from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
-from fedlens.settings.config import SLOTS, Config, filled
+from fedlens.settings.config import Config, filled
 from fedlens.settings.config_source import Source
-from fedlens.settings.resolve import Resolved, resolve
+from fedlens.settings.resolve import Resolved, located, resolve
 from fedlens.tasks.registry import TASKS
 
 SLOT_REGISTRIES: Mapping[str, Registry] = {"select": SELECTS, "aggregate": AGGREGATES, "server": SERVERS}
@@ -45,6 +51,7 @@ class Plan:
     task: Callable[[DatasetInfo], Resolved]  # the task for a dataset
     overridden: frozenset[str] = frozenset()  # keys that were set on the command line
     observers: Sequence[Resolved] = ()
+    notes: tuple[str, ...] = ()  # tables of the recipe that the algorithm set in its place does not use
 
     def engine(self) -> EngineBase:
         """A new engine, as the settings say; the caller closes it."""
@@ -66,7 +73,11 @@ def plan(config: Config, source: Source) -> Plan:
     neighbours = config.evaluation.neighbours
     if neighbours is not None:
         tables[_LABELLED] = DATASETS, neighbours.dataset
-    slots = _slots(config, source)
+    slots, notes = _slots(config, source)
+    try:
+        refuse_unused(config.algorithm["name"], slots, config.local)
+    except ConfigError as error:
+        raise located(error, "", source.locate) from error
     tables |= {slot: (registry, slots[slot]) for slot, registry in SLOT_REGISTRIES.items() if slots[slot]}
     chosen = {
         key: resolve(registry, table, key, source, shared=Preparation if key == "model" else None)
@@ -95,25 +106,28 @@ def plan(config: Config, source: Source) -> Plan:
         partial(_task, config.task, source),
         source.overridden,
         observers,
+        notes,
     )
 
 
-def _slots(config: Config, source: Source) -> dict[str, Any]:
-    """The tables of single components; None for those that the algorithm decides.
+def _slots(config: Config, source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The tables of single components, None for those that the algorithm decides, and notes on those left out.
 
-    Of a recipe whose algorithm an override has replaced, those that belonged to its algorithm are left out.
+    Of a recipe whose algorithm an override has replaced, the tables are left out that the new one does not use.
     """
     slots: dict[str, Any] = {**config.slots, "client": config.client}
     if "algorithm" not in source.renamed:
-        return slots
-    if config.algorithm["name"] in WITHOUT_SLOTS:
-        slots |= {slot: None for slot in SLOTS if not _was_set(slot, source)}
+        return slots, ()
+    name = config.algorithm["name"]
+    left_out = [s for s in unused_slots(name) if slots[s] is not None and not _was_set(s, source)]
+    slots |= dict.fromkeys(left_out)
+    notes = tuple(f"'{name}' does not use the recipe's table [{slot}]: it is left out" for slot in left_out)
     select = slots["select"]
     if select and select["name"] == "uniform" and source.overridden.isdisjoint({"select", "select.name"}):
         # The selection in the recipe was the default of the recipe's algorithm.
         settings = {key: value for key, value in select.items() if key != "name"}
         slots["select"] = {**default_table("select", config.algorithm), **settings}
-    return slots
+    return slots, notes
 
 
 def _task(table: Mapping[str, Any], source: Source, info: DatasetInfo) -> Resolved:

@@ -19,8 +19,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fedlens.algorithms.registry import SLOTS
 from fedlens.base.registry import Entry, Factory, settings_model
-from fedlens.settings.config import SLOTS, Config
+from fedlens.settings.config import Config
 from tests.unit.house.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
 from tests.unit.house.settings_tables import REGISTRIES, TABLE
 from tests.unit.house.settings_tables import _default as default_of
