@@ -19,8 +19,8 @@ EQUAL = (4, 4, 4, 4, 4, 4)
 
 
 def slots(step: Step, exchange: int) -> tuple[int, ...]:
-    """Who replied in this exchange, in order; the slots themselves where nobody failed."""
-    return tuple(row["client"] for row in step.tally.per_client if row["exchange"] == exchange)
+    """Who sent an update in this exchange, in order; the slots themselves where nobody failed."""
+    return tuple(client for client, asked, _ in step.tally.norms if asked == exchange)
 
 
 def rng_at(step: Step, exchange: int, slot: int, client: int, seed: int = 0) -> Rng:

@@ -152,7 +152,7 @@ class OptimalConvex(Aggregate):
         # Replies may be rows of stacked trees, which are sent as trees of their own.
         shared: dict[str, Any] = {part: [dict(r.payload[part]) for r in replies] for part in _PARTS}
         shared |= {"model": model, "weight": [float(reply.payload["weight"]) for reply in replies]}
-        valid = TensorField((len(replies),), torch.float64, 0.0, 1.0)
+        valid = TensorField((len(replies),), torch.float64, low=0.0, high=1.0)
         expect = Schema({"weights": valid}, metrics=_METRICS)
         return Ask(_OP, [Request(self.server_data)], shared, expect)
 

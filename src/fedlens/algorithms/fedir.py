@@ -232,13 +232,15 @@ def gather(
     federation = ctx.federation
     there = federation.eligible
     expect: dict[str, SchemaField] = {
-        "counts": TensorField((federation.classes,), torch.float64, least=0, most=federation.most_counts),
+        "counts": TensorField((federation.classes,), torch.float64, low=0, high=federation.most_counts),
         "weight": NumberField(above=0, most=1),
     }
     # A hundred thousand clients are about 32 messages to the server, and as many tensors in its memory.
     how = Reduce({"counts": "plain"}, block=max(1, len(there) // 32))
     total: dict[str, Tensor] = {}
-    for answer in (yield Ask(COUNT, [Request(int(k)) for k in there], expect=Schema(expect), reduce=how)):
+    for answer in (
+        yield Ask(COUNT, [Request(int(k)) for k in there], expect=Schema(expect), reduce=how, counts=False)
+    ):
         if answer.reduced is not None:
             add_reply(total, how, answer.reduced, reduced=True)
     if not total or not bool(total["counts"].sum() > 0):

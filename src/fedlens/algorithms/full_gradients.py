@@ -100,7 +100,7 @@ def mean_gradient(
 
     Over those that replied; None where nobody did. A large cohort is summed where the work runs, as updates are.
     """
-    ask = Ask(OP, [Request(k) for k in cohort], shared, expect=expect)
+    ask = Ask(OP, [Request(k) for k in cohort], shared, expect=expect, counts=False)
     mean = yield from Mean().exchange(ask, {}, AggregateContext.of(ctx, {}))
     return dict(mean.update) if isinstance(mean, Update) else None
 

@@ -32,12 +32,15 @@ class AlgorithmBase(Algorithm):
     `BareAlgorithm` where it is made, so that all users of an algorithm may call everything below.
 
     Attributes:
+        asks_each_step: whether a round asks each client for single steps, so that sending them to workers does not pay:
+            the engines `default` and `auto` stay `inline`.
         personal: the leaves of the model that stay at the clients, so that each client has a model of its own; a client
             that trained has their values in its state, as `personal`.
         replaced: by the name of their table, the components that the algorithm sets up from its own settings and that
             the user's table replaces.
     """
 
+    asks_each_step: bool = False
     personal: frozenset[str] = frozenset()
     replaced: Mapping[str, Any] = MappingProxyType({})
 

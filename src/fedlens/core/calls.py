@@ -63,7 +63,7 @@ class Calls(Sequence[Call]):
             return [self[k] for k in range(len(self))[at]]
         client = Client(
             id=self.clients[at],
-            data=self.program.data.data_of(self.clients[at]),
+            data=self.program.data_of(self.clients[at]),
             state=self.states[at],
             secrets=Secrets((self.program.seed, self.clients[at])),
             scratch=self.scratch,

@@ -1,10 +1,15 @@
-"""The facts about a dataset that tasks, models and algorithms may ask for, without its examples."""
+"""The facts about a dataset that tasks, models and algorithms may ask for, and how examples of clients are read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedlens.core.random import Rng
 
 Kind = Literal["classification", "multi-label", "segmentation", "detection", "language", "unlabelled"]
 VOID = 255  # the id of a mask's pixel without a class
@@ -35,3 +40,58 @@ class DatasetInfo:
     vocabulary: int | None = None
     target_shape: tuple[int, ...] = ()
     gaps: bool = False
+
+
+class GroupExamples(Protocol):
+    """The examples of A clients that are read together; `fedlens.data.client_datasets.ClientGroup` is one."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many examples each client has."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the examples; `read` accepts positions on it without a copy."""
+
+    def reordered(self, order: Sequence[int], /) -> GroupExamples:
+        """The same examples, the clients in this order."""
+
+    def batches(
+        self,
+        sizes: Sequence[int],
+        rngs: Sequence[Rng] | None,
+        steps: Sequence[int],
+        drop_last: bool = False,
+        /,
+    ) -> Tensor:
+        """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding.
+
+        With `rngs` = None each client's examples stay in their own order.
+        `drop_last` leaves out the last batch of an epoch if it is smaller than the others.
+        """
+
+    def read(self, positions: Tensor, /) -> tuple[Tensor, Tensor]:
+        """The inputs [k, ...] and targets [k, ...] at these positions, int64 [k]."""
+
+
+class ClientExamples(Protocol):
+    """Interface of a client's data for batched training; `ClientDataset` implements it.
+
+    The defaults suit data that caches nothing and gives each client's batches separately.
+    """
+
+    def stretch(self, start: int, stop: int, /) -> tuple[Any, Any]:
+        """The inputs and targets at the positions `start` to `stop`, never augmented."""
+        ...
+
+    def stretches(self, start: int, stop: int, size: int, /) -> Iterator[tuple[Any, Any]]:
+        """The positions from `start` to before `stop` in stretches of `size`, in order."""
+        return (self.stretch(at, min(at + size, stop)) for at in range(start, stop, size))
+
+    def held(self, n: int, /) -> int:
+        """The bytes of images that `batches` keeps in memory for n examples."""
+        return 0
+
+    def group(self, others: Sequence[Any], /) -> GroupExamples | None:
+        """The examples of this client and of `others`, to be read together; None where each is read on its own."""
+        return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,15 @@ from fedlens.core.protocol import (
     Engine,
     Failure,
     Id,
+    Payload,
     Reply,
 )
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Staging
 from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Traffic
-from fedlens.core.types import is_client
+from fedlens.core.tree import copied
+from fedlens.core.types import is_client, is_server
 
 
 @dataclass
@@ -34,12 +36,13 @@ class Tally:
     """Counts of a round over the clients of the federation; requests for data at the server are left out."""
 
     replies: int = 0
-    failed: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    bytes_peer: int = 0  # of letters between clients
+    letters_dropped: int = 0  # whose addressee was not asked
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     batches: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
-    per_client: list[dict[str, Any]] = field(default_factory=list)
+    rows: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
     replied: set[ClientId] = field(default_factory=set)
     norms: list[tuple[ClientId, int, float]] = field(
         default_factory=list
@@ -55,12 +58,18 @@ class Tally:
 
     @property
     def clients(self) -> int:
-        """How many clients replied; a client that is asked several times counts once.
-
-        In a round of several asks only the last that went to clients counts: a client that sent a gradient but did not
-        train has not taken part, and a round in which no client trained has failed.
-        """
+        """How many clients took part: they answered an ask that counts (`Ask.counts`), however often."""
         return len(self.replied)
+
+    @property
+    def failed(self) -> int:
+        """How many clients failed, however often."""
+        return len(self.failures)
+
+    @property
+    def per_client(self) -> list[dict[str, Any]]:
+        """A row for each client that replied: the sums of its metrics, and its last exchange."""
+        return list(self.rows.values())
 
     @property
     def batches_max(self) -> int:
@@ -69,41 +78,52 @@ class Tally:
 
     def asked(self, ask: Ask, round: int) -> None:
         """Counts the bytes of an ask, and records what it carries."""
-        at_clients = any(is_client(request.client) for request in ask.requests)
-        if ask.order == "request" and at_clients:
-            self.replied = set()
         shared = nbytes(ask.shared)
         sent = [
             shared + (nbytes(request.payload) if request.payload else 0)
             for request in ask.requests
-            if is_client(request.client)
+            if is_client(request.client) and not ask.measuring
         ]
         self.bytes_down += sum(sent)
         self.traffic.asked(ask, round, sum(sent))
 
-    def accepted(self, reply: Reply) -> None:
-        """Counts an accepted reply. A reply from data at the server sends no bytes.
+    def accepted(self, ask: Ask, reply: Reply) -> None:
+        """Counts an accepted reply. A reply from the server sends no bytes, and neither does one that only measures.
 
-        Such a reply without `batches` did not train, so its `loss` and `examples` are not summed.
+        `loss` and `examples` are not summed for a reply that only measures, nor for one without `batches` from data at
+        the server, which did not train. The work of "@server" counts in the sums, and as no client's.
         """
         at_client = is_client(reply.client)
-        trained = at_client or "batches" in reply.metrics
+        worked = at_client or is_server(reply.client) or "batches" in reply.metrics
+        worked = worked and not ask.measuring
         for name, value in reply.metrics.items():
-            if trained or name not in ("loss", "examples"):
+            if worked or name not in ("loss", "examples"):
                 self.sums[name] += value
-        self.bytes_up += reply.nbytes if at_client else 0
-        if not trained:
+        self.bytes_up += reply.nbytes if at_client and not ask.measuring else 0
+        if not worked or is_server(reply.client):
             return
         self.replies += 1
-        self.replied.add(reply.client)
+        if ask.counts:
+            self.replied.add(reply.client)
         self.batches[reply.client] += int(reply.metrics.get("batches", 0))
-        self.per_client.append({"client": reply.client, "exchange": reply.id.exchange, **reply.metrics})
+        row = self.rows.setdefault(reply.client, {"client": reply.client})
+        row["exchange"] = reply.id.exchange
+        for name, value in reply.metrics.items():
+            row[name] = row.get(name, 0.0) + value
         if norm := reply.norms.get("update"):
             self.norms.append((reply.client, reply.id.exchange, norm))
 
+    def posted(self, sender: ClientId, to: Sequence[ClientId], size: int) -> None:
+        """Counts a letter: its bytes once an addressee, up to "@server" and down from it, else between clients."""
+        clients = sum(map(is_client, to))
+        if is_client(sender):
+            self.bytes_peer += clients * size
+            self.bytes_up += (len(to) - clients) * size
+        else:
+            self.bytes_down += clients * size
+
     def failure(self, client: ClientId, reason: str) -> None:
         """Counts a reply that is missing or was refused."""
-        self.failed += 1
         self.failures[client][reason] += 1
 
     def add_evaluation(self, other: Tally) -> None:
@@ -111,9 +131,54 @@ class Tally:
         self.traffic.add(other.traffic)
         self.bytes_up += other.bytes_up
         self.bytes_down += other.bytes_down
-        self.failed += other.failed
+        self.bytes_peer += other.bytes_peer
+        self.letters_dropped += other.letters_dropped
         for client, reasons in other.failures.items():
             self.failures[client].update(reasons)
+
+
+class Letters:
+    """The letters of one round, or of one evaluation, by addressee and sender.
+
+    >>> from fedlens.core.protocol import Request
+    >>> letters = Letters()
+    >>> letters.post(0, (1, 2), {"mass": 0.5})
+    >>> ask, dropped = letters.delivered(Ask("mix", [Request(1)], deliver=True))
+    >>> ask.requests[0].payload, dropped
+    ({'letters': [(0, {'mass': 0.5})]}, 1)
+    """
+
+    def __init__(self) -> None:
+        self._boxes: dict[ClientId, dict[ClientId, Payload]] = {}
+
+    def post(self, sender: ClientId, to: Sequence[ClientId], content: Payload) -> None:
+        """Adds a letter; its tensors are copied once. Raises `RunFailed` for a second one to the same addressee."""
+        kept = copied(content)
+        for addressee in to:
+            box = self._boxes.setdefault(addressee, {})
+            if sender in box:
+                raise RunFailed(
+                    f"client {sender} sent two letters to {addressee} before one was delivered",
+                    hint="send both as one content, or deliver the first one by an ask with deliver=True",
+                )
+            box[sender] = kept
+
+    def delivered(self, ask: Ask) -> tuple[Ask, int]:
+        """The ask with the letters to its clients, and how many others are dropped. All boxes are empty then."""
+        requests = [
+            replace(
+                request,
+                payload={**request.payload, "letters": list(self._boxes.pop(request.client, {}).items())},
+            )
+            for request in ask.requests
+        ]
+        return replace(ask, requests=requests), self.drop()
+
+    def drop(self) -> int:
+        """Empties all boxes; returns how many letters were in them."""
+        dropped = sum(map(len, self._boxes.values()))
+        self._boxes.clear()
+        return dropped
 
 
 class Driver:
@@ -121,7 +186,8 @@ class Driver:
 
     Only the driver decides which answers count. It rejects a second answer to the same request. It commits a client's
     new state once the algorithm has read the reply without refusing it. All requests of an ask see the states as they
-    were when it was sent. If a client appears twice, the state of the later slot is kept.
+    were when it was sent. If a client appears twice, the state of the later slot is kept. Letters are taken from
+    accepted replies and given to the clients of the next delivering ask.
 
     In `drive`, asks to clients carry norm bounds from the replies accepted before.
 
@@ -177,25 +243,32 @@ class Driver:
         return number
 
     def exchange(
-        self, ask: Ask, round: int, exchange: int, ahead: bool = False, bounded: bool = False
+        self,
+        ask: Ask,
+        round: int,
+        exchange: int,
+        ahead: bool = False,
+        bounded: bool = False,
+        letters: Letters | None = None,
     ) -> Generator[Answer, None, None]:
         """The answers to one ask; each is checked to be the first to its request.
 
         In request order the ask is sent when the first answer is read, or at once if it is `ahead`. In arrival order it
-        is sent at once, because its answers may be read in a later exchange.
+        is sent at once, because its answers may be read in a later exchange. `letters` are those of the asks before.
         """
+        letters = Letters() if letters is None else letters
         if bounded:
             ask = self.norms.bounded(ask)
         if not ahead or ask.order == "arrival":
-            sent = self._send(ask, round, exchange) if ask.order == "arrival" else None
-            return self._answers(ask, round, exchange, sent, bounded)
-        answers = self._ahead(ask, round, exchange)
+            sent = self._send(ask, round, exchange, letters) if ask.order == "arrival" else None
+            return self._answers(ask, round, exchange, letters, sent, bounded)
+        answers = self._ahead(ask, round, exchange, letters)
         next(answers)  # sends the ask; closing the answers cancels it from here on
         return answers
 
-    def _ahead(self, ask: Ask, round: int, exchange: int) -> Generator[Any, None, None]:
-        sent = self._send(ask, round, exchange)
-        answers = self._answers(ask, round, exchange, sent)
+    def _ahead(self, ask: Ask, round: int, exchange: int, letters: Letters) -> Generator[Any, None, None]:
+        sent = self._send(ask, round, exchange, letters)
+        answers = self._answers(ask, round, exchange, letters, sent)
         try:
             yield None
             for answer in answers:
@@ -211,10 +284,14 @@ class Driver:
             sent.close()
             self._out = {i for i in self._out if i[:2] != (round, exchange)}
 
-    def _send(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+    def _send(self, ask: Ask, round: int, exchange: int, letters: Letters) -> Generator[Answer, None, None]:
+        _refuse_twice(ask)
         if not ask.requests and ask.order == "request":  # in arrival order, earlier answers may still be out
             return _no_answers()
         self.tally.asked(ask, round)
+        if ask.deliver:
+            ask, dropped = letters.delivered(ask)
+            self.tally.letters_dropped += dropped
         self._out.update(Id(round, exchange, slot) for slot in range(len(ask.requests)))
         return self.engine.answer(ask, round, exchange)
 
@@ -223,13 +300,14 @@ class Driver:
         ask: Ask,
         round: int,
         exchange: int,
+        letters: Letters,
         sent: Generator[Answer, None, None] | None,
         bounded: bool = False,
     ) -> Generator[Answer, None, None]:
         staged = self.states.staging()
         work = self.work
         work.ask([request.client for request in ask.requests])
-        answers = sent or self._send(ask, round, exchange)
+        answers = sent or self._send(ask, round, exchange, letters)
         try:
             for answer in scoped("engine", answers):
                 if answer.id not in self._out:
@@ -238,12 +316,19 @@ class Driver:
                     continue
                 self._out.discard(answer.id)
                 work.answer()
+                posted: Sequence[tuple[tuple[ClientId, ...], Payload]] = ()
                 if isinstance(answer, Reply):
                     self.tally.traffic.replied(ask, round, answer)
+                    posted, answer.letters = answer.letters, ()
+                elif is_server(answer.client):
+                    raise _server_failed(ask, round, answer.reason)
                 try:
                     yield answer
                 finally:
-                    self._settle(answer, staged, at_once=ask.order == "arrival")
+                    self._settle(ask, answer, staged)
+                    if isinstance(answer, Reply) and answer.refused is None:
+                        self._post(ask, answer.client, posted, letters)
+                    posted = ()
                     if bounded:
                         self.norms.answered(ask.op, answer)
                     self._answered(ask, answer, work)
@@ -254,15 +339,29 @@ class Driver:
                 self._out = {i for i in self._out if i[:2] != (round, exchange)}
             staged.commit()
 
-    def _settle(self, answer: Answer, staged: Staging, at_once: bool) -> None:
+    def _post(
+        self,
+        ask: Ask,
+        sender: ClientId,
+        posted: Sequence[tuple[tuple[ClientId, ...], Payload]],
+        letters: Letters,
+    ) -> None:
+        for to, content in posted:
+            letters.post(sender, to, content)
+            if not ask.measuring:
+                self.tally.posted(sender, to, nbytes(content))
+
+    def _settle(self, ask: Ask, answer: Answer, staged: Staging) -> None:
         if isinstance(answer, Failure):
             self.tally.failure(answer.client, answer.reason)
         elif answer.refused is not None:
+            if is_server(answer.client):
+                raise _server_failed(ask, answer.id.round, answer.refused)
             self.tally.failure(answer.client, answer.refused)
         else:
-            self.tally.accepted(answer)
+            self.tally.accepted(ask, answer)
             if answer.state is not None:
-                if at_once:
+                if ask.order == "arrival":
                     self.states.commit(answer.client, answer.state)
                 else:
                     staged.put(answer.client, answer.state)
@@ -271,6 +370,24 @@ class Driver:
 def _no_answers() -> Generator[Answer, None, None]:
     """The answers to an ask without requests, in request order."""
     yield from ()
+
+
+def _refuse_twice(ask: Ask) -> None:
+    """Raises `RunFailed` if an ask has two requests for "@server", or for any client that gets letters."""
+    seen: set[ClientId] = set()
+    for client in (request.client for request in ask.requests):
+        if client in seen and (ask.deliver or is_server(client)):
+            raise RunFailed(
+                f"the ask '{ask.op}' asks {client} twice, and only one state or one box of letters is left",
+                hint='ask it once, or as "@server:K" for each client K'
+                if is_server(client)
+                else "ask it once",
+            )
+        seen.add(client)
+
+
+def _server_failed(ask: Ask, round: int, reason: str) -> RunFailed:
+    return RunFailed(f"the server's operation '{ask.op}' failed in round {round}: {reason}")
 
 
 class Driven:
@@ -287,6 +404,7 @@ class Driven:
         self._driver, self._steps, self._round, self._ahead = driver, steps, round, ahead
         self._bounded = bounded
         self._value: Any = None
+        self._letters = Letters()
         self._answers = self._asked(lambda: next(steps), ahead)
 
     def _asked(self, step: Callable[[], Ask], ahead: bool = False) -> Generator[Answer, None, None] | None:
@@ -306,7 +424,7 @@ class Driven:
                 hint="set evaluation.overlap=false",
             )
         number = self._driver.number(self._round)
-        return self._driver.exchange(ask, self._round, number, ahead, self._bounded)
+        return self._driver.exchange(ask, self._round, number, ahead, self._bounded, self._letters)
 
     def finish(self) -> Any:
         """Runs to the end and returns the generator's value."""
@@ -316,6 +434,7 @@ class Driven:
                     self._answers = self._asked(partial(self._steps.send, answers))
                 finally:
                     answers.close()
+            self._driver.tally.letters_dropped += self._letters.drop()
             return self._value
         finally:
             self._steps.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
-from fedlens.core.dataset_info import Kind
+from fedlens.core.dataset_info import ClientExamples, GroupExamples, Kind
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import ClientStates
 from fedlens.core.tree import Tree, TreeSpec
-from fedlens.core.types import ClientId, Metrics, Payload
+from fedlens.core.types import ClientId, Metrics, Payload, is_server
 
 
 class Id(NamedTuple):
@@ -32,6 +32,18 @@ class Id(NamedTuple):
     round: int
     exchange: int
     slot: int
+
+
+class Letter(NamedTuple):
+    """What an operation sends to another client, or to several, instead of to the server's algorithm.
+
+    Attributes:
+        to: the addressee, or several: clients, or "@server" and "@server:K".
+        content: a payload. It is copied once, and its bytes count once an addressee.
+    """
+
+    to: ClientId | tuple[ClientId, ...]
+    content: Payload
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,18 @@ class Ask:
             gives them as they arrive, including late answers to earlier asks in arrival order.
         deadline: seconds after which a missing answer becomes a `Failure`.
         reduce: sum replies in the workers (request order only).
+        letter: the schema of the content of every `Letter` that the operation sends (request order only). A letter that
+            does not fit is its sender's failure; so is any letter where this is None.
+        deliver: gives each client the letters of the asks before, as `payload["letters"]`: a list of
+            `(sender, content)` in the order of the senders' slots, empty if none came (request order only). Letters to
+            clients that this ask does not ask are dropped.
+        counts: whether a client that answers has taken part in the round. False for an ask that supports another one,
+            such as one for gradients before the training.
+        measuring: whether the ask only measures. It has no bytes and does not count as taking part; the algorithm names
+            in `discloses` what leaves the clients by it.
+
+    Raises `ValueError` for what an ask in arrival order cannot do. Letters belong to the round, or to the evaluation,
+    that sends them. "@server" and "@server:K" are asked once an ask.
     """
 
     op: str
@@ -82,12 +106,23 @@ class Ask:
     order: Literal["request", "arrival"] = "request"
     deadline: float | None = None
     reduce: Reduce | None = None
+    letter: Schema | None = None
+    deliver: bool = False
+    counts: bool = True
+    measuring: bool = False
 
     def __post_init__(self) -> None:
         if self.reduce is not None and self.order == "arrival":
             raise ValueError(
                 "an ask in arrival order cannot be reduced, because its blocks would depend on the order of the replies"
             )
+        if self.order == "arrival" and (self.letter is not None or self.deliver):
+            raise ValueError(
+                "an ask in arrival order cannot send or deliver letters, because who gets which would depend on the "
+                "order of the replies"
+            )
+        if self.letter is not None:  # engines send `expect` to their workers
+            object.__setattr__(self, "expect", replace(self.expect, letter=self.letter))
 
 
 @dataclass
@@ -96,7 +131,9 @@ class Reply:
 
     `allocate` is set by an engine that can send from its memory without a copy: it returns an uninitialized tree like
     its argument, in that memory. Compute a sum that becomes the next model there. `norms` has the Euclidean norms of
-    the payload's trees, also of reduced ones.
+    the payload's trees, also of reduced ones, and the largest of each name in letters, as `letter.NAME`. `letters` are
+    the addressees and the content of each letter; the driver takes them before the algorithm reads the reply, and drops
+    those of a refused one.
     """
 
     id: Id
@@ -110,6 +147,7 @@ class Reply:
     donated: frozenset[str] = frozenset()  # see `Outcome`
     allocate: Callable[[Tree], dict[str, Tensor]] | None = field(default=None, compare=False, repr=False)
     norms: Mapping[str, float] = field(default_factory=dict, repr=False)
+    letters: Sequence[tuple[tuple[ClientId, ...], Payload]] = ()
 
     def refuse(self, reason: str) -> None:
         """Rejects the reply: the client's state does not change, and the run counts a failure.
@@ -139,13 +177,14 @@ class Outcome(NamedTuple):
     Metrics are sums over the client's examples, so that they can be added: `loss` summed over `examples`, and
     `batches`. Metrics of other names are declared in `Ask.expect`, see `Schema`. `donated` names the fields of the
     payload whose tensors the operation does not use again, so that they need not be copied; see "Ownership" in
-    `fedlens.core.tree`.
+    `fedlens.core.tree`. `letters` go to other clients, see `Ask.letter` and `Ask.deliver`.
     """
 
     payload: Payload
     state: Payload | None = None
     metrics: Mapping[str, float] = {}
     donated: frozenset[str] = frozenset()
+    letters: Sequence[Letter] = ()
 
 
 @dataclass
@@ -256,61 +295,6 @@ class ClientDataSource(Protocol):
         return None
 
 
-class GroupExamples(Protocol):
-    """The examples of A clients that are read together; `fedlens.data.client_datasets.ClientGroup` is one."""
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """How many examples each client has."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the examples; `read` accepts positions on it without a copy."""
-
-    def reordered(self, order: Sequence[int], /) -> GroupExamples:
-        """The same examples, the clients in this order."""
-
-    def batches(
-        self,
-        sizes: Sequence[int],
-        rngs: Sequence[Rng] | None,
-        steps: Sequence[int],
-        drop_last: bool = False,
-        /,
-    ) -> torch.Tensor:
-        """The positions of the examples of each client's first batches, int64 [steps, A, size]; -1 is padding.
-
-        With `rngs` = None each client's examples stay in their own order.
-        `drop_last` leaves out the last batch of an epoch if it is smaller than the others.
-        """
-
-    def read(self, positions: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inputs [k, ...] and targets [k, ...] at these positions, int64 [k]."""
-
-
-class ClientExamples(Protocol):
-    """Interface of a client's data for batched training; `ClientDataset` implements it.
-
-    The defaults suit data that caches nothing and gives each client's batches separately.
-    """
-
-    def stretch(self, start: int, stop: int, /) -> tuple[Any, Any]:
-        """The inputs and targets at the positions `start` to `stop`, never augmented."""
-        ...
-
-    def stretches(self, start: int, stop: int, size: int, /) -> Iterator[tuple[Any, Any]]:
-        """The positions from `start` to before `stop` in stretches of `size`, in order."""
-        return (self.stretch(at, min(at + size, stop)) for at in range(start, stop, size))
-
-    def held(self, n: int, /) -> int:
-        """The bytes of images that `batches` keeps in memory for n examples."""
-        return 0
-
-    def group(self, others: Sequence[Any], /) -> GroupExamples | None:
-        """The examples of this client and of `others`, to be read together; None where each is read on its own."""
-        return None
-
-
 @dataclass(frozen=True)
 class Program:
     """The content that an engine is opened with: operations, data, the seed, device and number format."""
@@ -320,6 +304,10 @@ class Program:
     seed: int
     device: str = "cpu"
     arithmetic: Arithmetic = PLAIN
+
+    def data_of(self, client: ClientId) -> Any:
+        """The data of a client; None for "@server" and "@server:K". Raises what the source raises for it."""
+        return None if is_server(client) else self.data.data_of(client)
 
     def computing(self) -> AbstractContextManager[None]:
         """Sets PyTorch's options for this device and number format, see `Arithmetic.on`."""
@@ -470,7 +458,7 @@ class Engine(Protocol):
 __all__ = [
     "Algorithm", "Answer", "Answers", "Arithmetic", "Ask",
     "BatchedOp", "Call", "Client",
-    "ClientDataSource", "ClientId", "ClientStates", "Engine", "Evaluation", "Failure", "FederationInfo",
-    "GroupExamples", "Id", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload", "Program", "Reduce", "Reply",
-    "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
+    "ClientDataSource", "ClientExamples", "ClientId", "ClientStates", "Engine", "Evaluation", "Failure",
+    "FederationInfo", "GroupExamples", "Id", "Letter", "Metrics", "ModelSpec", "Obstacle", "Op", "Outcome", "Payload",
+    "Program", "Reduce", "Reply", "Request", "Round", "RoundContext", "Schema", "State", "Tree", "TreeSpec", "Trial",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from fedlens.core.stacked import Column, Row, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
+LETTER = "letter."  # begins the names of the norms of letters
 _NOT_FINITE = "holds NaN or Inf"
 _BEYOND = f"times the median of accepted replies (limit: {NORM_LIMIT:,.0f} times)"
 # A name, what is wrong with its structure, and the tensors to check for finite values; None if that is done elsewhere.
@@ -71,23 +72,32 @@ class TreeField:
 
 @dataclass(frozen=True)
 class TensorField:
-    """A tensor of this shape and dtype, with finite values from `least` to `most`."""
+    """A tensor of this shape and dtype, with finite values from `low` to `high`.
+
+    An extent of -1 is free: any size from 0. `most` bounds the bytes of the tensor.
+
+    >>> TensorField((-1, 3), torch.float32, most=24).fault("hidden", torch.ones(4, 3))
+    'hidden has 48 bytes where at most 24 are expected'
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    least: float = -math.inf
+    low: float = -math.inf
+    high: float = math.inf
     most: float = math.inf
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""
         fault = _tensor_fault(name, value, self.shape, self.dtype)
+        if fault is None and (size := nbytes(value)) > self.most:
+            fault = f"{name} has {size:,} bytes where at most {self.most:,} are expected"
         if fault is not None or not all_finite([value]):
             return fault or f"{name} {_NOT_FINITE}"
-        if (self.least, self.most) == (-math.inf, math.inf):
+        if (self.low, self.high) == (-math.inf, math.inf):
             return None
-        outside = value[(value < self.least) | (value > self.most)]
+        outside = value[(value < self.low) | (value > self.high)]
         return (
-            f"{name} holds {float(outside[0]):g}, outside [{self.least:g}, {self.most:g}]"
+            f"{name} holds {float(outside[0]):g}, outside [{self.low:g}, {self.high:g}]"
             if len(outside)
             else None
         )
@@ -147,7 +157,7 @@ METRICS: Mapping[str, Bound] = {"loss": Bound(), "examples": COUNT, "batches": C
 _COMPUTED = ("test_", "validation_", "train_", "clients_")
 _COLUMNS = frozenset({
     "round", "client", "clients", "failed", "failure", "times", "exchange", "local_loss", "batches_max", "bytes_up",
-    "bytes_down", "seconds", "elapsed",
+    "bytes_down", "bytes_peer", "letters_dropped", "seconds", "elapsed",
 })  # fmt: skip
 
 
@@ -159,6 +169,8 @@ class Schema:
     of trees: more than `NORM_LIMIT` times the typical norm of that name is rejected. The driver sets it from the
     replies accepted so far; see `fedlens.core.norm_bounds`. `MEASUREMENTS` also accepts values that are not finite,
     and bounds no norm: the loss of a model that diverged is a result.
+
+    `letter` is the schema of the letters that come with the reply; `Ask.letter` sets it.
 
     `metrics` declares the metrics that the operation sends besides `loss`, `examples` and `batches`, each with its
     bounds. A reply with any other metric, or with one outside its bounds, is rejected.
@@ -180,6 +192,7 @@ class Schema:
     typical: Mapping[str, float] = field(default_factory=dict)
     finite: bool = True
     metrics: Mapping[str, Bound] = field(default_factory=dict)
+    letter: Schema | None = None
 
     def __post_init__(self) -> None:
         for name in self.metrics:
@@ -382,7 +395,8 @@ def nbytes(value: Any) -> int:
 def _tensor_fault(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
     if not isinstance(value, Tensor):
         return f"{name} is {type(value).__name__}, not a tensor"
-    if tuple(value.shape) != shape:
+    fits = len(shape) == value.ndim and all(n in (m, -1) for n, m in zip(shape, value.shape, strict=True))
+    if not fits:
         return f"{name} has shape {tuple(value.shape)} where {shape} is expected"
     if value.dtype != dtype:
         return f"{name} is {value.dtype} where {dtype} is expected"

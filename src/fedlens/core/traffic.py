@@ -54,7 +54,8 @@ class Traffic:
         """Counts an ask; `nbytes` is the total that its clients receive."""
         requests = [request for request in ask.requests if is_client(request.client)]
         if sources := {request.client for request in ask.requests if not is_client(request.client)}:
-            self.server[ask.op] = sorted(sources.union(self.server.get(ask.op, ())))
+            names = {str(source).partition(":")[0] for source in sources}
+            self.server[ask.op] = sorted(names.union(self.server.get(ask.op, ())))
         if not requests:
             return
         row = self._row(ask.op, round)
@@ -74,8 +75,8 @@ class Traffic:
         row["bytes_up"] += reply.nbytes
         up = row["up"]
         for name, field in (ask.expect.fields or {}).items():
-            if name not in up:
-                up[name] = _announced(field)
+            if name not in up and (size := _announced(field)) >= 0:
+                up[name] = size
         _note(up, reply.payload)
         measured = row["measured"]
         if any(name not in measured for name in reply.metrics):
@@ -127,8 +128,9 @@ def _sizes(value: Any) -> Iterable[int]:
 
 
 def _announced(field: Field) -> int:
+    """The number of values of a field; -1 if only a reply tells."""
     if isinstance(field, NumberField):
         return 1
     if isinstance(field, TensorField):
-        return math.prod(field.shape)
+        return -1 if -1 in field.shape else math.prod(field.shape)
     return sum(math.prod(shape) for shape, _ in field.leaves.values())

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 # An int is a client of the federation, its row in the partition. A string that begins with "@" is data that the
-# server holds itself: "@test", "@validation", "@train".
+# server holds itself: "@test", "@validation", "@train". "@server" and "@server:K" hold no data: there an operation does
+# the server's own work, and keeps its state, for all clients or for client K.
 ClientId = int | str
 
 # All that is sent: trees, tensors, bytes, plain values, and sequences or mappings of these. No code.
@@ -24,6 +25,15 @@ def is_client(client: ClientId) -> TypeIs[int]:
     (True, False)
     """
     return not isinstance(client, str)  # a number of NumPy is a client too
+
+
+def is_server(client: ClientId) -> bool:
+    """Whether it is a holder without data, where an operation does the server's own work.
+
+    >>> is_server("@server"), is_server("@server:7"), is_server("@test"), is_server(7)
+    (True, True, False, False)
+    """
+    return isinstance(client, str) and client.partition(":")[0] == "@server"
 
 
 def client_name(client: ClientId, ids: Sequence[str]) -> str:

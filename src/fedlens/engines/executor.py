@@ -21,6 +21,7 @@ from fedlens.core.protocol import (
     ClientId,
     Failure,
     Id,
+    Letter,
     Outcome,
     Payload,
     Program,
@@ -28,9 +29,10 @@ from fedlens.core.protocol import (
     Reply,
 )
 from fedlens.core.reduction import add_columns, add_reply, add_rows
-from fedlens.core.schema import Schema, column_norms, nbytes, tensors_in
+from fedlens.core.schema import LETTER, Schema, column_norms, nbytes, tensors_in
 from fedlens.core.stacked import Row, row_of
 from fedlens.core.tree import NO_NORMS, copied, leaf_norms, mapped
+from fedlens.core.types import is_client
 
 _PLAIN = (torch.Tensor, float, int, str, bytes)
 _EXACTLY = frozenset(
@@ -69,7 +71,8 @@ class Executor:
     """Runs operations: it has the program, and a cache that lives as long as the worker.
 
     With `groups`, operations that support it answer several clients at once. Inputs are moved to the program's device.
-    Answers are moved to the CPU, unless the executor `stays` on the device.
+    Answers are moved to the CPU, unless the executor `stays` on the device. An ask whose operation sends letters is
+    answered one client after the other.
     """
 
     program: Program
@@ -80,6 +83,7 @@ class Executor:
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
         self._shared: tuple[Payload, Payload] | None = None  # of the last ask, as received and on the device
+        self._known: set[ClientId] = set()  # to whom letters may go, once looked up
         # Its tensors as received and on the device, by the id and the version of those received.
         self._sent: dict[tuple[int, int | None], tuple[torch.Tensor, torch.Tensor]] = {}
         self._visits: dict[tuple[str, bool], int] = {}  # calls in which inputs are compared
@@ -100,7 +104,7 @@ class Executor:
             inputs = self._inputs(op, call.payload, call.client.state)
             with scope("client"):
                 outcome = self.program.ops[op](*call)
-            answer = _checked(item, Outcome(*_returned(op, outcome)), expect)
+            answer = self._checked(item, Outcome(*_returned(op, outcome)), expect)
         except HookError:
             raise
         except BaseException as error:  # SystemExit, GeneratorExit and others are failures of the client, too
@@ -155,7 +159,7 @@ class Executor:
         answers: list[Answer] = [
             Failure(item.id, item.client, told(outcome))
             if isinstance(outcome, BaseException)
-            else _checked(item, outcome, expect, known)
+            else self._checked(item, outcome, expect, known)
             for item, outcome in zip(items, outcomes, strict=True)
         ]
         return answers if reduce is None else reduced(answers, reduce)
@@ -192,7 +196,8 @@ class Executor:
 
         `alone` answers one client after the other even if there are groups.
         """
-        if not alone and self.groups is not None and isinstance(self.program.ops.get(op), BatchedOp):
+        batched = isinstance(self.program.ops.get(op), BatchedOp) and expect.letter is None
+        if batched and not alone and self.groups is not None:
             # Groups are also reduced together: their last bits differ from those of single clients anyway.
             return [self._home(a) for a in self.groups.answers(self, op, shared, items, expect, reduce)]
         # A generator: each operation may reuse the memory of the answer before.
@@ -212,9 +217,74 @@ class Executor:
         if isinstance(answer, Failure):
             answer.reduced = downloaded(answer.reduced)
         else:  # all at once: one synchronization
-            parts = answer.payload, answer.state, answer.reduced
-            answer.payload, answer.state, answer.reduced = downloaded(parts)
+            parts = answer.payload, answer.state, answer.reduced, answer.letters
+            answer.payload, answer.state, answer.reduced, answer.letters = downloaded(parts)
         return answer
+
+    def _checked(
+        self, item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, float] = NO_NORMS
+    ) -> Answer:
+        """The reply, or a failure if something about it is invalid."""
+        try:
+            with scope("client.check"):
+                metrics = {name: float(value) for name, value in outcome.metrics.items()}
+                fault, norms = expect.check(outcome.payload, outcome.state, known)
+                fault = fault or _fault(outcome) or expect.metric_fault(metrics)
+                letters: list[tuple[tuple[ClientId, ...], Payload]] = []
+                if fault is None and outcome.letters:
+                    fault, letters, norms = self._letters(outcome.letters, expect, norms)
+                donated = frozenset(outcome.donated)
+        except BaseException as error:  # a reply may be of any class, with methods that raise
+            if not from_code(error):
+                raise
+            return Failure(item.id, item.client, told(error))
+        if fault is not None:
+            return Failure(item.id, item.client, one_line(fault))
+        size = nbytes(outcome.payload)
+        reply = Reply(item.id, item.client, outcome.payload, metrics, outcome.state, size, donated=donated)
+        reply.norms, reply.letters = norms, letters
+        return reply
+
+    def _letters(
+        self, letters: Sequence[Letter], expect: Schema, norms: dict[str, float]
+    ) -> tuple[str | None, list[tuple[tuple[ClientId, ...], Payload]], dict[str, float]]:
+        """What is wrong with the first bad letter, or None; the letters; and `norms` with their largest ones."""
+        if expect.letter is None:
+            return (
+                "it sends a letter, and the ask expects none: set `letter` of the Ask to its schema",
+                [],
+                norms,
+            )
+        typical = {
+            name.removeprefix(LETTER): norm
+            for name, norm in expect.typical.items()
+            if name.startswith(LETTER)
+        }
+        schema = replace(expect.letter, typical=typical)
+        sent: list[tuple[tuple[ClientId, ...], Payload]] = []
+        for to, content in letters:
+            addressees = to if isinstance(to, tuple) else (to,)
+            unknown = next((client for client in addressees if not self._knows(client)), None)
+            if unknown is not None:
+                return f"its letter goes to {unknown!r}, which is no client", [], norms
+            fault, found = schema.check(content)
+            if (fault := fault or foreign(content, "the content")) is not None:
+                return f"its letter to {', '.join(map(str, addressees))}: {fault}", [], norms
+            for name, norm in found.items():
+                norms[LETTER + name] = max(norm, norms.get(LETTER + name, 0.0))
+            sent.append((addressees, content))
+        return None, sent, norms
+
+    def _knows(self, client: Any) -> bool:
+        """Whether a letter may go to this client."""
+        named = not is_client(client) or (type(client) is int and client >= 0)
+        if named and client not in self._known:
+            try:
+                self.program.data_of(client)
+            except LookupError:
+                return False
+            self._known.add(client)
+        return named
 
 
 def _returned(op: str, outcome: Any) -> Any:
@@ -250,26 +320,6 @@ def _replies(items: Sequence[Item], outcomes: StackedOutcomes, reduce: Reduce | 
         with scope("aggregate"):
             add_columns(total, reduce, columns, rows)
     return replies
-
-
-def _checked(item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, float] = NO_NORMS) -> Answer:
-    """The reply, or a failure if something about it is invalid."""
-    try:
-        with scope("client.check"):
-            metrics = {name: float(value) for name, value in outcome.metrics.items()}
-            fault, norms = expect.check(outcome.payload, outcome.state, known)
-            fault = fault or _fault(outcome) or expect.metric_fault(metrics)
-            donated = frozenset(outcome.donated)
-    except BaseException as error:  # a reply may be of any class, with methods that raise
-        if not from_code(error):
-            raise
-        return Failure(item.id, item.client, told(error))
-    if fault is not None:
-        return Failure(item.id, item.client, one_line(fault))
-    size = nbytes(outcome.payload)
-    return Reply(
-        item.id, item.client, outcome.payload, metrics, outcome.state, size, donated=donated, norms=norms
-    )
 
 
 def _fault(outcome: Outcome) -> str | None:
@@ -310,7 +360,7 @@ def taken(answer: Answer) -> Answer:
         answer.payload = {
             name: value if name in answer.donated else copied(value) for name, value in answer.payload.items()
         }
-        answer.state = copied(answer.state)
+        answer.state, answer.letters = copied((answer.state, answer.letters))
     return answer
 
 
@@ -340,6 +390,7 @@ class Reduction:
             copied(answer.state),
             answer.nbytes,
             norms=answer.norms,
+            letters=copied(answer.letters),
         )
         if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
             self.rows.append(answer.payload)  # the memory of a group's rows is not reused

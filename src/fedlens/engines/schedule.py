@@ -161,7 +161,9 @@ class Schedule:
 
     def finished(self, job: Job, block: int, answers: Sequence[Answer]) -> None:
         """Receives the answers of a block."""
-        sizes = [a.nbytes + nbytes(a.state) for a in answers if isinstance(a, Reply)] or [0]
+        sizes = [a.nbytes + nbytes(a.state) + nbytes(a.letters) for a in answers if isinstance(a, Reply)] or [
+            0
+        ]
         # A sum has the size of one reply.
         reduced = max(sizes) if job.ask.reduce else 0
         single = 0 if job.ask.reduce and not job.ask.reduce.keep else sum(sizes)

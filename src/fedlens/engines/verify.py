@@ -135,9 +135,10 @@ class Verified(Forwarding):
                 )
             return
         scale = None if self._exact else _norm(expected.payload)
-        payload, proposed = downloaded((answer.payload, answer.state))
+        payload, proposed, letters = downloaded((answer.payload, answer.state, answer.letters))
         worst = difference("reply", payload, expected.payload, scale)
         worst = worst or difference("state", proposed, expected.state, scale)
+        worst = worst or difference("letters", list(letters), list(expected.letters), scale)
         if worst:
             raise self._differs(ask, answer.id, answer.client, worst)
 

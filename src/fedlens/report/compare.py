@@ -147,7 +147,10 @@ def _chart(groups: Sequence[RunGroup], metric: str) -> Plot | None:
     figure = _figure(curves, metric)
     lines = [line for _, _, line in curves]
     seconds = [_cumulative(group.runs, key, line, ("seconds",)) for group, key, line in curves]
-    sent = [_cumulative(group.runs, key, line, ("bytes_up", "bytes_down")) for group, key, line in curves]
+    sent = [
+        _cumulative(group.runs, key, line, ("bytes_up", "bytes_down", "bytes_peer"))
+        for group, key, line in curves
+    ]
     ticks = "array" if figure.x.ticks else "auto"
     views = [_view("rounds", [line.x for line in lines], "round", figure.hover_title, ",", ticks)]
     if all(map(any, seconds)):

@@ -429,6 +429,8 @@ def _fitting(
     """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
     engine.check(algorithm.ops)
     images = images_of_the_run(config, federation, cohort)
+    if algorithm.asks_each_step:
+        cohort, images = None, 0.0  # one client after the other, and nothing left for workers
     line = engine.choose(algorithm.ops, source, federation.eligible.tolist(), cohort, images)
     table = config.engine if engine.table is None else engine.table
     bare = Program(algorithm.ops, source, config.seeds.training)

@@ -13,9 +13,7 @@ TYPICAL_LR = 0.1  # a typical local.lr
 
 def no_accepted_update(round: int, tally: Tally, lr: float) -> RunFailed:
     """The error when no reply of a round was accepted."""
-    reasons = Counter[str]()
-    for counts in tally.failures.values():
-        reasons.update(counts)
+    reasons = Counter(reason for counts in tally.failures.values() for reason in counts)
     if not reasons:
         return diverged(round, lr)
     reason, times = reasons.most_common(1)[0]

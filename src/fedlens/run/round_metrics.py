@@ -38,6 +38,8 @@ def round_metrics(
         "batches_max": tally.batches_max,
         "bytes_up": tally.bytes_up,
         "bytes_down": tally.bytes_down,
+        **({"bytes_peer": tally.bytes_peer} if tally.bytes_peer else {}),
+        **({"letters_dropped": tally.letters_dropped} if tally.letters_dropped else {}),
         "seconds": in_microseconds(seconds),
         "elapsed": in_microseconds(elapsed),
         **({} if skipped is None else {"skipped": skipped}),

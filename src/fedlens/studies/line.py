@@ -66,7 +66,7 @@ def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
     client = client_up = 0.0
     rows: list[dict[str, float | None]] = []
     for line in metrics:
-        both = _count(line, "bytes_up") + _count(line, "bytes_down")
+        both = sum(_count(line, name) for name in ("bytes_up", "bytes_down", "bytes_peer"))
         client += both / max(1, _count(line, "clients"))
         client_up += _count(line, "bytes_up") / max(1, _count(line, "clients"))
         sums["examples"] += _count(line, "examples")

@@ -165,15 +165,15 @@ def test_training_at_the_server_counts_as_work_but_not_as_traffic() -> None:
 def test_a_client_that_replies_twice_is_one_client_and_its_batches_add_up() -> None:
     tally = Tally()
     for slot, batches in enumerate((3, 4)):
-        tally.accepted(Reply(Id(1, 0, slot), 7, {}, {"batches": batches}))
-    tally.accepted(Reply(Id(1, 0, 2), 8, {}, {"batches": 5}))
+        tally.accepted(ask(), Reply(Id(1, 0, slot), 7, {}, {"batches": batches}))
+    tally.accepted(ask(), Reply(Id(1, 0, 2), 8, {}, {"batches": 5}))
     assert (tally.replies, tally.clients, tally.batches_max) == (3, 2, 7)
 
 
 def test_measuring_adds_bytes_and_failures_and_no_training() -> None:
     tally, measuring = Tally(), Tally()
-    tally.accepted(Reply(Id(1, 0, 0), 7, {}, {"loss": 2.0, "examples": 1}, nbytes=10))
-    measuring.accepted(Reply(Id(1, 1, 0), 7, {}, {"loss": 5.0, "examples": 9}, nbytes=100))
+    tally.accepted(ask(), Reply(Id(1, 0, 0), 7, {}, {"loss": 2.0, "examples": 1}, nbytes=10))
+    measuring.accepted(ask(), Reply(Id(1, 1, 0), 7, {}, {"loss": 5.0, "examples": 9}, nbytes=100))
     measuring.failure(8, "no reply")
     tally.add_evaluation(measuring)
     assert (tally.bytes_up, tally.failed, tally.failures[8]["no reply"]) == (110, 1, 1)

@@ -98,7 +98,7 @@ def test_tensors_and_bytes_are_found_at_any_depth() -> None:
 
 
 def test_a_tensor_has_bounds_where_they_are_given() -> None:
-    field = TensorField((3,), torch.float64, least=0, most=5)
+    field = TensorField((3,), torch.float64, low=0, high=5)
     counts = torch.tensor([0.0, 2.5, 5.0], dtype=torch.float64)
     assert field.fault("counts", counts) is None
     assert field.fault("counts", counts - 1) == "counts holds -1, outside [0, 5]"
@@ -106,7 +106,7 @@ def test_a_tensor_has_bounds_where_they_are_given() -> None:
     assert field.fault("counts", counts * math.nan) == "counts holds NaN or Inf"
     assert TensorField((3,), torch.float64).fault("counts", counts - 100) is None
     assert (
-        TensorField((), torch.float64, most=1).fault("x", torch.tensor(2.0).double())
+        TensorField((), torch.float64, high=1).fault("x", torch.tensor(2.0).double())
         == "x holds 2, outside [-inf, 1]"
     )
 

@@ -12,7 +12,7 @@ import torch
 
 from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Tally
-from fedlens.core.protocol import Id, Reply
+from fedlens.core.protocol import Ask, Id, Reply
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.federated import federate
@@ -236,7 +236,8 @@ def test_extreme_replies_are_found_in_each_exchange_by_itself() -> None:
     for exchange, norms in ((0, [100.0, 110.0, 120.0]), (1, [1.0, 9.0, 2.0])):
         for client, norm in enumerate(norms):
             metrics = {"loss": 10.0 * (client + 1), "examples": 10.0} if exchange else {}
-            tally.accepted(Reply(Id(1, exchange, client), client, {}, metrics, norms={"update": norm}))
+            reply = Reply(Id(1, exchange, client), client, {}, metrics, norms={"update": norm})
+            tally.accepted(Ask("train", []), reply)
     found = Extremes.of(tally, lambda client: f"client-{client}")
     assert found == Extremes(("client-1", 9.0, 4.5), ("client-2", 3.0))
     assert Extremes.of(Tally(), str) == Extremes()
