@@ -76,9 +76,8 @@ def gate() -> Iterator[Driver]:
 
 @pytest.mark.parametrize(
     ("when", "times", "seconds"),
-    [("at the start", 2, 0.001), ("in the middle", 1, 1.0)],
+    [pytest.param("at the start", 2, 0.001, marks=pytest.mark.nightly), ("in the middle", 1, 1.0)],
 )
-@pytest.mark.nightly  # one that is killed each time, and one that hangs, below
 def test_a_killed_worker_is_replaced_and_its_work_done_again(
     gate: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str], when: str, times: int, seconds: float
 ) -> None:
@@ -100,6 +99,7 @@ def said_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert [line for line in (said.out + said.err).splitlines() if not slow.search(line)] == []
 
 
+@pytest.mark.nightly  # of local workers and, with the sentence of Ray's, on a fake Ray in ci
 def test_a_block_that_kills_its_worker_each_time_fails_and_the_round_goes_on(
     gate: Driver, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +157,7 @@ def test_workers_that_never_start_are_one_sentence(gate: Driver, tmp_path: Path)
         pass
 
 
+@pytest.mark.nightly  # another error on a fake Ray in test_ray_workers
 def test_a_worker_that_cannot_read_the_program_says_why(
     gate: Driver, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_worker_that_cannot_read_the_program_says_why(
     assert "_Unpickler" in capfd.readouterr().err  # where it was
 
 
+@pytest.mark.nightly  # on a fake Ray in test_ray_workers
 def test_other_versions_at_the_workers(gate: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver claims another version than the one that the worker finds."""
     import fedlens

@@ -82,6 +82,7 @@ class Sawing(Silent):
                     child.wait()
 
 
+@pytest.mark.nightly  # on a fake Ray in test_ray_connection
 def test_a_run_whose_ray_is_gone_is_saved_and_goes_on_without_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,10 +139,12 @@ def test_only_the_block_that_a_worker_was_at_counts_as_what_ended_it(monkeypatch
         pool: Any = gate.engine._pool  # type: ignore[attr-defined]
         pool._seconds = 0.001  # two blocks at a time
         guilty: list[tuple[int, bool]] = []
+        reasons: set[str] = set()
         lost = pool.schedule.lost
 
         def counting(job: Any, block: int, by_it: bool, why: str) -> None:
             guilty.append((block, by_it))
+            reasons.add(why)
             lost(job, block, by_it, why)
 
         pool.schedule.lost = counting
@@ -150,6 +152,7 @@ def test_only_the_block_that_a_worker_was_at_counts_as_what_ended_it(monkeypatch
         assert len(answers_to(gate, ask([{}] * 2))) == 2
         assert pool._seconds > ray_pool._SHORT  # from now on one at a time, so that the cause is certain
     assert guilty == [(0, True), (1, False)]
+    assert reasons == {"its worker ended 3 times: it exited, crashed, or ran out of memory"}
 
 
 def test_a_worker_that_was_restarted_unnoticed_gets_the_program_before_the_block(

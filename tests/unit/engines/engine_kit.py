@@ -65,7 +65,17 @@ def die(payload: Payload) -> None:
         time.sleep(60)
 
 
-OPS = {"work": work}
+def held(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    """Waits until a folder has `files` files, then adds one: an order of clients that depends on no seconds."""
+    folder = Path(payload["folder"])
+    while len(list(folder.iterdir())) < payload["files"]:
+        time.sleep(0.01)
+    outcome = work(payload, client, rng)
+    (folder / f"{client.id}").touch()  # after the work, so that whoever waits ends later
+    return outcome
+
+
+OPS = {"work": work, "held": held}
 DECLARED = Schema(metrics={"ended": Bound(0), "pid": Bound(0, integer=True)})
 
 

@@ -43,7 +43,9 @@ def engine() -> Iterator[tuple[Processes, Any]]:
     try:
         yield opened(made)
     finally:
+        pids = [*made.pids, made._worker_pool._process.pid]  # type: ignore[attr-defined]
         made.close()
+    assert gone_within(5, pids)
 
 
 @pytest.fixture
@@ -167,23 +169,11 @@ def test_workers_killed_again_and_again_from_outside(gate: Driver, seconds: floa
             thread.join()
 
 
-def test_the_process_that_starts_workers_is_killed() -> None:
-    with fresh() as gate:
-        nursery = gate.engine._worker_pool._process  # type: ignore[attr-defined]
-        wanted = ask([{"seconds": 0.02}] * 6)
-        right = expected(wanted)
-        os.kill(nursery.pid, signal.SIGKILL)
-        assert same(vectors(answers_to(gate, wanted)), right)  # the workers it made go on without it
-        os.kill(gate.engine.pids[0], signal.SIGKILL)  # type: ignore[attr-defined]
-        assert same(vectors(answers_to(gate, wanted)), right)  # and a new one makes new workers
-        pids = [*gate.engine.pids, nursery.pid]  # type: ignore[attr-defined]
-    assert gone_within(5, pids)
-
-
-@pytest.mark.timing
-def test_a_slow_client_does_not_idle_the_other_worker(gate: Driver) -> None:
+def test_a_slow_client_does_not_idle_the_other_worker(gate: Driver, tmp_path: Path) -> None:
+    """Its worker waits until the other worker has answered all other clients."""
     slow_again(gate)
-    found = answers_to(gate, ask([{"seconds": 2.0}, *[{"seconds": 0.01}] * 14]))
+    requests = [Request(k, {"files": 14 if k == 0 else 0}) for k in range(15)]
+    found = answers_to(gate, Ask("held", requests, {"folder": str(tmp_path)}, DECLARED))
     slow, *quick = [answer.metrics for answer in found if isinstance(answer, Reply)]
     assert len(quick) == 14
     assert {m["pid"] for m in quick}.isdisjoint({slow["pid"]})
@@ -240,12 +230,14 @@ def test_replies_that_grow_beyond_the_window_do_not_stop_the_round(gate: Driver,
 
 
 @pytest.mark.timing
-def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(gate: Driver) -> None:
+def test_what_is_not_there_at_the_deadline_is_a_failure_and_changes_nothing(
+    gate: Driver, tmp_path: Path
+) -> None:
     slow_again(gate)
-    wanted = ask([{}, {"seconds": 2.0}, {"seconds": 2.0}, {}, {}], deadline=0.5)
-    began = time.monotonic()
-    found = answers_to(gate, wanted)
-    assert time.monotonic() - began < 2.0  # the slow ones are not waited for
+    requests = [Request(k, {"files": 2 if k in (1, 2) else 0}) for k in range(5)]
+    found = answers_to(gate, Ask("held", requests, {"folder": str(tmp_path)}, DECLARED, deadline=0.5))
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]  # the slow ones are not waited for
+    (tmp_path / "go").touch()
     assert [type(answer).__name__ for answer in found] == [
         "Reply",
         "Failure",
@@ -343,18 +335,25 @@ def test_several_asks_in_arrival_order(gate: Driver) -> None:
     gate.drive(steps(4, [], 0), 4)  # and nothing is out any more: no waiting for ever
 
 
-@pytest.mark.timing
 def test_a_deadline_in_arrival_order(gate: Driver, tmp_path: Path) -> None:
+    """The answers come while both workers still wait, and what is then left is not begun."""
     slow_again(gate)
-    late = [{"seconds": 2.0}, {"seconds": 2.0}, {"die": "at the start"}]
-    wanted = ask(late, order="arrival", deadline=0.3, shared={"graves": str(tmp_path)})
-    began = time.monotonic()
-    found = answers_to(gate, wanted)
-    assert time.monotonic() - began < 2.0  # likewise
+    folder, graves = tmp_path / "held", tmp_path / "graves"
+    folder.mkdir()
+    graves.mkdir()
+    requests = [
+        Request(0, {"files": 1}),
+        Request(1, {"files": 1}),
+        Request(2, {"die": "at the start", "files": 0}),
+    ]
+    shared = {"folder": str(folder), "graves": str(graves)}
+    found = answers_to(gate, Ask("held", requests, shared, DECLARED, order="arrival", deadline=0.3))
+    assert list(folder.iterdir()) == []
+    (folder / "go").touch()
     assert [type(answer) for answer in found] == [Failure] * 3
     assert gate.states.snapshot() == {}
     assert same(vectors(answers_to(gate, ask([{}] * 3), 2)), expected(ask([{}] * 3), 2))
-    assert list(tmp_path.iterdir()) == []
+    assert list(graves.iterdir()) == []
 
 
 def test_long_messages_both_ways_do_not_wait_for_each_other(gate: Driver) -> None:
@@ -503,3 +502,16 @@ def test_a_worker_lays_its_large_replies_into_one_region_again_and_again() -> No
             del answer  # as who folds replies does
         (worker,) = gate.engine._workers
         assert len(worker._replies) == 1
+
+
+def test_the_process_that_starts_workers_is_killed(gate: Driver) -> None:
+    """The last test: the engine ends with workers of two such processes."""
+    nursery = gate.engine._worker_pool._process  # type: ignore[attr-defined]
+    wanted = ask([{"seconds": 0.02}] * 6)
+    right = expected(wanted)
+    os.kill(nursery.pid, signal.SIGKILL)
+    assert same(vectors(answers_to(gate, wanted)), right)  # the workers it made go on without it
+    dead = gate.engine.pids[0]  # type: ignore[attr-defined]
+    os.kill(dead, signal.SIGKILL)
+    assert same(vectors(answers_to(gate, wanted)), right)  # and a new one makes new workers
+    assert gone_within(5, [dead, nursery.pid])

@@ -51,16 +51,6 @@ def seen(payload: Payload, client: Client, rng: Rng) -> Outcome:
     return Outcome({"vector": torch.zeros(1), "told": told}, {"memory": torch.ones(300_000)}, {})
 
 
-def held(payload: Payload, client: Client, rng: Rng) -> Outcome:
-    """Waits until a folder has `files` files, then adds one: an order of clients that depends on no seconds."""
-    folder = Path(payload["folder"])
-    while len(list(folder.iterdir())) < payload["files"]:
-        time.sleep(0.01)
-    outcome = work(payload, client, rng)
-    (folder / f"{client.id}").touch()  # after the work, so that whoever waits ends later
-    return outcome
-
-
 def loud(payload: Payload, client: Client, rng: Rng) -> Outcome:
     """Writes in all the ways that Python has."""
     warnings.warn("a warning", stacklevel=1)
@@ -74,7 +64,7 @@ def gate() -> Iterator[Driver]:
     """Two workers on a local Ray that all tests of this file share."""
     before = signal.signal(signal.SIGTERM, lambda *_: HEARD.append("SIGTERM"))
     try:
-        with fresh(ops={**OPS, "held": held, "seen": seen, "loud": loud}, cpus=0.2) as made:
+        with fresh(ops={**OPS, "seen": seen, "loud": loud}, cpus=0.2) as made:
             all_ready(made)
             yield made
     finally:
