@@ -83,7 +83,9 @@ def test_the_parts_are_the_model_to_the_bit(name: str, cuts: list[str]) -> None:
 def test_every_classification_model_can_be_cut(name: str) -> None:
     found = choices(made(name, shape_for(name)))
     assert found
-    for one in found[:: max(1, len(found) // 4)]:
+    # ViT-B/16 is the largest by far, and ViT-Tiny has the same layers.
+    few = found[len(found) // 2 :][:1] if name == "vit-b-16" else found[:: max(1, len(found) // 4)]
+    for one in few:
         same(name, one)
 
 
