@@ -135,7 +135,7 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     data = {"dataset": PATTERNS, "partition": PARTITIONS[partition]}
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
     model = {"name": "small-cnn", "norm": "batch" if algorithm == "fedbn" else "none"}
-    easy = {"rounds": 12, "model": model, "data": data, "local": local}
+    easy = {"rounds": 8, "model": model, "data": data, "local": local}
     return experiment(algorithm, partition, **easy | changes)
 
 

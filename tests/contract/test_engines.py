@@ -41,9 +41,13 @@ def workers(count: int, threads: int = 1) -> dict:
     return {"name": "processes", "workers": count, "threads": threads}
 
 
-# Each algorithm with another partition, so that a run of the table says something of both.
+# Each algorithm with another partition, so that a run of the table says something of both. In ci those of CHOSEN whose
+# bits on two workers no other test of this file compares.
+ELSEWHERE = {"scaffold", "feddane", "fedbn", "remembering", "centralized"}
 PAIRS = [
-    pytest.param(algorithm, partition, marks=[] if algorithm in CHOSEN else [pytest.mark.nightly])
+    pytest.param(
+        algorithm, partition, marks=[] if algorithm in {*CHOSEN} - ELSEWHERE else [pytest.mark.nightly]
+    )
     for algorithm, partition in zip(ALGORITHMS, cycle(PARTITIONS), strict=False)
 ]
 
@@ -67,7 +71,7 @@ def test_the_number_of_workers_does_not_show(count: int, tmp_path) -> None:
     assert outcome(inline) == outcome(shared)
 
 
-@pytest.mark.parametrize(("told", "drivers"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("told", "drivers"), [pytest.param(1, 2, marks=pytest.mark.nightly), (2, 1)])
 def test_the_servers_sums_have_the_threads_that_the_engine_says(told: int, drivers: int, tmp_path) -> None:
     """`centred` sums many numbers at the server, where the driver's own threads would show."""
     torch.set_num_threads(drivers)  # the fixture of tests/conftest.py sets it back
@@ -198,7 +202,7 @@ def test_clients_together_compute_in_16_bits_too(model: str, tmp_path) -> None:
     assert (many - one).norm() < 0.02 * (one - untrained).norm()
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "fedbn"])
+@pytest.mark.parametrize("algorithm", nightly_but({"fedbn"}, ["scaffold", "fedbn"]))
 def test_evaluating_beside_the_next_round_changes_no_number(algorithm: str, tmp_path) -> None:
     """Client states move on in the next round; those that are measured are the ones before it."""
     plain = experiment(algorithm, "shards", evaluation={"every": 2}).run(tmp_path / "plain")

@@ -42,7 +42,6 @@ from tests.contract.contract_kit import (
 from tests.contract.users import scattered
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
-EVERY = pytest.mark.parametrize("algorithm", ALGORITHMS)
 NIGHTLY = [pytest.mark.nightly]
 # Other settings of the same algorithm run nightly, but those of another make.
 NAMED = {*REGISTERED, *CHOSEN, "centred"}
@@ -92,12 +91,14 @@ def test_every_partition_gives_the_same_bits_on_both_engines(partition: str, wit
     assert outcome(shared) == outcome(result)
 
 
-# One over every kind of partition; the others, which share its loop, over one, in turn. Nightly each over two, and the
-# basic ones over all.
+# One over every kind of partition; the others, which share its loop, over one, in turn. Nightly each over two, the
+# basic ones over all, and also other settings of the same algorithm.
 BASIC = ("fedavg", "fedavgm", "fedprox", "centralized", "remembering")
 LEARNED = [
     pytest.param(
-        algorithm, partition, marks=[] if algorithm == "fedavg" or at == k % len(PARTITIONS) else NIGHTLY
+        algorithm,
+        partition,
+        marks=[] if algorithm == "fedavg" or (algorithm in NAMED and at == k % len(PARTITIONS)) else NIGHTLY,
     )
     for k, algorithm in enumerate(ALGORITHMS)
     for at, partition in enumerate(PARTITIONS)
@@ -138,7 +139,7 @@ def test_each_seed_has_its_own_say(seed: str, baseline: Baseline, tmp_path) -> N
     assert (digests[0] == digests[1]) == (seed != "partition")
 
 
-@EVERY
+@EACH
 def test_it_resumes_exactly(algorithm: str, baseline: Baseline, tmp_path) -> None:
     made = experiment(algorithm, "shards", rounds=3)
     whole = outcome(baseline(algorithm, "shards", rounds=3))
