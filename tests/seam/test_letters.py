@@ -21,6 +21,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TensorField, TreeField
+from fedlens.core.traffic import Traffic
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import vectorized
@@ -111,6 +112,10 @@ def test_gossip_gives_the_same_bits_on_every_engine(engine: str, reduce: Reduce 
         made.close()
     assert all(torch.equal(gate.states.get(k)["x"], x[k]) for k in range(N))
     assert (gate.tally.bytes_peer, gate.tally.letters_dropped) == (3 * 2 * N * 24, 0)
+    row = gate.tally.traffic.rows["send"]
+    assert (row["bytes_peer"], row["bytes_up"], row["up"]["letter.x"]) == (3 * 2 * N * 24, 3 * N * 32, 3)
+    told = Traffic.of({"clients": {"send": row}}).add(gate.tally.traffic).rows["send"]
+    assert told["bytes_peer"] == 2 * row["bytes_peer"]
 
 
 @pytest.mark.parametrize("engine", ["inline", "processes"])
@@ -130,6 +135,9 @@ def test_the_server_works_as_a_holder_without_data(engine: str) -> None:
     # Each client's letter up, beside its reply; the server's letter down.
     assert (tally.bytes_peer, tally.bytes_up) == (0, N * (32 + 24))
     assert tally.bytes_down == N * 24
+    assert {op: (row["bytes_up"], row["bytes_down"]) for op, row in tally.traffic.rows.items()} == {
+        "send": (N * (32 + 24), 0), "forward": (0, N * 24), "mix": (0, 0)
+    }  # fmt: skip
     assert (tally.clients, tally.failed, tally.replies) == (N, 0, 2 * N)
     assert dict(tally.sums) == {"examples": N + 1.0, "loss": 2.0, "batches": 1.0}
     assert tally.batches_max == 0

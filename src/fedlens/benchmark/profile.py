@@ -160,7 +160,10 @@ def _bytes(built: Built, measured: ProfiledRounds) -> dict[str, float]:
     for way, trained, evaluated in (
         ("down", [tally.bytes_down for tally in tallies], evaluation.bytes_down),
         ("up", [tally.bytes_up for tally in tallies], evaluation.bytes_up),
+        ("peer", [tally.bytes_peer for tally in tallies], evaluation.bytes_peer),
     ):
+        if way == "peer" and not any(trained):
+            continue
         sent[f"{way}_a_client"] = sum(trained) / replies
         sent[f"{way}_a_round"] = fmean(trained)
         sent[f"{way}_a_run"] = fmean(trained) * rounds + evaluated * times

@@ -113,14 +113,19 @@ class Tally:
         if norm := reply.norms.get("update"):
             self.norms.append((reply.client, reply.id.exchange, norm))
 
-    def posted(self, sender: ClientId, to: Sequence[ClientId], size: int) -> None:
+    def posted(
+        self, ask: Ask, round: int, sender: ClientId, to: Sequence[ClientId], content: Payload
+    ) -> None:
         """Counts a letter: its bytes once an addressee, up to "@server" and down from it, else between clients."""
-        clients = sum(map(is_client, to))
-        if is_client(sender):
-            self.bytes_peer += clients * size
-            self.bytes_up += (len(to) - clients) * size
-        else:
-            self.bytes_down += clients * size
+        size = 0 if ask.measuring else nbytes(content)
+        to_clients, to_server = sum(map(is_client, to)) * size, sum(not is_client(k) for k in to) * size
+        up, peer, down = (to_server, to_clients, 0) if is_client(sender) else (0, 0, to_clients)
+        self.bytes_up += up
+        self.bytes_peer += peer
+        self.bytes_down += down
+        self.traffic.posted(
+            ask.op, round, sender, content, {"bytes_up": up, "bytes_peer": peer, "bytes_down": down}
+        )
 
     def failure(self, client: ClientId, reason: str) -> None:
         """Counts a reply that is missing or was refused."""
@@ -327,7 +332,7 @@ class Driver:
                 finally:
                     self._settle(ask, answer, staged)
                     if isinstance(answer, Reply) and answer.refused is None:
-                        self._post(ask, answer.client, posted, letters)
+                        self._post(ask, round, answer.client, posted, letters)
                     posted = ()
                     if bounded:
                         self.norms.answered(ask.op, answer)
@@ -342,14 +347,14 @@ class Driver:
     def _post(
         self,
         ask: Ask,
+        round: int,
         sender: ClientId,
         posted: Sequence[tuple[tuple[ClientId, ...], Payload]],
         letters: Letters,
     ) -> None:
         for to, content in posted:
             letters.post(sender, to, content)
-            if not ask.measuring:
-                self.tally.posted(sender, to, nbytes(content))
+            self.tally.posted(ask, round, sender, to, content)
 
     def _settle(self, ask: Ask, answer: Answer, staged: Staging) -> None:
         if isinstance(answer, Failure):

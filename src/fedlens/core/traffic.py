@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.protocol import Ask, Reply
-from fedlens.core.schema import Field, NumberField, TensorField
-from fedlens.core.types import is_client
+from fedlens.core.schema import LETTER, Field, NumberField, TensorField
+from fedlens.core.types import ClientId, Payload, is_client
 
 Row = dict[str, Any]
+_PEER = "bytes_peer"  # only where there are letters between clients
 _COUNTS = ("asks", "replies", "bytes_down", "bytes_up")
 
 
@@ -25,7 +26,7 @@ class Traffic:
     Attributes:
         rows: by operation: `down` and `up`, the number of values of each field when it was first seen; `measured`, the
             names of the reply's metrics; `asks` and `replies`; `bytes_down` and `bytes_up`; `rounds`, the first and the
-            last round.
+            last round. Letters are fields `letter.NAME`, and `bytes_peer` has those between clients, if there are any.
         server: by operation, the server's data that it ran on.
     """
 
@@ -45,7 +46,7 @@ class Traffic:
         made.server = dict(payload.get("server", {}))
         kinds = {name: type(value) for name, value in _empty(0).items()}
         for row in made.rows.values():
-            fits = {name: type(value) for name, value in row.items()} == kinds
+            fits = {name: type(value) for name, value in row.items()} in (kinds, {**kinds, _PEER: int})
             if not (fits and list(map(type, row["rounds"])) == [int, int]):
                 raise ValueError("these are not the messages of a run")
         return made
@@ -72,7 +73,7 @@ class Traffic:
             return
         row = self._row(ask.op, round)
         row["replies"] += 1
-        row["bytes_up"] += reply.nbytes
+        row["bytes_up"] += 0 if ask.measuring else reply.nbytes
         up = row["up"]
         for name, field in (ask.expect.fields or {}).items():
             if name not in up and (size := _announced(field)) >= 0:
@@ -82,14 +83,24 @@ class Traffic:
         if any(name not in measured for name in reply.metrics):
             row["measured"] = sorted({*measured, *reply.metrics})
 
+    def posted(
+        self, op: str, round: int, sender: ClientId, content: Payload, sent: Mapping[str, int]
+    ) -> None:
+        """Counts a letter that was accepted; `sent` has its bytes by direction."""
+        row = self._row(op, round)
+        _note(row["up" if is_client(sender) else "down"], {LETTER + name: content[name] for name in content})
+        for name, size in sent.items():
+            if size:
+                row[name] = row.get(name, 0) + size
+
     def add(self, other: Traffic) -> Traffic:
         """Adds the messages of later rounds, and returns all; `other` is not changed."""
         for op, sources in other.server.items():
             self.server[op] = sorted({*sources, *self.server.get(op, ())})
         for op, more in other.rows.items():
             row = self.rows[op] = {**self.rows.get(op, _empty(more["rounds"][0]))}
-            for name in _COUNTS:
-                row[name] += more[name]
+            for name in (*_COUNTS, *({_PEER} & more.keys())):
+                row[name] = row.get(name, 0) + more[name]
             row["down"], row["up"] = {**more["down"], **row["down"]}, {**more["up"], **row["up"]}
             row["measured"] = sorted({*row["measured"], *more["measured"]})
             row["rounds"] = [

@@ -147,7 +147,7 @@ def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -
     metric = run.metric()
     _, final = run.final(metric)
     best_round, best, chosen_on = run.best(metric)
-    up, down = run.total("bytes_up"), run.total("bytes_down")
+    up, down, peer = (run.total(f"bytes_{way}") for way in ("up", "down", "peer"))
     accuracy = metric == "accuracy"
     spread = run.spread().get(metric, {})
     seed = run.summary.get("seed", run.config.get("seed"))
@@ -180,7 +180,7 @@ def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -
         "worst_client": worst.client if (worst := worst_clients(run)) else None,
         "emd": run.emd(),
         "seconds": run.seconds(),
-        "bytes": None if up is None and down is None else (up or 0) + (down or 0),
+        "bytes": None if up is None and down is None else (up or 0) + (down or 0) + (peer or 0),
         "std": {},
         "directory": str(run.directory),
         "directories": [str(run.directory)],

@@ -13,12 +13,13 @@ def efficiency(run: Run) -> list[tuple[str, str]]:
     """
     rounds = run.rounds_done
     down, up, seconds = run.total("bytes_down"), run.total("bytes_up"), run.seconds()
+    peer = run.total("bytes_peer") or 0.0
     parameters, trainable = (finite(run.recorded("model", key)) for key in ("parameters", "trainable"))
 
     def a_round(total: float | None) -> float | None:
         return total / rounds if total is not None and rounds else None
 
-    sent = None if down is None and up is None else (down or 0.0) + (up or 0.0)
+    sent = None if down is None and up is None else (down or 0.0) + (up or 0.0) + peer
     return [
         ("Parameters", count(parameters)),
         ("Trainable parameters", count(trainable)),
@@ -26,7 +27,8 @@ def efficiency(run: Run) -> list[tuple[str, str]]:
         ("Communication rounds", count(rounds)),
         ("Sent down a round, to all clients", size(a_round(down))),
         ("Sent up a round, by all clients", size(a_round(up))),
-        ("Sent in all rounds, down and up", size(sent)),
+        *([("Sent a round between clients", size(a_round(peer)))] if peer else []),
+        ("Sent in all rounds, down and up" + (", and between clients" if peer else ""), size(sent)),
         ("Time a round", duration(a_round(seconds))),
         ("Total time", duration(seconds)),
     ]

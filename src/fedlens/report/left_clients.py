@@ -76,6 +76,7 @@ def _row(op: str, row: Any) -> list[str]:
     if not isinstance(row, Mapping):
         return [op, *[MISSING] * (len(HEAD) - 1)]
     measured = row.get("measured") or []
+    peer = finite(row.get("bytes_peer"))
     metrics = [f"metrics: {', '.join(map(str, measured))}"] if measured else []
     return [
         op,
@@ -84,7 +85,7 @@ def _row(op: str, row: Any) -> list[str]:
         "; ".join(filter(None, [_fields(row.get("up")), *metrics])) or "nothing",
         count(finite(row.get("replies"))),
         size(finite(row.get("bytes_down"))),
-        size(finite(row.get("bytes_up"))),
+        size(finite(row.get("bytes_up"))) + (f", {size(peer)} to clients" if peer else ""),
     ]
 
 

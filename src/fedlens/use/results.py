@@ -68,6 +68,7 @@ def summarize(
         name: sum(line.get(name) or 0 for line in metrics)
         for name in ("examples", "bytes_up", "bytes_down", "clients", "failed")
     }
+    totals |= {"bytes_peer": peer} if (peer := sum(line.get("bytes_peer") or 0 for line in metrics)) else {}
     summary = {
         "name": config.name,
         "run_id": directory.run_id,

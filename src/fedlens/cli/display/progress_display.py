@@ -347,6 +347,8 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         f"{count(finite(totals.get('examples')))} examples",
         f"{size(finite(totals.get('bytes_down')))} down, {size(finite(totals.get('bytes_up')))} up",
     ]
+    if peer := finite(totals.get("bytes_peer")):
+        cost[-1] += f", {size(peer)} between clients"
     if totals.get("failed"):
         cost.append(f"{many(totals['failed'], 'reply', 'replies')} lost or rejected")
     if totals.get("skipped"):
