@@ -335,9 +335,12 @@ def test_building_leaves_the_random_state_alone() -> None:
 
 def test_another_algorithm_leaves_the_recipes_slots_behind() -> None:
     source = read_source("digits", ["algorithm.name=centralized"])
-    assert plan(read_config(source.values), source).config.select is None
+    made = plan(read_config(source.values), source)
+    assert made.config.select is None
+    assert made.notes == ("'centralized' does not use the recipe's table [select]: it is left out",)
     source = read_source("digits", ["algorithm.name=centralized", "select.clients_per_round=3"])
-    assert plan(read_config(source.values), source).config.select is not None
+    with pytest.raises(ConfigError, match=r"does not use the table \[select\] .*select.clients_per_round"):
+        plan(read_config(source.values), source)
 
 
 def test_a_file_of_the_users_is_found_again_from_anywhere(
