@@ -55,21 +55,26 @@ def steps(module: nn.Module, images: Tensor, masks: Tensor, count: int, rate: fl
 
 
 @pytest.mark.parametrize(
-    ("name", "atrous", "size", "count"),
-    [("unet", None, (64, 80), 300), ("deeplabv3plus", "plain", (128, 160), 300)],
+    ("name", "atrous", "size", "least"),
+    [
+        ("unet", None, (64, 80), 0.95),
+        # Its last layer has a quarter of the height and the width: the true masks, averaged over 4x4 pixels and
+        # enlarged again, have a mean IoU of 0.79, because posts and signs are thinner than that.
+        ("deeplabv3plus", "plain", (128, 160), 0.79),
+    ],
     ids=["unet", "deeplabv3plus"],
 )
 def test_the_smallest_of_each_family_fits_eight_frames(
-    name: str, atrous: str | None, size: tuple[int, int], count: int, real_data: Path
+    name: str, atrous: str | None, size: tuple[int, int], least: float, real_data: Path
 ) -> None:
     images, masks = frames(real_data, size)
     module = network(name, "mobilenet-v2", atrous, size)
-    losses = steps(module, images, masks, count, 2e-3)
+    losses = steps(module, images, masks, 300, 2e-3)
     with torch.no_grad():
         found = TASK.metrics(TASK.measure(module.eval()(images), masks))
     assert losses[0] > 1.5
     assert found["loss"] < 0.05 * losses[0], (losses[-1], found)
-    assert found["mean_iou"] > 0.95, found
+    assert found["mean_iou"] > least, found
 
 
 @pytest.mark.parametrize(
