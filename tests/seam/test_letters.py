@@ -144,6 +144,19 @@ def test_the_server_works_as_a_holder_without_data(engine: str) -> None:
     assert torch.equal(gate.states.get(2)["x"], torch.full((3,), (2.0 + 15.0) / 2, dtype=torch.float64))
 
 
+def test_a_letter_keeps_no_memory_of_a_worker() -> None:
+    made, states = processes(workers=2), ClientStates()
+    made.open(Program(OPS, Points(clients=N), 0), states)
+    try:
+        replies = list(made.answer(sending(neighbours), 1, 0))
+        # A reply lies in memory that its worker shares; a letter outlives it and has its own.
+        assert [reply.payload["sum"].untyped_storage().resizable() for reply in replies] == [False] * N
+        own = [reply.letters[0][1]["x"].untyped_storage().resizable() for reply in replies]
+        assert own == [True] * N
+    finally:
+        made.close()
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "unknown": ([99], "its letter goes to 99, which is no client"),
     "negative": ([-1], "its letter goes to -1, which is no client"),

@@ -16,6 +16,8 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import Ask, Client, Letter, Op, Outcome, Payload, Request
 from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TensorField
+from fedlens.engines.auto import Auto
+from fedlens.engines.default import Default
 from fedlens.report.compare_rows import run_groups
 from fedlens.report.efficiency import efficiency
 from fedlens.report.read import read_run
@@ -95,5 +97,20 @@ def test_the_numbers_are_those_of_inline_on_processes(tmp_path: Path) -> None:
     assert json.dumps(timeless[0]) == json.dumps(timeless[1])
 
 
-def test_auto_stays_inline_for_an_algorithm_that_asks_each_step(tmp_path: Path) -> None:
-    assert run(tmp_path / "run", {"name": "auto"}).config["engine"]["name"] == "inline"
+@pytest.mark.parametrize(("engine", "kind"), [("auto", Auto), ("default", Default)])
+def test_nothing_is_sent_to_workers_for_an_algorithm_that_asks_each_step(
+    engine: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    choose = kind.choose
+
+    def noted(self: Any, ops: Any, data: Any, clients: Any, cohort: Any, images: float) -> Any:
+        told.append((cohort, images))
+        return choose(self, ops, data, clients, cohort, images)
+
+    monkeypatch.setattr(kind, "choose", noted)
+    made = run(tmp_path / "run", {"name": engine, "device": "cpu"})
+    assert (told, made.config["engine"]["name"]) == (
+        [(None, 0.0)],
+        engine if engine == "default" else "inline",
+    )

@@ -39,7 +39,7 @@ class Letter(NamedTuple):
 
     Attributes:
         to: the addressee, or several: clients, or "@server" and "@server:K".
-        content: a payload. It is copied once, and its bytes count once an addressee.
+        content: a payload. It is copied once for all, and its bytes count once an addressee.
     """
 
     to: ClientId | tuple[ClientId, ...]

@@ -311,9 +311,9 @@ class Processes(EngineBase):
         task = self._end(number)
         self._seconds += 0.2 * (time.monotonic() - task.sent - self._seconds)
         for answer in answers:
-            if isinstance(answer, Reply) and answer.state is not None:
-                # A state outlives the round: it is copied, so that the worker can reuse its memory.
-                answer.state = copied(answer.state)
+            if isinstance(answer, Reply) and (answer.state is not None or answer.letters):
+                # A state outlives the round, a letter its ask: copied, so that the worker can reuse its memory.
+                answer.state, answer.letters = copied((answer.state, answer.letters))
             if isinstance(answer, Reply) and answer.nbytes >= HEAVY:
                 answer.allocate = self._pool.empty_like
         self._schedule.finished(task.job, task.block, answers)

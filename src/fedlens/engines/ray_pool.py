@@ -203,9 +203,9 @@ class RayPool:
             return
         self._seconds += 0.2 * (worker.since - sent.sent - self._seconds)
         for answer in answers:
-            if isinstance(answer, Reply) and answer.state is not None:
-                # A state outlives the round: it is copied, so that the object store can free its memory.
-                answer.state = copied(answer.state)
+            if isinstance(answer, Reply) and (answer.state is not None or answer.letters):
+                # A state outlives the round, a letter its ask: copied, so that the store can free its memory.
+                answer.state, answer.letters = copied((answer.state, answer.letters))
         self.schedule.finished(sent.job, sent.block, answers)
 
     def _fetched(self, promise: Any) -> Any:
