@@ -10,6 +10,7 @@ from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, Client, ClientStates, Outcome, Payload, Program, Reduce, Reply, Request
 from fedlens.core.random import Rng
 from fedlens.run.state_files import StateFiles
+from tests.covering import covering
 from tests.seam.seam_kit import ENGINES, Points, gate
 
 
@@ -96,9 +97,9 @@ def remembered(engine: str, order: Any, states: ClientStates) -> list[Any]:
     return [*found, {k: (v["visits"], v["memory"].tolist()) for k, v in sorted(states.snapshot().items())}]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("order", ["request", "arrival"])
-@pytest.mark.parametrize("memory", [0, 4_100, 9_000])
+@pytest.mark.parametrize(
+    ("engine", "order", "memory"), covering([*ENGINES], ["request", "arrival"], [0, 4_100, 9_000])
+)
 def test_states_in_files_give_the_same_numbers(engine: str, order: str, memory: int, tmp_path: Path) -> None:
     """A state has 4,008 bytes, so there is room for none, for one or for two of eight."""
     files = StateFiles(tmp_path / "states")

@@ -88,7 +88,7 @@ def test_workers_go_when_their_driver_is_killed(tmp_path: Path) -> None:
     assert (out, err) == ("", "from a worker\n")
 
 
-@pytest.mark.parametrize("code", [DRIVER, STARTING])
+@pytest.mark.parametrize("code", [DRIVER, pytest.param(STARTING, marks=pytest.mark.nightly)])
 def test_ctrl_c_is_the_drivers_and_no_worker_complains(code: str, tmp_path: Path) -> None:
     process, pids = drive(code, tmp_path)
     try:

@@ -27,7 +27,7 @@ from fedlens.engines.devices import Computing
 from fedlens.engines.ray import _emptied
 from fedlens.engines.ray_worker import pack, unpacked
 from fedlens.engines.vectorized import Vectorized
-from tests.contract.contract_kit import USERS, Stopping, outcome
+from tests.contract.contract_kit import USERS, Stopping, nightly_but, outcome
 from tests.contract.contract_kit import settings as contract_settings
 from tests.identity.identity_kit import course, model, parts, world
 from tests.unit.engines import engine_kit
@@ -290,7 +290,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# A state in `remembering`; resumed on another engine in tests/contract/test_engines.py, on Ray nightly.
+@pytest.mark.parametrize("case", nightly_but({*CASES} - {"states, interrupted"}, CASES))
 def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(
     gate: Driver, case: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from fedlens.cli.main import app
 from fedlens.run import build
 from fedlens.run.checkpoint import read_model
 from fedlens.run.progress import ProgressBase
+from tests.covering import covering
 
 SMALL = {"name": "small-cnn", "width": 4, "norm": "batch"}
 
@@ -145,8 +146,7 @@ def test_a_run_s_own_settings_repeat_it_and_notice_another_file(file: Path, tmp_
     assert other.run(tmp_path / "other").summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedbn"])
-@pytest.mark.parametrize("engine", ["inline", "processes"])
+@pytest.mark.parametrize(("algorithm", "engine"), covering(["fedavg", "fedbn"], ["inline", "processes"]))
 def test_a_resumed_run_needs_no_file_and_gives_the_same_bits(
     file: Path, tmp_path: Path, algorithm: str, engine: str, quick_workers: None
 ) -> None:
