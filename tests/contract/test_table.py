@@ -216,7 +216,12 @@ def test_it_survives_a_missing_client_as_if_it_were_not_there(inner: str, tmp_pa
     other = Experiment(**there | {"select": {"name": "fixed", "clients": [0, 4]}}).run(tmp_path / "without")
     times = 2 if inner in TWO_EXCHANGES else 1
     assert failures(result) == {"1": {"ConnectionError: no answer": 3 * times}}
-    assert [line["failed"] for line in result.metrics] == [0, 1, 1, 1]  # once a round, however often it was asked
+    assert [line["failed"] for line in result.metrics] == [
+        0,
+        1,
+        1,
+        1,
+    ]  # once a round, however often it was asked
     assert [line["clients"] for line in result.metrics] == [0, 2, 2, 2]
     assert outcome(result)[0] == outcome(other)[0]
     measured = [[(m["test_loss"], m["test_accuracy"]) for m in r.metrics] for r in (result, other)]
