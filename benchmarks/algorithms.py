@@ -55,6 +55,7 @@ LEFT_OUT = {
     "ceadmm": "solves to a tolerance: its cost is the tolerance's",
     "fedbn": "FedAvg of some of the layers",
     "local-only": "no averaging",
+    "dsgd": "peers mix without a server",
     "finetune": "FedAvg; tuning is part of the evaluation",
 }
 

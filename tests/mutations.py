@@ -250,6 +250,30 @@ MUTATIONS = [
         "algorithms/mime.py", "return 1 - base.beta, shift", "return 1.0, shift", "identity/test_mime.py"
     ),
     Mutation(
+        "algorithms/dsgd.py",
+        "weights = without(self.topology.weights(step), set(range(n)) - set(sent))",
+        "weights = self.topology.weights(step)",
+        "identity/test_dsgd.py",
+    ),
+    Mutation(
+        "algorithms/dsgd.py",
+        "if len(mixed) == len(sent):",
+        "if mixed:",
+        "identity/test_dsgd.py",
+    ),
+    Mutation(
+        "algorithms/dsgd.py",
+        "total[name].add_(value, alpha=weight)",
+        "total[name].add_(value, alpha=1 - weight)",
+        "identity/test_dsgd.py",
+    ),
+    Mutation(
+        "algorithms/dsgd.py",
+        'if before["file"] == edges["file"] and before != edges:',
+        "if False:",
+        "unit/algorithms/test_dsgd.py",
+    ),
+    Mutation(
         "algorithms/feddane.py",
         "torch._foreach_sub(context.listed(context.payload[NAME]), own)",
         "torch._foreach_add(context.listed(context.payload[NAME]), own)",

@@ -50,6 +50,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
+    "dsgd": {"name": "dsgd", "topology": {"name": "ring"}},
 }
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid", "clients": 6},
@@ -85,6 +86,9 @@ HELD_OUT = {"validation": 0.2, "validation_from": "client"}
 # Names of algorithms that refuse a momentum at the clients, and of those that ask clients twice a round.
 WITHOUT_MOMENTUM = {"mime", "mimelite"}
 TWO_EXCHANGES = {"mime", "feddane"}
+# Rows of which all clients take part.
+PEERS = {"dsgd"}
+WITHOUT_SELECT = {"centralized", *PEERS}
 # Rows whose clients solve a subproblem, and refuse settings of local steps.
 SOLVERS = {"admm", "ceadmm", "iceadmm", "liadmm"}
 
@@ -99,7 +103,7 @@ def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) 
         "data": {"dataset": DATASET, "partition": PARTITIONS[partition], "augment": "pad-crop-flip"},
         "record": {"clients": True},
     }
-    if algorithm != "centralized":
+    if algorithm not in WITHOUT_SELECT:
         made["select"] = {"clients_per_round": 3}
     if made["algorithm"]["name"] in WITHOUT_MOMENTUM:
         made["local"] = LOCAL | {"momentum": 0.0}
@@ -114,7 +118,7 @@ def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) 
 # Of different makes: one of each kind of selection, state and exchange. The others run in the nightly tier too.
 CHOSEN = (
     "fedavg", "fedvc", "fedir-population", "scaffold", "mime", "feddane", "admm-sgd-last", "ceadmm", "fedbn",
-    "remembering", "centralized",
+    "remembering", "dsgd", "centralized",
 )  # fmt: skip
 
 Baseline = Callable[..., Result]

@@ -43,7 +43,7 @@ RULED: dict[str, dict[str, Any]] = {
     **{
         name: {"algorithm": ALGORITHMS.get(name, name)}
         for name in REGISTERED
-        if name not in ("centralized", "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi")
+        if name not in ("centralized", "dsgd", "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi")
     },
     "clipped": {"algorithm": {"name": f"{EXAMPLES}/clipped_fedavg.py:clipped_fedavg", "norm": 5.0}},
     "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto"},

@@ -23,11 +23,13 @@ from tests.contract.contract_kit import (
     CHOSEN,
     MORE_PARTITIONS,
     PARTITIONS,
+    PEERS,
     PERSONAL,
     SCATTERED,
     SOLVERS,
     TWO_EXCHANGES,
     USERS,
+    WITHOUT_SELECT,
     Baseline,
     Stopping,
     experiment,
@@ -204,7 +206,7 @@ def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
 FAMILY = sorted(
     {name for name, row in ALGORITHMS.items() if row["name"] == name}
     - PERSONAL
-    - {"centralized", "fedir-population"}
+    - {"fedir-population", *WITHOUT_SELECT}
 )
 
 
@@ -242,7 +244,7 @@ def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: s
     assert outcome(refused)[0] == outcome(missing)[0]
 
 
-@EACH
+@pytest.mark.parametrize("algorithm", nightly_but(NAMED, [name for name in ALGORITHMS if name not in PEERS]))
 def test_it_survives_a_client_with_one_example_and_one_with_none(algorithm: str, tmp_path) -> None:
     select = {} if algorithm == "centralized" else {"select": {"name": "fixed", "clients": [0, 1, 2]}}
     result = experiment(algorithm, "uneven", rounds=2, **select).run(tmp_path / "run")

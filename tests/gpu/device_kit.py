@@ -13,7 +13,7 @@ import torch
 from fedlens.api import Experiment, Result
 from fedlens.core.tree import Tree
 from fedlens.run import checkpoint
-from tests.contract.contract_kit import lines, outcome, settings, weights
+from tests.contract.contract_kit import WITHOUT_SELECT, lines, outcome, settings, weights
 from tests.gpu.conftest import SIMULATED
 
 GPU = "cuda"
@@ -29,7 +29,7 @@ FEWER = {"fedvc": {"examples": 8}, "admm": {"max_iterations": 1}, "ceadmm": {"k_
 
 def small(algorithm: str = "fedavg", **changes: Any) -> dict[str, Any]:
     """Settings of two rounds with two of four clients, which hold five to eight images each."""
-    chosen = {} if algorithm == "centralized" else {"select": {"clients_per_round": 2}}
+    chosen = {} if algorithm in WITHOUT_SELECT else {"select": {"clients_per_round": 2}}
     made = settings(algorithm, **{"rounds": 2, "data": DATA, **chosen, **changes})
     fewer = {"local": {"batch_size": 4}, "algorithm": FEWER.get(algorithm, {})}
     return made | {key: made[key] | table for key, table in fewer.items()}

@@ -232,9 +232,10 @@ def linear(input_shape, classes) -> nn.Module:
 
 
 SOLVING = {"admm", "ceadmm", "iceadmm", "liadmm"}
-# MOON's other term has its own examples, each counting once; personal models are measured otherwise; FedVC draws.
+# MOON's other term has its own examples, each counting once;
+# personal models and peers are measured otherwise; FedVC draws.
 OTHERS = sorted(
-    set(ALGORITHMS) - {"fedir", "centralized", "moon", "fedbn", "local-only", "finetune", "fedvc"}
+    set(ALGORITHMS) - {"fedir", "centralized", "moon", "fedbn", "local-only", "finetune", "fedvc", "dsgd"}
 )
 
 

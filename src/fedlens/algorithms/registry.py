@@ -96,6 +96,12 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
     "liadmm": AlgorithmEntry(
         "fedlens.algorithms.admm:liadmm", "linearized inexact ADMM (Ghaemi 2022, Algorithm 4)"
     ),
+    "dsgd": AlgorithmEntry(
+        "fedlens.algorithms.dsgd:dsgd",
+        "peers mix their models with their neighbours' (Lian et al. 2017)",
+        slots=(),
+        local=LOCAL - {"stragglers", "straggler_work"},
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

@@ -6,6 +6,7 @@ from 0 over the whole run, and each has its graph: the same in every mixing, the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -151,6 +152,30 @@ class Topology:
         j sends to, with d_j their number; its columns sum to 1.
         """
         return _weights(self.graph(mixing), self.directed)
+
+    def parted(self, mixing: int) -> bool:
+        """Whether a redrawn graph is not connected in this mixing."""
+        return self.redrawn and not connected(self.graph(mixing))
+
+    @property
+    def edges_digest(self) -> dict[str, str]:
+        """The CSV file and a digest of the edges that were read from it; both empty without a file."""
+        if not isinstance(self.settings, Edges):
+            return {"file": "", "sha256": ""}
+        edges = repr(sorted(self._period[0].edges)).encode()
+        return {"file": self.settings.file, "sha256": hashlib.sha256(edges).hexdigest()}
+
+    @property
+    def note(self) -> str:
+        """The spectral gap, as a sentence.
+
+        >>> Topology(Exponential(one_peer=True), 8).note
+        'the spectral gap of 8 peers is 1 (of the product of 3 mixing matrices): 0 is never, 1 is agreement at once'
+        """
+        of = "W" if self.period == 1 else f"the product of {self.period} mixing matrices"
+        of = f"the mean of W^T W over {_DRAWS} draws" if self.redrawn else of
+        gap = f"{self.spectral_gap():.3g} (of {of})"
+        return f"the spectral gap of {self.peers} peers is {gap}: 0 is never, 1 is agreement at once"
 
     def spectral_gap(self) -> float:
         """1 - |lambda_2|: the larger, the sooner peers agree.

@@ -50,6 +50,11 @@ class AlgorithmBase(Algorithm):
         return ()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before the first round, as sentences that the run prints."""
+        return ()
+
+    @property
     def evaluation_asks(self) -> int:
         """The maximum number of asks of `evaluate`. With a single ask, it can run during the next round."""
         return 1

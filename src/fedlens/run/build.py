@@ -158,7 +158,7 @@ def _build(
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
-    notes = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
+    about = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
     trained = replace(model, input_shape=client_data.training_shape)
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
@@ -182,7 +182,7 @@ def _build(
             *planned.notes,
             *recorded,
             *_without_test_examples(client_data, task),
-            *notes,
+            *(*about, *algorithm.notes),
         ),
         labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
         shared,
@@ -262,6 +262,7 @@ def _parts(
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
         evaluation_size=size,
+        selection_seed=config.seeds.selection,
     )
 
 
@@ -318,8 +319,7 @@ def _source(
 
     Raises `ConfigError` where the training images change from epoch to epoch.
     """
-    split = FrozenSplit.of(module)
-    if split is None:
+    if (split := FrozenSplit.of(module)) is None:
         return client_data
     if planned.augments:
         raise ConfigError(

@@ -252,6 +252,8 @@ def allowed(shape: Mapping[str, Any]) -> str:
     >>> allowed({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
     'a whole number, at least 1'
     """
+    if "discriminator" in shape:
+        return ", ".join(f"`{json.dumps(name)}`" for name in shape["discriminator"]["mapping"])
     if "anyOf" in shape:
         return " or ".join(allowed(kind) for kind in shape["anyOf"] if kind.get("type") != "null")
     if "const" in shape or "enum" in shape:

@@ -91,6 +91,8 @@ def _default(field: Any) -> str:
         return "needed"
     if field.default is None:
         return ""
+    if isinstance(field.default, BaseModel):
+        return f'`{{ name = "{field.default.name}" }}`'
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     return f"`{str(value).lower() if isinstance(value, bool) else repr(value)}`".replace("'", '"')
 
