@@ -347,6 +347,54 @@ MUTATIONS = [
         "tree[name] + delta for",
         "identity/test_personal.py",
     ),
+    Mutation(
+        "local/knowledge_transfer.py",
+        "teacher[uploaded(at, teacher.device)]",
+        "teacher[: len(at)]",
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "local/knowledge_transfer.py",
+        "temperature**2 * kl_div",
+        "temperature * kl_div",
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "local/knowledge_transfer.py",
+        "losses.append(loss.detach())",
+        "losses.append(objective.detach())",
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "local/knowledge_transfer.py",
+        "module = [], learner.module.eval()",
+        "module = [], learner.module.train()",
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "local/knowledge_transfer.py",
+        "return Outcome({}, {**client.state, LOGITS: content[LOGITS]})",
+        "return Outcome({}, {LOGITS: content[LOGITS]})",
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "local/knowledge_transfer.py",
+        '            "optimizer": kept,',
+        '            "optimizer": {},',
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "algorithms/fedgkt.py",
+        "np.mean([metrics[name]",
+        "np.max([metrics[name]",
+        "identity/test_fedgkt.py",
+    ),
+    Mutation(
+        "algorithms/fedgkt.py",
+        "Request(k) for k in sent]",
+        "Request(k) for k in cohort]",
+        "identity/test_fedgkt.py",
+    ),
     # -- local training --
     Mutation(
         "local/optimizers.py",

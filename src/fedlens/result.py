@@ -107,6 +107,7 @@ class Result:
         *paths: str | Path,
         out: Path | str | None = None,
         round: str | int | None = None,
+        client: str | None = None,
         top: int = 5,
         pictures: bool = True,
         force: bool = False,
@@ -121,6 +122,7 @@ class Result:
             paths: files, folders, or patterns such as `"photos/*.jpg"`.
             out: a folder for `predictions.csv`, masks, boxes and `pictures`; empty or new, unless `force` is set.
             round: "best", "last", or a round of which the run keeps the model; by default "best".
+            client: where parts of the model stay at the clients: whose model it is, in the last round.
             score: the lowest score of a detector's boxes; by default `shown_score` of its task.
             device: "auto" for a GPU if there is one, "cpu", "cuda" or "cuda:1".
 
@@ -130,7 +132,7 @@ class Result:
         from fedlens.use.predict import Output, predict
 
         output = None if out is None else Output(Path(out), pictures, force)
-        trained = self._trained(round).on(device_here(device)[0])
+        trained = self._trained(round, client).on(device_here(device)[0])
         return Predictions(predict(trained, paths, top, output, score=score))
 
     def export(
@@ -139,21 +141,23 @@ class Result:
         format: str | None = None,
         *,
         round: str | int | None = None,
+        client: str | None = None,
         force: bool = False,
     ) -> Path:
         """Writes a model of the run as one file that needs no fedlens, and returns its path.
 
-        `format` is "onnx", "pt2" or "safetensors", by default the ending of `file`; `round` is that of `predict`.
+        `format` is "onnx", "pt2" or "safetensors", by default the ending of `file`; `round` and `client` are those of
+        `predict`.
         See `fedlens.use.export.export` for the contents and the errors.
         """
         from fedlens.use.export import export
 
-        return export(self._trained(round), Path(file), format, force).file
+        return export(self._trained(round, client), Path(file), format, force).file
 
-    def _trained(self, round: str | int | None) -> TrainedModel:
+    def _trained(self, round: str | int | None, client: str | None) -> TrainedModel:
         from fedlens.use.trained_model import read_trained
 
-        return read_trained(self._run, round, self._model, self._accept_changes)
+        return read_trained(self._run, round, self._model, self._accept_changes, client)
 
     @property
     def _run(self) -> RunDir:

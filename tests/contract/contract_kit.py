@@ -47,6 +47,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedbn": {"name": "fedbn"},
     "local-only": {"name": "local-only"},
     "finetune": {"name": "finetune", "epochs": 1},
+    "fedgkt": {"name": "fedgkt", "client": f"{USERS}:norm_net", "cut": "1"},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
@@ -89,28 +90,30 @@ TWO_EXCHANGES = {"mime", "feddane"}
 # Rows of which all clients take part.
 PEERS = {"dsgd"}
 WITHOUT_SELECT = {"centralized", *PEERS}
+# Whose server trains too, on what clients send of each example.
+SERVER_TRAINS = {"fedgkt"}
 # Rows whose clients solve a subproblem, and refuse settings of local steps.
 SOLVERS = {"admm", "ceadmm", "iceadmm", "liadmm"}
 
 
-def settings(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) -> dict[str, Any]:
+def settings(inner: str = "fedavg", partition: str = "iid", **changes: Any) -> dict[str, Any]:
     """A small experiment; a cohort of three of six clients, which train about three steps each."""
     made: dict[str, Any] = {
         "rounds": 4,
         "model": NORM_NET,
-        "algorithm": ALGORITHMS[algorithm],
+        "algorithm": ALGORITHMS[inner],
         "local": LOCAL,
         "data": {"dataset": DATASET, "partition": PARTITIONS[partition], "augment": "pad-crop-flip"},
         "record": {"clients": True},
     }
-    if algorithm not in WITHOUT_SELECT:
+    if inner not in WITHOUT_SELECT:
         made["select"] = {"clients_per_round": 3}
     if made["algorithm"]["name"] in WITHOUT_MOMENTUM:
         made["local"] = LOCAL | {"momentum": 0.0}
     made |= changes
-    if algorithm in SOLVERS:
+    if inner in SOLVERS:
         made["local"] = {"lr": made["local"]["lr"], "batch_size": made["local"]["batch_size"]}
-    if algorithm in PERSONAL:
+    if inner in PERSONAL:
         made["data"] = made["data"] | HELD_OUT
     return made
 
@@ -129,9 +132,9 @@ def nightly_but(chosen: Container[str], names: Iterable[str]) -> list[Any]:
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
-def experiment(algorithm: str = "fedavg", partition: str = "iid", **changes: Any) -> Experiment:
+def experiment(inner: str = "fedavg", partition: str = "iid", **changes: Any) -> Experiment:
     """The experiment of these settings."""
-    return Experiment(**settings(algorithm, partition, **changes))
+    return Experiment(**settings(inner, partition, **changes))
 
 
 def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
@@ -140,6 +143,9 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
     model = {"name": "small-cnn", "norm": "batch" if algorithm == "fedbn" else "none"}
     easy = {"rounds": 8, "model": model, "data": data, "local": local}
+    if algorithm == "fedgkt":
+        client = {"name": "small-cnn", "norm": "none"}
+        easy |= {"algorithm": {"name": "fedgkt", "client": client, "cut": "0"}, "rounds": 12}
     return experiment(algorithm, partition, **easy | changes)
 
 

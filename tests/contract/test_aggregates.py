@@ -48,10 +48,10 @@ RULED: dict[str, dict[str, Any]] = {
     "clipped": {"algorithm": {"name": f"{EXAMPLES}/clipped_fedavg.py:clipped_fedavg", "norm": 5.0}},
     "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto"},
 }  # fmt: skip
-COMMON = {"fednova", "local-only"}  # one fixes the aggregate, the other sends nothing
+COMMON = {"fednova", "local-only", "fedgkt"}  # one fixes the aggregate, the others send no updates
 OWN_UPDATE = {"dual", "own noisy", "sign_flip", "clipped", "admm", "ceadmm", "iceadmm", "liadmm"}
 REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {
-    "normalized": OWN_UPDATE | {"local-only"},
+    "normalized": OWN_UPDATE | COMMON - {"fednova"},
     "optimal-convex": COMMON
     | OWN_UPDATE
     | PERSONAL

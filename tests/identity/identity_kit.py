@@ -57,6 +57,9 @@ class Points(ClientExamples):
     def stretch(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.inputs[start:stop], self.targets[start:stop]
 
+    def batch(self, positions: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
+        return self.inputs[positions], self.targets[positions]
+
     def batches(self, size: int, rng: Rng, drop_last: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         generator = rng.torch("batches")
         while True:

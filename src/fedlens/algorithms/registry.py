@@ -102,6 +102,12 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         slots=(),
         local=LOCAL - {"stragglers", "straggler_work"},
     ),
+    "fedgkt": AlgorithmEntry(
+        "fedlens.algorithms.fedgkt:fedgkt",
+        "small networks at clients and a large one at the server teach each other (He et al. 2020)",
+        slots=("select",),
+        local=LOCAL - {"examples", "lr_scale", "stragglers", "straggler_work"},
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

@@ -10,7 +10,7 @@ import typer
 
 from fedlens.cli.display.model_text import model_text
 from fedlens.cli.display.output import complain, print_json, reported, say
-from fedlens.cli.options import AcceptEdits, Debug, Json, ModelRound
+from fedlens.cli.options import AcceptEdits, Debug, Json, ModelClient, ModelRound
 
 
 class ModelFormat(StrEnum):
@@ -29,6 +29,7 @@ def export(
         typer.Option("--format", help="The format; by default the ending of FILE.", show_default=False),
     ] = None,
     round: ModelRound = None,
+    client: ModelClient = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     accept_changes: AcceptEdits = False,
     as_json: Json = False,
@@ -40,7 +41,9 @@ def export(
         from fedlens.use.export import export as write
         from fedlens.use.trained_model import parsed_round, read_trained
 
-        trained = read_trained(RunDir.open(run), parsed_round(round), accept_changes=accept_changes)
+        trained = read_trained(
+            RunDir.open(run), parsed_round(round), accept_changes=accept_changes, client=client
+        )
         exported = write(trained, out, None if format is None else str(format), force)
         if as_json:
             print_json(

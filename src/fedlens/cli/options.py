@@ -63,6 +63,14 @@ ModelRound = Annotated[
         help="The model of the best round, of the last one, or of round N if the run keeps it; by default best.",
     ),
 ]
+ModelClient = Annotated[
+    str | None,
+    typer.Option(
+        "--client",
+        metavar="ID",
+        help="Where parts of the model stay at the clients: whose, from the last checkpoint.",
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(

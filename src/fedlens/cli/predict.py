@@ -11,7 +11,7 @@ import typer
 
 from fedlens.cli.display.model_text import model_text
 from fedlens.cli.display.output import complain, console, print_json, reported, say
-from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, ModelRound
+from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, ModelClient, ModelRound
 from fedlens.report.format import many
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def predict(
         ),
     ] = None,
     round: ModelRound = None,
+    client: ModelClient = None,
     top: Annotated[int, typer.Option(min=1, help="The number of classes in a row.")] = 5,
     score: Annotated[
         float | None,
@@ -68,7 +69,9 @@ def predict(
         output = Output(directory.predictions_path if out is None else out, pictures, force)
         output.check()
         here, said = device_here(device or "auto")
-        trained = read_trained(directory, parsed_round(round), accept_changes=accept_changes).on(here)
+        trained = read_trained(
+            directory, parsed_round(round), accept_changes=accept_changes, client=client
+        ).on(here)
         notes = [*trained.notes, *said]
         count, faults = 0, []
         with _progress() as progress:

@@ -54,6 +54,10 @@ class AlgorithmBase(Algorithm):
         """What a user should know before the first round, as sentences that the run prints."""
         return ()
 
+    def letter_bytes(self, federation: FederationInfo) -> int:
+        """About the bytes of the letters that lie in memory at the same time, if they may be large."""
+        return 0
+
     @property
     def evaluation_asks(self) -> int:
         """The maximum number of asks of `evaluate`. With a single ask, it can run during the next round."""

@@ -84,7 +84,7 @@ class Train:
             parameters = list(problem.learner.trainable.values())
             if self.rule.start is not None:
                 self.rule.start(context)
-            kept = _optimizer_state(client.state) if self.keep_optimizer else {}
+            kept = optimizer_state(client.state) if self.keep_optimizer else {}
             if self.rule.solve is not None:
                 solved = self._solve(parameters, context)
             else:
@@ -340,7 +340,8 @@ def _replayed(twin: Loadable, problem: LocalProblem, batch: tuple[Tensor, Tensor
         return gradients_of(risk, list(twin.trainable.values()), twin.autocast_dtype)
 
 
-def _optimizer_state(state: Payload) -> OptimizerState:
+def optimizer_state(state: Payload) -> OptimizerState:
+    """The optimizer's state in a client's state, copied, so that steps may change it; empty if there is none."""
     kept = state.get("optimizer", {}).items()
     # Adam reads its number of steps in each step; on the CPU this needs no synchronization.
     return {name: [t.cpu().clone() if t.dim() == 0 else t.clone() for t in ts] for name, ts in kept}

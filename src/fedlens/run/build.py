@@ -42,7 +42,7 @@ from fedlens.settings.algorithm_check import check_combinations
 from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.datadir import data_directory
-from fedlens.settings.memory_check import check_memory
+from fedlens.settings.memory_check import check_letters, check_memory
 from fedlens.settings.model_kind import prepared_for, refuse_other_kind
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
 from fedlens.settings.recording_check import check_recording
@@ -156,6 +156,7 @@ def _build(
     source = _source(planned, client_data, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
+    check_letters(algorithm.letter_bytes(federation), config.engine)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
     about = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
@@ -442,8 +443,7 @@ def _fitting(
     for sentence in announcements(hardware(), table, line, chosen):
         say(sentence)
     config = filled(config, {"engine": table})
-    asks = algorithm.evaluation_asks
-    if config.evaluation.overlap and engine.ahead and asks > 1:
+    if config.evaluation.overlap and engine.ahead and (asks := algorithm.evaluation_asks) > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that overlaps with the "
             "next round can ask once",

@@ -51,7 +51,7 @@ def check_algorithm(planned: Plan) -> None:
     if not _ready_made(config):
         return
     federation = _federation(config)
-    scale = {"head": 2.0} if config.local.lr_scale else {}  # its names are those of the real model
+    scale = {"head": 2.0} if config.local.lr_scale else None  # its names are those of the real model
     parts = Parts(
         ModelSpec(_small_model, "linear", {}, _SHAPE, federation.classes, seed=0),
         TASKS.find(federation.kind)(),

@@ -78,6 +78,23 @@ def check_memory(
         )
 
 
+def check_letters(size: int, engine: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if letters of so many bytes do not fit the free memory.
+
+    One copy of them is in this process; with workers, a second one is between the processes, and a third at the worker.
+    """
+    copies = 3 if traits_of(engine).has_workers else 1
+    free = free_memory() if size else 0
+    if copies * size > free:
+        raise ConfigError(
+            f"what clients send in a round takes about {_shown(copies * size)} of memory "
+            f"({'three copies' if copies > 1 else 'one copy'} of {_shown(size)}), but only {_shown(free)} is free",
+            where="select.clients_per_round",
+            hint="choose fewer clients a round, or smaller features"
+            + (", or engine.name = 'inline'" if copies > 1 else ""),
+        )
+
+
 def memory_of_training(
     module: nn.Module, model: ModelSpec, task: Task, local: LocalSettings, largest: int, device: str = "cpu"
 ) -> int:

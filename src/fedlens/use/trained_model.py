@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,18 @@ from fedlens.base.registry import INSTANCE
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.protocol import ModelSpec
+from fedlens.core.states import ClientStates
 from fedlens.core.tensorfile import read_metadata
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
+from fedlens.data.partition.partition import Partition
 from fedlens.files.text_files import parsed_fact
+from fedlens.local.personal_leaves import PERSONAL
+from fedlens.run import checkpoint
+from fedlens.run.run_state import RunState
 from fedlens.run.rundir import RunDir, federated_beside
+from fedlens.run.state_files import StateFiles
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize, evaluation_size
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
@@ -135,19 +141,23 @@ def read_trained(
     round: str | int | None = None,
     model: ModelSpec | None = None,
     accept_changes: bool = False,
+    client: str | None = None,
 ) -> TrainedModel:
     """Reads a model of a finished run. The run's data are not needed.
 
     Args:
+        client: for a run in which parts of the model stay at the clients: whose parts are taken, from the checkpoint of
+            the last round; the name of a client of the partition.
         round: "best", "last", or a round of which the run keeps the model. None: "best" if the run has it, else "last".
         model: builds the module, where the run's model was given as an object.
         accept_changes: execute Python files of the user's own although they were edited since the run trained.
 
-    Raises `ConfigError` if `round` is neither; `RunDirectoryError` if the run has no model of that round, if a Python
-    file of the user's own was edited, if the run takes neither images nor text, or trains personal models and no global
-    one; `DataError` if the model file is corrupt.
+    Raises `ConfigError` if `round` is neither or the run has no such client; `RunDirectoryError` if the run has no
+    model of that round, if a Python file of the user's own was edited, if the run takes neither images nor text, or if
+    it trains personal models and no `client` is named, or one that never trained; `DataError` if the model file is
+    corrupt.
     """
-    path, notes = _model_path(run, round)
+    path, notes = _model_path(run, "last" if client is not None and round is None else round)
     config = run.read_config()
     algorithm = str(config.get("algorithm", {}).get("name"))
     try:
@@ -158,6 +168,9 @@ def read_trained(
             raise ConfigError(error.what, where=error.where, hint=hint) from None
         raise
     try:
+        personal = _personal(path, about, algorithm, client)
+        if client is not None:
+            more = [*more, _load_own(run, path, module, personal, client)]
         return _trained(run, path, module, about, config, algorithm, [*notes, *more])
     except (KeyError, ValueError) as error:
         what = f"the metadata of the model are incomplete: {type(error).__name__}: {error}"
@@ -182,7 +195,6 @@ def _trained(
     algorithm: str,
     notes: list[str],
 ) -> TrainedModel:
-    _refuse_personal(path, about, algorithm)
     if algorithm == _TUNED:
         notes.append("this is the global model; the models that clients fine-tune are not kept")
     preprocessing = parsed_fact(about, "preprocessing", path)
@@ -231,13 +243,21 @@ def _chosen(run: RunDir, path: Path, round: int | None) -> ChosenRound:
     return ChosenRound("best", str(best.get("metric")).removeprefix(f"{on}_"), on)
 
 
-def _refuse_personal(path: Path, about: Mapping[str, str], algorithm: str) -> None:
-    """Raises `RunDirectoryError` if parts of the model stay at the clients, and the file has their initial values."""
-    personal = parsed_fact({"personal": "[]", **about}, "personal", path)
-    if personal or ("personal" not in about and algorithm in _PERSONAL):
-        hint = "use a run with one global model, e.g. algorithm.name = 'fedavg'"
+def _personal(path: Path, about: Mapping[str, str], algorithm: str, client: str | None) -> list[str]:
+    """The leaves that stay at the clients. Raises `RunDirectoryError` if there are some and no client is named."""
+    personal: list[str] = parsed_fact({"personal": "[]", **about}, "personal", path)
+    own = bool(personal) or ("personal" not in about and algorithm in _PERSONAL)
+    if client is not None and not personal:
+        raise RunDirectoryError(
+            f"client '{client}' has no model of its own in this run: its model file lists no personal parts",
+            where=str(path),
+            hint="leave out the client",
+        )
+    if client is None and own:
+        other = "use a run with one global model, e.g. algorithm.name = 'fedavg'"
         if algorithm == "local-only" and (federated := federated_beside(path.parent)):
-            hint = f"use the federated run beside it, {federated}"
+            other = f"use the federated run beside it, {federated}"
+        hint = f"name a client with --client ID for the model of that client, or {other}"
         more = f" and {len(personal) - 1} more parameters" if len(personal) > 1 else ""
         raise RunDirectoryError(
             f"'{algorithm}' trains a model for each client, and the run's file has only the initial values of "
@@ -245,6 +265,39 @@ def _refuse_personal(path: Path, about: Mapping[str, str], algorithm: str) -> No
             where=str(path),
             hint=hint,
         )
+    return personal
+
+
+def _load_own(run: RunDir, path: Path, module: nn.Module, personal: Sequence[str], client: str) -> str:
+    """Loads a client's own leaves from the last checkpoint into the module, and returns a note that says so."""
+    ids = list(Partition.load(run.partition_path).ids)
+    if client not in ids:
+        raise ConfigError(
+            f"the run has no client '{client}'",
+            where="client",
+            hint=f"it has {len(ids)}: {', '.join(ids[:5])}, ...",
+        )
+    with run.lock():
+        loaded = checkpoint.load_latest(run.checkpoint_path)
+        if loaded is None or loaded.round != _round_of(run, path):
+            raise RunDirectoryError(
+                "the run has no checkpoint of this round, which has the clients' own parts of the model",
+                where=str(run.path),
+                hint="take the last round of a run whose checkpoints are still there",
+            )
+        states = ClientStates(StateFiles(run.states_path))
+        states.restore(RunState.of(loaded.payload).clients.saved())
+        own = states.get(ids.index(client)).get(PERSONAL, {})
+    if missing := [name for name in personal if name not in own]:
+        raise RunDirectoryError(
+            f"client '{client}' never trained, so it has no '{missing[0]}' of its own",
+            where=str(run.path),
+            hint="name a client that took part",
+        )
+    module.load_state_dict({**module.state_dict(), **{name: own[name] for name in personal}})
+    return (
+        f"this is the model of client '{client}', with its own {len(personal)} parameters of the last round"
+    )
 
 
 def _model_path(run: RunDir, round: str | int | None) -> tuple[Path, list[str]]:

@@ -10,6 +10,7 @@ from fedlens.settings.plan import plan
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
+GKT = "cifar10/fedgkt"
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
@@ -75,6 +76,7 @@ def test_they_are_these() -> None:
             "digits-centralized",
             *FASHION,
             *CIFAR,
+            GKT,
             MOCO,
             *TABLE_2,
             *TABLES,
@@ -86,7 +88,7 @@ def test_they_are_these() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "digits", *FASHION, *CIFAR, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+    "name", ["demo", "digits", *FASHION, *CIFAR, GKT, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
 )
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()

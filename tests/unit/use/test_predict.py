@@ -413,6 +413,44 @@ def test_a_run_of_personal_models_is_refused(images: Path, tmp_path: Path, algor
     assert re.search(r"only the initial values of '[\w.]+' and \d+ more parameters", str(refused.value))
     hint = {"fedbn": "algorithm.name = 'fedavg'", "local-only": "the federated run beside it"}[algorithm]
     assert hint in str(refused.value)
+    assert "--client ID" in str(refused.value)
+
+
+@pytest.mark.parametrize("algorithm", ["fedbn", "local-only", "fedgkt"])
+def test_the_model_of_one_client_comes_from_the_last_checkpoint(
+    images: Path, tmp_path: Path, algorithm: str
+) -> None:
+    net = {"name": "small-cnn", "width": 2, "norm": "batch"}
+    table = {"name": algorithm, "client": net, "cut": "1"} if algorithm == "fedgkt" else algorithm
+    data = {**SETTINGS["data"], "validation": 0.2, "validation_from": "client"}
+    select = {"name": "fixed", "clients": [0, 1]}
+    local = {"lr": 0.1, "batch_size": 32}
+    made = run_of(tmp_path / "run", net, rounds=2, algorithm=table, data=data, select=select, local=local)
+    loaded = checkpoint.load_latest(made.directory / "checkpoint")
+    tree, about = checkpoint.read_model(made.directory / "model.safetensors")
+    personal = json.loads(about["personal"])
+    for client in ("0", "1"):
+        own = loaded.payload["clients"][client]["personal"]
+        trained = read_trained(RunDir.open(made.directory), client=client)
+        assert trained.tree().keys() == tree.keys()
+        for name, value in trained.tree().items():
+            assert torch.equal(value, own[name] if name in personal else tree[name])
+        assert (trained.round, trained.chosen.name) == (2, "last")
+        assert f"client '{client}'" in trained.notes[-1]
+    assert any(not torch.equal(own[name], tree[name]) for name in personal)
+    rows = [list(made.predict(images / "5", client=client)) for client in ("0", "1")]
+    assert rows[0] != rows[1]
+    for client, fault in (("2", "never trained"), ("9", "no client '9'")):
+        with pytest.raises(FedlensError, match=fault):
+            made.predict(images, client=client)
+    shutil.rmtree(made.directory / "checkpoint")
+    with pytest.raises(RunDirectoryError, match="no checkpoint"):
+        made.export(tmp_path / "model.safetensors", client="0")
+
+
+def test_a_client_without_parts_of_its_own_has_no_model(run: Result) -> None:
+    with pytest.raises(RunDirectoryError, match="client '0' has no model of its own"):
+        read_trained(RunDir.open(run.directory), client="0")
 
 
 def test_a_finetuned_run_says_which_model_predicts(tmp_path: Path) -> None:
