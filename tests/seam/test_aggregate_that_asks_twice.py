@@ -84,7 +84,7 @@ def test_two_exchanges_give_the_mean_of_one(engine: Callable[[], Any]) -> None:
     there = world()
     plain, masked = algorithms(there)
     wanted, run = course(plain, there), course(masked, there, engine=engine())
-    assert [step.cohort for step in run.steps] == [step.cohort * 2 for step in wanted.steps]
+    assert [step.cohort for step in run.steps] == [step.cohort for step in wanted.steps]  # one row a client
     close(run.final, wanted.final, rtol=1e-12, atol=1e-12)
 
 
