@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fedlens.core.random import Rng
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Kind = Literal["classification", "multi-label", "segmentation", "detection", "language", "unlabelled"]
 VOID = 255  # the id of a mask's pixel without a class
