@@ -280,6 +280,31 @@ MUTATIONS = [
         "identity/test_feddane.py",
     ),
     Mutation(
+        "algorithms/splitfed.py",
+        "order = [senders[k] for k in draw]",
+        "order = list(senders)",
+        "identity/test_splitfed.py",
+    ),
+    Mutation(
+        "algorithms/splitfed.py",
+        "[k for k in cohort if k not in gone], ctx",
+        "cohort, ctx",
+        "identity/test_splitfed.py",
+    ),
+    Mutation("local/halves.py", "lr * self.factor", "lr", "identity/test_splitfed.py"),
+    Mutation(
+        "local/halves.py",
+        '{**state["tree"], **done.rest, **weights}',
+        '{**state["tree"], **weights}',
+        "identity/test_splitfed.py",
+    ),
+    Mutation(
+        "local/halves.py",
+        "rng.seed_torch(client.device)  # for dropout",
+        "pass  # for dropout",
+        "identity/test_splitfed.py",
+    ),
+    Mutation(
         "algorithms/fedir.py",
         "torch.where(q > 0, target.to(q) / q, 0.0)",
         "torch.where(q > 0, q / target.to(q), 0.0)",

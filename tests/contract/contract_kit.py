@@ -48,6 +48,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "local-only": {"name": "local-only"},
     "finetune": {"name": "finetune", "epochs": 1},
     "fedgkt": {"name": "fedgkt", "client": f"{USERS}:norm_net", "cut": "1"},
+    "splitfed": {"name": "splitfed", "cut": "1"},
+    "splitfed-v2": {"name": "splitfed", "cut": "1", "variant": "v2", "keep_optimizer": True},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
@@ -121,7 +123,7 @@ def settings(inner: str = "fedavg", partition: str = "iid", **changes: Any) -> d
 # Of different makes: one of each kind of selection, state and exchange. The others run in the nightly tier too.
 CHOSEN = (
     "fedavg", "fedvc", "fedir-population", "scaffold", "mime", "feddane", "admm-sgd-last", "ceadmm", "fedbn",
-    "remembering", "dsgd", "centralized",
+    "remembering", "dsgd", "splitfed", "centralized",
 )  # fmt: skip
 
 Baseline = Callable[..., Result]

@@ -124,6 +124,11 @@ class Flaky:
     def expect(self, *given: Any, **named: Any) -> Any:
         return self.inner.expect(*given, **named)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
 
 @dataclass(frozen=True)
 class Mumbling:
@@ -160,4 +165,5 @@ def flaky(
     """Any algorithm of the family, with a client that is missing, or sends what no one can use."""
     made = ALGORITHMS.find(inner)(parts, **{k: v for k, v in (settings or {}).items() if k != "name"})
     more = {name: Flaky(op, client, after, times, garbled) for name, op in made.more_ops.items()}
-    return replace(made, train=Flaky(made.train, client, after, times, garbled), more_ops=more)
+    part = "lower" if inner == "splitfed" else "train"  # what clients do first
+    return replace(made, **{part: Flaky(getattr(made, part), client, after, times, garbled)}, more_ops=more)

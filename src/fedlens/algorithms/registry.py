@@ -108,6 +108,12 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         slots=("select",),
         local=LOCAL - {"examples", "lr_scale", "stragglers", "straggler_work"},
     ),
+    "splitfed": AlgorithmEntry(
+        "fedlens.algorithms.splitfed:splitfed",
+        "split learning: each client trains the first layers, the server the others (Thapa et al. 2022)",
+        slots=("select", "server"),
+        local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

@@ -89,7 +89,8 @@ class Ask:
             does not fit is its sender's failure; so is any letter where this is None.
         deliver: gives each client the letters of the asks before, as `payload["letters"]`: a list of
             `(sender, content)` in the order of the senders' slots, empty if none came (request order only). Letters to
-            clients that this ask does not ask are dropped.
+            clients that this ask does not ask are dropped. Letters travel with their sender's answer, so an algorithm
+            has to read all answers of an ask, or the unread ones' letters are not delivered.
         counts: whether a client that answers has taken part in the round. False for an ask that supports another one,
             such as one for gradients before the training.
         measuring: whether the ask only measures. It has no bytes and does not count as taking part; the algorithm names

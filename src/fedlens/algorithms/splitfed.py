@@ -1,0 +1,286 @@
+"""SplitFed: Thapa et al. 2022 (arXiv 2004.12088), SFLV1 and SFLV2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from fedlens.aggregate.mean import Mean
+from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.client_sampling import repeats
+from fedlens.algorithms.registry import refuse_unused
+from fedlens.base.errors import ConfigError
+from fedlens.base.frozen import FrozenSplit
+from fedlens.core.protocol import Ask, Op, Payload, Reply, Request, Round, RoundContext, State
+from fedlens.core.schema import Schema, TensorField
+from fedlens.core.tree import map_tree, select
+from fedlens.local.halves import Finish, Half, Lower, Upper, holder_of
+from fedlens.models.stages import stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitFed(Averaging):
+    """The round loop: the steps of all clients side by side, then the mean of both halves."""
+
+    lower: Lower
+    upper: Upper
+    activations: Tensor  # of two examples: shape and dtype
+    cut: str
+    asks_each_step = True
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        """The steps of both halves, their end, and evaluation."""
+        own: dict[str, Op] = {
+            "lower": self.lower,
+            "upper": self.upper,
+            "finish-lower": Finish(self.lower.half),
+            "finish-upper": Finish(self.upper.half),
+        }
+        return {**own, **{name: op for name, op in super().ops.items() if name != "train"}}
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What leaves the clients beyond model updates."""
+        sent = f"In every step each client sends the labels of its batch and what the layers up to '{self.cut}' compute"
+        return (*super().discloses, f"{sent} from its images, from which images can be reconstructed.")
+
+    @property
+    def training_op(self) -> str | None:
+        """None: a client has only the lower half."""
+        return None
+
+    @property
+    def no_local_models(self) -> str:
+        """Why replies hold no local models."""
+        return "each client has only the lower half of the model"
+
+    def round(self, state: State, ctx: RoundContext) -> Round:
+        """Runs the steps of both halves, then averages the halves of the clients that finished."""
+        own, cohort = self.lower.own_holder, self.select.cohort(ctx)
+        local, sizes = self.parts.local, ctx.federation.sizes
+        steps = {client: local.steps_at(int(sizes[client])) for client in cohort}
+        rate = local.shared_rate(ctx.round, ctx.rounds)
+        gone: set[int] = set()
+        for at in range(max(steps.values()) + 1):
+            shared: dict[str, Any] = {**rate, "step": at}
+            going = [client for client in cohort if client not in gone and at <= steps[client]]
+            first = {"model": self._part(state, self.lower.half)} if at == 0 else {}
+            answers = yield Ask(
+                "lower",
+                [Request(client) for client in going],
+                {**shared, **first},
+                letter=self._up,
+                deliver=at > 0,
+            )
+            gone |= {a.client for a in answers if not isinstance(a, Reply)}  # type: ignore[misc]
+            senders = [client for client in going if client not in gone and at < steps[client]]
+            if senders:
+                first = {"model": self._part(state, self.upper.half)} if at == 0 else {}
+                requests = self._served(senders, steps, at, ctx)
+                list((yield Ask("upper", requests, {**shared, **first}, letter=self._down, deliver=True)))
+        return (yield from self._averaged(state, [k for k in cohort if k not in gone], ctx, own))
+
+    def _served(
+        self, senders: Sequence[int], steps: Mapping[int, int], at: int, ctx: RoundContext
+    ) -> list[Request]:
+        """The requests to the server's halves: one for each client, or one for all in random order."""
+        if self.lower.own_holder:
+            return [Request(holder_of(k, True), {"order": [k], "steps": steps[k]}) for k in senders]
+        draw = ctx.rng.child("step", at).numpy("order").permutation(len(senders))
+        order = [senders[k] for k in draw]
+        return [Request("@server", {"order": order, "steps": max(steps.values())})]
+
+    def _averaged(self, state: State, clients: Sequence[int], ctx: RoundContext, own: bool) -> Round:
+        lower, upper = self.lower.half, self.upper.half
+        expect = [
+            Finish.expect({n: self.parts.spec[n] for n in self._part(state, h)}) for h in (lower, upper)
+        ]
+        answers = yield Ask("finish-lower", [Request(k) for k in clients], expect=expect[0])
+        lowers = {a.client: a for a in answers if isinstance(a, Reply)}
+        if not lowers:
+            return state
+        holders = dict.fromkeys(holder_of(k, own) for k in lowers)
+        answers = yield Ask("finish-upper", [Request(holder) for holder in holders], expect=expect[1])
+        uppers = {a.client: a.payload for a in answers if isinstance(a, Reply)}
+        replies = [
+            Reply(
+                reply.id,
+                client,
+                self._joined(
+                    state, reply.payload, uppers[holder_of(client, own)], float(ctx.federation.sizes[client])
+                ),
+            )
+            for client, reply in lowers.items()
+        ]
+        update = Mean().aggregate(replies)
+        return state if update is None else {**state, **self._step(state, update, ctx.round)}
+
+    def _joined(self, state: State, lower: Payload, upper: Payload, weight: float) -> Payload:
+        """What a client that has trained both halves would send."""
+        both = {field: {**lower[field], **upper[field]} for field in lower}
+        before = select(state["model"], list(both["weights"]))
+        update = map_tree(torch.sub, before, both["weights"])
+        return {"update": update, "buffers": both["buffers"], "counters": both["counters"], "weight": weight}
+
+    def _part(self, state: State, half: Half) -> dict[str, Tensor]:
+        """The leaves of a half that are sent."""
+        names = half.model.build(initial=False).state_dict()
+        return {name: state["model"][name] for name in names if name not in half.model.fixed}
+
+    @property
+    def _up(self) -> Schema:
+        targets = TensorField((-1,), torch.int64, most=self._most * 8)
+        return Schema({"activations": self._activations, "targets": targets})
+
+    @property
+    def _down(self) -> Schema:
+        return Schema({"gradient": self._activations})
+
+    @property
+    def _activations(self) -> TensorField:
+        one = self.activations[0]
+        return TensorField((-1, *one.shape), one.dtype, most=self._most * one.nbytes)
+
+    @property
+    def _most(self) -> int:
+        """The most examples of a batch."""
+        size = self.parts.local.batch_size
+        return self.parts.federation.largest if size == "all" else size
+
+
+def splitfed(
+    parts: Parts,
+    *,
+    cut: Annotated[
+        str,
+        BeforeValidator(
+            lambda cut: str(cut) if type(cut) is int else cut
+        ),  # layers may have numbers for names
+        Field(description="the layer after which the model is cut"),
+    ],
+    variant: Annotated[
+        Literal["v1", "v2"],
+        Field(
+            description="a half at the server for each client, or one for all, which takes clients in random order"
+        ),
+    ] = "v1",
+    server_rate: Annotated[float, Field(gt=0, description="factor of local.lr at the server's half")] = 1.0,
+    keep_optimizer: Annotated[
+        bool, Field(description="both halves keep their optimizer from round to round")
+    ] = False,
+) -> SplitFed:
+    """SplitFed: each client trains the first layers of the model, the server trains the others, and both are averaged.
+
+    In a step a client computes the activations after the layer `cut` for one batch and sends them with the labels. The
+    server finishes the forward pass, takes a step with its half and sends the gradient of the activations back, with
+    which the client takes its own step. The clients work side by side. At the end of a round they send their halves.
+
+    Fixes: With FedAvg a client computes, holds and sends the whole model. Here it has the first layers alone, and the
+        layers after the cut, often most of the weights, never leave the server.
+
+    Equation:
+        client k:  a = f(w_k; x),  and sends a and y                            (of one batch)
+        server:    g = dL(h(v_k; a), y) / da,  v_k <- v_k - s eta dL / dv_k,  and sends g
+        client k:  w_k <- w_k - eta (da / dw_k)^T g
+        round:     (w, v) <- (w, v) - lr sum_k n_k / n ((w, v) - (w_k, v_k))    (variant v1)
+        v2:        one v for all, which takes the batches of a step in random order
+
+    Source: Thapa et al. 2022 (arXiv 2004.12088), SFLV1 and SFLV2 with label sharing: labels go to the server. In v2
+        the server draws the order of the clients anew in every step.
+
+    Weighting: By examples, over the clients that finished the round. A client that fails in the middle of a round is
+        not asked again in the round and leaves v1 as if it had not been there; what v2's half learned from it stays.
+
+    State: During a round each client has its half, and the server one half a client in v1 and one in v2. With
+        `keep_optimizer` the optimizer of each half stays from round to round. The server keeps the model.
+
+    Sent: In every step the activations and labels of a batch up and the gradient of the activations down; in every
+        round the first layers down and up. The server learns the labels and can reconstruct images from activations,
+        the more easily the earlier the cut. Clients learn no other client's data, and not the server's half unless
+        `evaluation.clients` measures the model at them.
+
+    Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves. `[client]`
+        and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every optimizer
+        works, each half with its own. The model is cut where one tensor is alive: after a block of a ResNet, and not
+        inside of it. For classification without class weights, and without `model.cache_features`. Every engine
+        trains its clients one by one, `vectorized` too.
+
+    Ranges:
+        cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is
+            answered with the choices.
+        variant: "v1" is FedAvg of the whole network, whatever the cut. "v2" takes one step of the server's half a
+            client, so its learning rate has to be lower: `server_rate` below 1.
+        server_rate: 1; for v2 down to one in the number of clients of a round.
+        keep_optimizer: true where all clients take part in every round.
+
+    Try: model=mlp algorithm.cut=1
+
+    Not when: Clients can hold the whole model: FedAvg reaches the same as v1, sends nothing in a step, and no labels
+        leave a client. Nor where activations are larger than the model.
+
+    Tests: tests/identity/test_splitfed.py
+
+    Example:
+        >>> from fedlens.base.registry import settings_model
+        >>> list(settings_model(splitfed).model_fields)
+        ['cut', 'variant', 'server_rate', 'keep_optimizer']
+    """
+    refuse_unused("splitfed", parts.slots, parts.local)
+    refuse_unfit(parts, "splitfed")
+    lower, upper = stages(parts.model, cut)
+    made = averaging(parts)
+    if repeats(made.select, parts.federation):
+        raise ConfigError(
+            "'splitfed' trains a client once a round, but this selection may choose one twice",
+            where="select.name",
+            hint="set select.name = 'uniform'",
+        )
+    at_client = Half(lower, parts.local, keep_optimizer=keep_optimizer)
+    at_server = Half(upper, parts.local, server_rate, keep_optimizer)
+    return SplitFed(
+        **vars(made),
+        lower=Lower(at_client, variant == "v1"),
+        upper=Upper(at_server, parts.task),
+        activations=sent_by(lower, parts),
+        cut=cut,
+    )
+
+
+def refuse_unfit(parts: Parts, name: str) -> None:
+    """Raises `ConfigError` for a task or a model that split learning cannot train."""
+    task = parts.task
+    one_class_an_image = task.one_class and task.classifier and not task.placed and task.example == "image"
+    if not one_class_an_image or task.weighs:
+        raise ConfigError(
+            f"'{name}' sends labels with activations, so it trains classification without class weights, but the task "
+            f"is {parts.task.kind}" + (" with class weights" if parts.task.weighs else ""),
+            where="task.class_weights" if parts.task.weighs else "task.name",
+            hint="set task.class_weights = 'none'" if parts.task.weighs else "choose another algorithm",
+        )
+    if FrozenSplit.of(parts.model.build(initial=False)) is not None:
+        raise ConfigError(
+            f"'{name}' cuts a model that reads images, but cache_features gives it features",
+            where="model.cache_features",
+            hint="set model.cache_features = false",
+        )
+
+
+def sent_by(lower: Any, parts: Parts) -> Tensor:
+    """What the lower half gives for two blank images."""
+    module = lower.build(initial=False).eval()
+    like = next(module.parameters())
+    with torch.no_grad():
+        sent = module(parts.task.blank(2, parts.model.input_shape, like.dtype))
+    if not isinstance(sent, Tensor) or len(sent) != 2:
+        raise ConfigError(
+            "the layer before the cut does not give one tensor with a row for each image",
+            where="algorithm.cut",
+            hint="cut after another layer",
+        )
+    return sent

@@ -1,0 +1,221 @@
+"""The two halves of a model in split learning, as operations: the first layers at a client, the others at the server.
+
+A step is two operations at a client: `Lower` of one step ends with a forward pass, and that of the next begins with its
+backward pass. What is in between, the weights of the half and its optimizer, is the state of its holder. The graph of
+the forward pass stays in the worker as a cache. Without it the pass is computed again from the same state, with the
+same batch and the same random numbers, so the result does not depend on the cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedlens.core.arithmetic import gradients_of
+from fedlens.core.modules import Loadable, loadable
+from fedlens.core.protocol import Client, Letter, ModelSpec, Outcome, Payload
+from fedlens.core.random import Rng
+from fedlens.core.schema import Schema, TreeField
+from fedlens.core.tree import TreeSpec, copied, part, select
+from fedlens.local.optimizers import optimizer
+from fedlens.local.settings import LocalSettings
+from fedlens.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass of a half, with its graph.
+
+    Attributes:
+        weights: the trainable weights, leaves of the graph.
+        rest: buffers and counters after the pass.
+        outputs: what the half computes.
+        targets: those of the batch.
+    """
+
+    weights: dict[str, Tensor]
+    rest: dict[str, Tensor]
+    outputs: Any
+    targets: Any = None
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half in training. Its holder's state has `tree`, its leaves, and `optimizer`.
+
+    Payload of every operation: `step`, from 0; `lr`, and `schedule` if the rate changes with every step; in step 0
+    `model`, the leaves that the round starts from.
+
+    Attributes:
+        model: the half.
+        settings: the local settings.
+        factor: of the learning rate.
+        keep_optimizer: whether the optimizer goes on in the next round.
+    """
+
+    model: ModelSpec
+    settings: LocalSettings
+    factor: float = 1.0
+    keep_optimizer: bool = False
+
+    def begun(self, payload: Payload, client: Client) -> Payload:
+        """The state at the beginning of the operation."""
+        if "model" not in payload:
+            return client.state
+        kept = client.state.get("optimizer", {}) if self.keep_optimizer else {}
+        return {"tree": payload["model"], "optimizer": kept}
+
+    def forward(self, state: Payload, client: Client, inputs: Tensor, rng: Rng, targets: Any = None) -> Pass:
+        """The forward pass of a batch in training mode, which leaves the state and the worker's module alone."""
+        learner = loadable(self.model, client)
+        learner.module.train()
+        # Of its own: the graph outlives the operation, and the memory of the state does not.
+        weights = {n: state["tree"][n].detach().clone().requires_grad_() for n in learner.trainable}
+        rest = {n: state["tree"][n].detach().clone() for n in learner.rest}
+        rng.seed_torch(client.device)  # for dropout, the same again if the pass is repeated
+        return Pass(weights, rest, functional_call(learner.module, {**weights, **rest}, (inputs,)), targets)
+
+    def stepped(
+        self, state: Payload, done: Pass, gradients: list[Tensor], payload: Payload, steps: int
+    ) -> Payload:
+        """The state after a step of the optimizer with these gradients of the weights, which uses the pass up."""
+        rates = self.settings.rates(payload, steps)
+        lr = rates[payload["step"]] if rates else payload["lr"]
+        weights = {name: value.detach() for name, value in done.weights.items()}
+        kept = copied(state["optimizer"])
+        optimizer(self.settings, kept)(list(weights.values()), gradients, lr * self.factor)
+        return {"tree": {**state["tree"], **done.rest, **weights}, "optimizer": kept}
+
+    def learner(self, client: Client) -> Loadable:
+        """The half in this worker."""
+        return loadable(self.model, client)
+
+
+@dataclass(frozen=True)
+class Lower:
+    """A client's part of a step: the backward pass and the optimizer of the step before, then a forward pass.
+
+    With `own_holder` the activations of client K go to "@server:K", else to "@server". The letter has `activations`
+    [B, ...] and `targets`. The answer, a letter with `gradient` [B, ...], comes with the next call. In the one after
+    the last step it sends none.
+    """
+
+    half: Half
+    own_holder: bool
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """One step. Raises `ValueError` without an example, and without the gradient of the step before."""
+        if not len(client.data):
+            raise ValueError("the client holds no example")
+        at, state, node = payload["step"], self.half.begun(payload, client), rng.of_client()
+        steps = self.half.settings.steps_at(len(client.data))
+        if at:
+            state = self._backward(state, client, node, payload, steps)
+        if at == steps:
+            return Outcome({}, state)
+        done = self._forward(state, client, node, at)
+        kept = client.scratch.setdefault("split", {})
+        for other in [k for k, (of, _, _) in kept.items() if of.key[2] != node.key[2]]:
+            del kept[other]  # of a client that failed in an earlier round
+        kept[client.id] = node, at, done
+        content = {"activations": done.outputs.detach(), "targets": done.targets}
+        return Outcome({}, state, letters=[Letter(holder_of(client.id, self.own_holder), content)])
+
+    def _forward(self, state: Payload, client: Client, node: Rng, at: int) -> Pass:
+        rng = node.child("step", at)
+        inputs, targets = client.data.batch(positions(self.half.settings, len(client.data), at, node), rng)
+        return self.half.forward(state, client, inputs, rng, targets)
+
+    def _backward(self, state: Payload, client: Client, node: Rng, payload: Payload, steps: int) -> Payload:
+        if len(payload["letters"]) != 1:
+            raise ValueError(f"step {payload['step']} has no gradient of the step before")
+        before = payload["step"] - 1
+        of, at, done = client.scratch.get("split", {}).pop(client.id, (None, None, None))
+        if (of, at) != (node, before):
+            done = self._forward(state, client, node, before)
+        gradient = payload["letters"][0][1]["gradient"]
+        weights = list(done.weights.values())
+        gradients = torch.autograd.grad(
+            done.outputs, weights, gradient, allow_unused=True, materialize_grads=True
+        )
+        return self.half.stepped(state, done, list(gradients), {**payload, "step": before}, steps)
+
+
+@dataclass(frozen=True)
+class Upper:
+    """The server's part of a step: forward and backward pass of each letter, and a step of the optimizer.
+
+    Payload besides that of `Half`: `order`, the senders in the order in which their letters are used; `steps`, how many
+    steps the round has. The letters that it sends have `gradient` [B, ...], that of the activations.
+    """
+
+    half: Half
+    task: Task
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """One step for each letter."""
+        state, letters, answers = self.half.begun(payload, client), dict(payload["letters"]), []
+        losses = examples = 0.0
+        learner = self.half.learner(client)
+        for sender in payload["order"]:
+            content = letters[sender]
+            activations = content["activations"].detach().requires_grad_()
+            node = rng.of_client().child("step", payload["step"], sender)
+            done = self.half.forward(state, client, activations, node, content["targets"])
+            loss = self.task.loss(done.outputs, done.targets)
+            inputs = [activations, *done.weights.values()]
+            gradient, *gradients = gradients_of(loss, inputs, learner.autocast_dtype)
+            state = self.half.stepped(state, done, gradients, payload, payload["steps"])
+            answers.append(Letter(sender, {"gradient": gradient}))
+            losses, examples = losses + float(loss.detach()) * len(done.targets), examples + len(done.targets)
+        sums = {"loss": losses, "examples": examples, "batches": float(len(answers))}
+        return Outcome({}, state, sums, letters=answers)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Sends the half after the round: `weights`, `buffers` and `counters`. The state keeps the optimizer at most."""
+
+    half: Half
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """The leaves that training has changed."""
+        learner, tree = self.half.learner(client), client.state["tree"]
+        names = {"weights": list(learner.trainable), "buffers": learner.buffers, "counters": learner.counters}
+        kept = {"optimizer": client.state["optimizer"]} if self.half.keep_optimizer else {}
+        return Outcome({field: select(tree, own) for field, own in names.items()}, kept)
+
+    @staticmethod
+    def expect(spec: TreeSpec) -> Schema:
+        """The schema of its replies."""
+        return Schema(
+            {
+                "weights": TreeField.weights(spec),
+                "buffers": TreeField.like({n: spec[n] for n in part(spec, "buffer")}),
+                "counters": TreeField.like({n: spec[n] for n in part(spec, "counter")}),
+            }
+        )
+
+
+def holder_of(client: Any, own: bool) -> str:
+    """Who holds the server's half that answers this client: one of its `own`, or one for all.
+
+    >>> holder_of(3, own=True), holder_of(3, own=False)
+    ('@server:3', '@server')
+    """
+    return f"@server:{client}" if own else "@server"
+
+
+def positions(settings: LocalSettings, n: int, at: int, node: Rng) -> Tensor:
+    """The positions of the examples of step `at` at a client with n examples, int64 [B].
+
+    Epochs are random orders, drawn from `node.child("epoch", e).torch("batches")`, cut into batches.
+    """
+    size, (epoch, within) = settings.batch(n), divmod(at, settings.batches_at(n))
+    generator = node.child("epoch", epoch).torch("batches")
+    order = torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
+    return order[within * size : (within + 1) * size]
