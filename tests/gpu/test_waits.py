@@ -159,7 +159,7 @@ ALGORITHMS: dict[str, Budgets] = {
 }
 ALGORITHMS |= {
     "fedir-population": TRAINING | {"class-counts": Budget(0, 1)},
-    "dsgd": {"send": Budget(0, 2), "mix": Budget(0, 1), "show": Budget(0, 1)},
+    "dsgd": {"send": Budget(0, 3), "mix": Budget(0, 1), "show": Budget(0, 1)},
     "mime": TRAINING | GRADIENT,
     "mime-adam": TRAINING | GRADIENT,
     "feddane": TRAINING | GRADIENT,
