@@ -17,15 +17,21 @@ from fedlens.algorithms.averaging import Parts
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import (
+    Answer,
+    Ask,
     ClientDataSource,
     ClientExamples,
+    ClientId,
     ClientStates,
     FederationInfo,
     ModelSpec,
     Program,
+    Reply,
     RoundContext,
 )
 from fedlens.core.random import Rng
+from fedlens.core.step_counts import Work
+from fedlens.core.types import is_client
 from fedlens.engines.inline import inline
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.classification import Classification
@@ -169,12 +175,19 @@ class Course:
         engine.open(Program(self.algorithm.ops, self.there, self.seed), states)
         state = self.algorithm.init(self.algorithm.parts.model, self.there.info)
         try:
-            gate = Driver(engine, states)
+            slots: set[tuple[int, ClientId]] = set()
+
+            def answered(ask: Ask, answer: Answer, work: Work) -> None:
+                if isinstance(answer, Reply) and answer.refused is None and is_client(answer.client):
+                    slots.add((answer.id.slot, answer.client))
+
+            gate = Driver(engine, states, answered)
             for round in range(1, rounds + 1):
                 gate.tally = Tally()
+                slots.clear()
                 context = RoundContext(round, rounds, self.there.info, Rng((self.seed, "round", round)))
                 after = gate.drive(self.algorithm.round(state, context), round)
-                cohort = tuple(row["client"] for row in gate.tally.per_client)
+                cohort = tuple(client for _, client in sorted(slots))
                 self.steps.append(Step(round, state, after, cohort, gate.tally))
                 state = after
         finally:
