@@ -65,6 +65,8 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
         if algorithm == "fedbn":
             return False  # no model of text has batch normalization
         model = {"name": "mean-embedding", "embedding": 4}
+    if algorithm == "fedgkt":  # whose clients have a network that begins like the server's
+        made["algorithm"] = {**made["algorithm"], "client": model}
     augment = ["flip"] if TASKS.find(kind)().views > 1 else []
     config = read_config(
         {
