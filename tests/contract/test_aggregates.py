@@ -48,7 +48,12 @@ RULED: dict[str, dict[str, Any]] = {
     "clipped": {"algorithm": {"name": f"{EXAMPLES}/clipped_fedavg.py:clipped_fedavg", "norm": 5.0}},
     "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto"},
 }  # fmt: skip
-COMMON = {"fednova", "local-only", "fedgkt"}  # one fixes the aggregate, the others send no updates
+COMMON = {
+    "fednova",
+    "local-only",
+    "fedgkt",
+    "splitfed",
+}  # one fixes the aggregate, the others send no updates
 OWN_UPDATE = {"dual", "own noisy", "sign_flip", "clipped", "admm", "ceadmm", "iceadmm", "liadmm"}
 REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {
     "normalized": OWN_UPDATE | COMMON - {"fednova"},

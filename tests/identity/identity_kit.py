@@ -44,6 +44,12 @@ EXACT = {"rtol": 1e-12, "atol": 1e-13}
 Tree = Mapping[str, Tensor]
 
 
+IN_TWO_PARTS = {
+    "fedgkt",
+    "splitfed",
+}  # whose clients train a part of the network: other steps and other settings
+
+
 @dataclass(frozen=True)
 class Points(ClientExamples):
     """The interface of `fedlens.data.client_datasets.ClientDataset`, in float64."""

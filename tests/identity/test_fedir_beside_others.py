@@ -18,6 +18,7 @@ from tests.covering import covering
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
+    IN_TWO_PARTS,
     Points,
     World,
     close,
@@ -235,7 +236,9 @@ SOLVING = {"admm", "ceadmm", "iceadmm", "liadmm"}
 # MOON's other term has its own examples, each counting once;
 # personal models and peers are measured otherwise; FedVC draws.
 OTHERS = sorted(
-    set(ALGORITHMS) - {"fedir", "centralized", "moon", "fedbn", "local-only", "finetune", "fedvc", "dsgd"}
+    set(ALGORITHMS)
+    - IN_TWO_PARTS
+    - {"fedir", "centralized", "moon", "fedbn", "local-only", "finetune", "fedvc", "dsgd"}
 )
 
 

@@ -16,6 +16,7 @@ from fedlens.core.random import Rng
 from fedlens.local.rules import proximal
 from fedlens.local.training import virtual
 from tests.identity.identity_kit import (
+    IN_TWO_PARTS,
     World,
     close,
     course,
@@ -268,11 +269,11 @@ def test_the_naive_draw_is_off_by_far_more_than_chance() -> None:
 
 # -- beside others -------------------------------------------------------------------------------------------
 
-# Those without a cohort, measured otherwise, or of a network in two parts. The exact solvers have a file of their own,
-# and take long.
+# Those without a cohort, or measured otherwise. The exact solvers have a file of their own, and take long.
 OTHERS = sorted(
     set(ALGORITHMS)
-    - {"fedvc", "centralized", "fedbn", "local-only", "finetune", "admm", "ceadmm", "fedgkt", "splitfed"}
+    - IN_TWO_PARTS
+    - {"fedvc", "centralized", "fedbn", "local-only", "finetune", "admm", "ceadmm"}
 )
 
 

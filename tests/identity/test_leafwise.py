@@ -14,7 +14,7 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.engines.processes import processes
 from fedlens.local import leafwise, training
-from tests.identity.identity_kit import CLASSES, FEATURES, course, model, parts, same, world
+from tests.identity.identity_kit import CLASSES, FEATURES, IN_TWO_PARTS, course, model, parts, same, world
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -63,7 +63,9 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch, steps: list[int], local: di
     return count
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"centralized", "finetune", "fedbn", "local-only"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(ALGORITHMS) - IN_TWO_PARTS - {"centralized", "finetune", "fedbn", "local-only"})
+)
 def test_every_algorithm_has_the_same_bits(
     name: str, monkeypatch: pytest.MonkeyPatch, steps: list[int]
 ) -> None:

@@ -36,6 +36,7 @@ from tests.covering import covering
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
+    IN_TWO_PARTS,
     Course,
     Points,
     World,
@@ -53,7 +54,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "mime": {"beta": 0.5}, "mimelite": {"beta": 0.5}, "feddane": {"mu": 0.3},
     "moon": {"mu": 3.0}, "admm": {"solver": "sgd", "sigma": 0.5, "absent": "last"}, "liadmm": {"gradient": "training"},
 }  # fmt: skip
-OTHERS = {"ceadmm", "iceadmm", "fedbn", "local-only", "finetune", "centralized", "dsgd", "fedgkt", "splitfed"}
+OTHERS = {"ceadmm", "iceadmm", "fedbn", "local-only", "finetune", "centralized", "dsgd"} | IN_TWO_PARTS
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold I": ("scaffold", {"option": "I"}),
     "feddyn by examples": ("feddyn", {"alpha": 0.5, "weighting": "examples"}),

@@ -52,7 +52,7 @@ from fedlens.local.knowledge_transfer import (
 )
 from fedlens.local.settings import LocalSettings
 from fedlens.models.registry import MODELS
-from fedlens.models.stages import stages
+from fedlens.models.stages import LayerName, stages
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 from fedlens.tasks.task import Task
 
@@ -258,7 +258,7 @@ def fedgkt(
         Field(description="the network of the clients: its name, or a table with its name and settings"),
     ] = "gkt-resnet8",
     cut: Annotated[
-        str,
+        LayerName,
         Field(description="the layer after which both networks are cut; clients send what comes behind it"),
     ] = "bn1",
     alpha: Annotated[

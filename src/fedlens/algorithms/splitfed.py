@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
@@ -20,7 +20,7 @@ from fedlens.core.protocol import Ask, Op, Payload, Reply, Request, Round, Round
 from fedlens.core.schema import Schema, TensorField
 from fedlens.core.tree import map_tree, select
 from fedlens.local.halves import Finish, Half, Lower, Upper, holder_of
-from fedlens.models.stages import stages
+from fedlens.models.stages import LayerName, stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,13 +157,7 @@ class SplitFed(Averaging):
 def splitfed(
     parts: Parts,
     *,
-    cut: Annotated[
-        str,
-        BeforeValidator(
-            lambda cut: str(cut) if type(cut) is int else cut
-        ),  # layers may have numbers for names
-        Field(description="the layer after which the model is cut"),
-    ],
+    cut: Annotated[LayerName, Field(description="the layer after which the model is cut")],
     variant: Annotated[
         Literal["v1", "v2"],
         Field(

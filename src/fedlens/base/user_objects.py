@@ -16,7 +16,8 @@ def offered(thing: object, names: Iterable[str]) -> list[str]:
     >>> offered("text", ["upper", "open"])
     ['upper']
     """
-    return [name for name in names if hasattr(thing, name)]
+    # A property of the class is not computed: it may need the real model.
+    return [name for name in names if hasattr(type(thing), name) or hasattr(thing, name)]
 
 
 def methods(thing: object, names: Iterable[str]) -> dict[str, Any]:

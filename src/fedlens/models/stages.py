@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 from torch.nn import functional
@@ -20,6 +21,8 @@ from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import part, spec_of
 
 _KEY = "algorithm.cut"
+# The name of a layer in settings; those of a sequence are numbers.
+LayerName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 _MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
     nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Softplus, nn.Identity, _DropoutNd,

@@ -129,7 +129,11 @@ def test_no_setting_takes_what_is_not_a_finite_number(name: str, setting: str, v
         read_settings(ALGORITHMS.find(name), {setting: value}, "algorithm")
 
 
-@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedbn", "local-only", "finetune", "centralized"}))
+# Those that test at the clients, or whose server trains, compute where their data are.
+ON_THE_CPU = {"fedbn", "local-only", "finetune", "centralized", "fedgkt", "splitfed"}
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - ON_THE_CPU))
 def test_state_and_replies_of_every_algorithm_may_stay_on_a_gpu(name: str) -> None:
     made = ALGORITHMS.find(name, where="algorithm.name")(parts(world(), LOCAL))
     assert made.follows_device

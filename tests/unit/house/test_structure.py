@@ -27,6 +27,7 @@ FOREIGN = {
     "cli/data_info.py: hasattr(part, key)",
     "cli/list.py: getattr(import_module(module), name)",
     "base/user_objects.py: getattr(thing, name)",
+    "base/user_objects.py: hasattr(type(thing), name)",
     "base/user_objects.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
     "base/registry.py: getattr(checked, name)",
     "base/registry.py: getattr(factory, '__name__', type(factory).__name__)",
