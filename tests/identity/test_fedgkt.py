@@ -334,5 +334,5 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
             made(there, {**LOCAL, **local})
     with pytest.raises(ConfigError, match="may choose one twice"):
         made(there, select=BySize(3, method="replacement"))
-    with pytest.raises(ConfigError, match="weights of the classes"):
+    with pytest.raises(ConfigError, match="without class weights"):
         fedgkt(parts(there, LOCAL, spec(), task=Classification(class_weights="inverse")))

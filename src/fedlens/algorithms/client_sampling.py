@@ -40,6 +40,16 @@ class RepeatingSelect(Select, Protocol):
         ...
 
 
+def refuse_repeats(select: Select, federation: FederationInfo, name: str) -> None:
+    """Raises `ConfigError` if the selection may choose a client twice in a round of the algorithm `name`."""
+    if repeats(select, federation):
+        raise ConfigError(
+            f"'{name}' trains a client once a round, but this selection may choose one twice",
+            where="select.name",
+            hint="set select.name = 'uniform'",
+        )
+
+
 def repeats(select: Select, federation: FederationInfo) -> bool:
     """Whether a client may appear twice in a cohort of this selection.
 

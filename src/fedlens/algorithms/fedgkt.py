@@ -22,8 +22,9 @@ from fedlens.algorithms.client_evaluation import (
     refuse_too_many,
     refuse_unmeasured,
 )
-from fedlens.algorithms.client_sampling import Select, Uniform, candidates, repeats
+from fedlens.algorithms.client_sampling import Select, Uniform, candidates, refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
+from fedlens.algorithms.splitfed import refuse_unfit
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import read_settings
 from fedlens.core.algorithm_base import AlgorithmBase
@@ -334,23 +335,12 @@ def fedgkt(
         1.021
     """
     refuse_unused("fedgkt", parts.slots, parts.local)
-    chosen, task = parts.select or Uniform(), parts.task
-    one_class_an_image = task.one_class and task.classifier and not task.placed and task.example == "image"
-    if not one_class_an_image or task.weighs:
-        raise ConfigError(
-            "'fedgkt' trains networks that give one class an image, without weights of the classes",
-            where="task.class_weights" if task.weighs else "task.name",
-            hint="set task.class_weights = 'none'" if task.weighs else "choose another algorithm",
-        )
-    if repeats(chosen, parts.federation):
-        raise ConfigError(
-            "'fedgkt' trains a client once a round, but this selection may choose one twice",
-            where="select.name",
-            hint="set select.name = 'uniform'",
-        )
+    refuse_unfit(parts, "fedgkt")
+    chosen = parts.select or Uniform()
+    refuse_repeats(chosen, parts.federation, "fedgkt")
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures each client's composed model")
         refuse_too_many(parts.federation, parts.measure_clients)
     server = parts.local.model_copy(update={"steps": None, "epochs": server_epochs})
-    loss, half = Distill(task, alpha, temperature), features == "float16"
+    loss, half = Distill(parts.task, alpha, temperature), features == "float16"
     return FedGKT(parts, chosen, client, cut, loss, server, half, extractors)

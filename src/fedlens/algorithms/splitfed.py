@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.client_sampling import repeats
+from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.base.errors import ConfigError
 from fedlens.base.frozen import FrozenSplit
@@ -229,12 +229,7 @@ def splitfed(
     refuse_unfit(parts, "splitfed")
     lower, upper = stages(parts.model, cut)
     made = averaging(parts)
-    if repeats(made.select, parts.federation):
-        raise ConfigError(
-            "'splitfed' trains a client once a round, but this selection may choose one twice",
-            where="select.name",
-            hint="set select.name = 'uniform'",
-        )
+    refuse_repeats(made.select, parts.federation, "splitfed")
     at_client = Half(lower, parts.local, keep_optimizer=keep_optimizer)
     at_server = Half(upper, parts.local, server_rate, keep_optimizer)
     return SplitFed(
@@ -247,7 +242,7 @@ def splitfed(
 
 
 def refuse_unfit(parts: Parts, name: str) -> None:
-    """Raises `ConfigError` for a task or a model that split learning cannot train."""
+    """Raises `ConfigError` for a task or a model that cannot be trained in two parts, at clients and at the server."""
     task = parts.task
     one_class_an_image = task.one_class and task.classifier and not task.placed and task.example == "image"
     if not one_class_an_image or task.weighs:
