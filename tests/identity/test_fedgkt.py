@@ -336,3 +336,28 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         made(there, select=BySize(3, method="replacement"))
     with pytest.raises(ConfigError, match="without class weights"):
         fedgkt(parts(there, LOCAL, spec(), task=Classification(class_weights="inverse")))
+
+
+@dataclass(frozen=True)
+class Short:
+    """A client's operation that forgets one label of its images."""
+
+    op: Any
+
+    def __call__(self, payload: Any, client: Any, rng: Rng) -> Outcome:
+        found: Outcome = self.op(payload, client, rng)
+        if client.id != COHORT[1]:
+            return found
+        content = found.letters[0].content
+        letter = Letter("@server", {**content, "targets": content["targets"][1:]})
+        return found._replace(letters=[letter])
+
+
+def test_a_letter_without_a_label_for_each_image_is_its_senders_failure() -> None:
+    there = world()
+    algorithm = made(there)
+    state, _, tally = run(algorithm, there, 1, {"train": Short(algorithm.ops["train"])})
+    images = len(there.clients[COHORT[1]])
+    (said,) = tally.failures[COHORT[1]]
+    assert said == f"its letter to @server: targets has {images - 1} rows where features has {images}"
+    assert state["trained"] == sorted({*COHORT} - {COHORT[1]})

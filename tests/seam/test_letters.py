@@ -10,6 +10,7 @@ from fedlens.base.errors import HookError, RunFailed
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import (
     Ask,
+    BatchedOp,
     Client,
     ClientStates,
     Letter,
@@ -68,7 +69,14 @@ def forward(payload: Payload, client: Client, rng: Rng) -> Outcome:
                    letters=[Letter(tuple(range(N)), {"x": total})])  # fmt: skip
 
 
-OPS = {"send": send, "mix": mix, "forward": forward}
+class Joint(BatchedOp):
+    """Lets engines that train several clients at once take the operations; it is not asked."""
+
+    def obstacle(self) -> None:
+        return None
+
+
+OPS: dict[str, Any] = {"send": send, "mix": mix, "forward": forward, "joint": Joint()}
 
 
 def driver(engine: str = "inline", ops: Any = OPS) -> tuple[Driver, Any]:

@@ -192,7 +192,13 @@ class FedGKT(AlgorithmBase):
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Train and send; the server; store. Without a client that has sent, the server's network is kept."""
         cohort, rate = self.select.cohort(ctx), self.parts.local.shared_rate(ctx.round, ctx.rounds)
-        ask = Ask("train", [Request(k) for k in cohort], rate, expect=Schema({}), letter=Schema(self._fields))
+        ask = Ask(
+            "train",
+            [Request(k) for k in cohort],
+            rate,
+            expect=Schema({}),
+            letter=Schema(self._fields, aligned=tuple(self._fields)),
+        )
         sent = [int(answer.client) for answer in (yield ask) if isinstance(answer, Reply)]
         if not sent:
             return state

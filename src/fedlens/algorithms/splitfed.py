@@ -136,7 +136,8 @@ class SplitFed(Averaging):
     @property
     def _up(self) -> Schema:
         targets = TensorField((-1,), torch.int64, most=self._most * 8)
-        return Schema({"activations": self._activations, "targets": targets})
+        fields = {"activations": self._activations, "targets": targets}
+        return Schema(fields, aligned=tuple(fields))
 
     @property
     def _down(self) -> Schema:
@@ -202,8 +203,8 @@ def splitfed(
     Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves. `[client]`
         and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every optimizer
         works, each half with its own. The model is cut where one tensor is alive: after a block of a ResNet, and not
-        inside of it. For classification without class weights, and without `model.cache_features`. Every engine
-        trains its clients one by one, `vectorized` too.
+        inside of it. For classification without class weights, and without `model.cache_features`. The engine
+        `vectorized` is refused, since clients train one by one.
 
     Ranges:
         cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is

@@ -170,7 +170,8 @@ class Schema:
     replies accepted so far; see `fedlens.core.norm_bounds`. `MEASUREMENTS` also accepts values that are not finite,
     and bounds no norm: the loss of a model that diverged is a result.
 
-    `letter` is the schema of the letters that come with the reply; `Ask.letter` sets it.
+    `letter` is the schema of the letters that come with the reply; `Ask.letter` sets it. `aligned` names tensors with
+    a row for each of the same examples: they must have the same number of rows.
 
     `metrics` declares the metrics that the operation sends besides `loss`, `examples` and `batches`, each with its
     bounds. A reply with any other metric, or with one outside its bounds, is rejected.
@@ -186,6 +187,10 @@ class Schema:
     'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
     >>> Schema(metrics={"sent_share": Bound(0, 1)}).metric_fault({"batches": 3.0, "sent_share": 2.0})
     "its metric 'sent_share' is 2, outside [0, 1]"
+    >>> pair = {"features": TensorField((-1, 2), torch.float32), "targets": TensorField((-1,), torch.int64)}
+    >>> schema = Schema(pair, aligned=("features", "targets"))
+    >>> schema.fault({"features": torch.ones(3, 2), "targets": torch.tensor([1])})
+    'targets has 1 rows where features has 3'
     """
 
     fields: Mapping[str, Field] | None = None
@@ -193,6 +198,7 @@ class Schema:
     finite: bool = True
     metrics: Mapping[str, Bound] = field(default_factory=dict)
     letter: Schema | None = None
+    aligned: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in self.metrics:
@@ -254,12 +260,17 @@ class Schema:
             extra = next((name for name in payload if name not in self.fields), None)
             extra_fault = f"there is an extra {extra}, which `expect` does not announce"
             return [("", extra_fault if missing is None else f"{missing} is missing", None)]
-        return [
+        parts: list[_Part] = [
             expected.part(name, payload[name])
             if isinstance(expected, TreeField)
             else (name, expected.fault(name, payload[name]), None)
             for name, expected in self.fields.items()
         ]
+        if self.aligned and all(fault is None for _, fault, _ in parts):
+            (first, rows), *others = ((name, len(payload[name])) for name in self.aligned)
+            faults = [f"{name} has {n} rows where {first} has {rows}" for name, n in others if n != rows]
+            parts += [("", fault, None) for fault in faults]
+        return parts
 
     def passing(self, columns: Mapping[str, Column], rows: int) -> list[bool]:
         """For each row, whether its payload is certainly valid; for the others, call `fault`.
@@ -267,7 +278,7 @@ class Schema:
         >>> Schema({"weight": NumberField(above=0)}).passing({"weight": [2.0, 0.0]}, rows=2)
         [True, False]
         """
-        if self.fields is None or columns.keys() != self.fields.keys():
+        if self.fields is None or self.aligned or columns.keys() != self.fields.keys():
             return [False] * rows
         good = [True] * rows
         for name, expected in self.fields.items():

@@ -42,10 +42,22 @@ Group = Annotated[
 ]
 
 
-def check_stackable(ops: Mapping[str, Op], engine: str) -> None:
+def check_stackable(
+    ops: Mapping[str, Op],
+    engine: str,
+    where: str = "engine.name",
+    hint: str = "choose 'inline' or 'processes'",
+) -> None:
     """Raises `ConfigError` if these operations cannot train several clients at once."""
-    for op in ops.values():
-        obstacle = op.obstacle() if isinstance(op, BatchedOp) else None
+    batched = [op for op in ops.values() if isinstance(op, BatchedOp)]
+    if not batched:
+        raise ConfigError(
+            f"the engine {engine} would train one client after the other: no operation of the algorithm takes several",
+            where=where,
+            hint=hint,
+        )
+    for op in batched:
+        obstacle = op.obstacle()
         if obstacle is not None:
             raise ConfigError(
                 f"the engine {engine} cannot train several clients at once here: {obstacle.what}",
@@ -72,7 +84,9 @@ def check_groups(ops: Mapping[str, Op], group: int, computing: Computing, engine
             hint="set it to 'auto' or false, or engine.group = 1",
         )
     if group > 1:
-        check_stackable(ops, f"'{engine}' with engine.group = {group}")
+        check_stackable(
+            ops, f"'{engine}' with engine.group = {group}", "engine.group", "set engine.group = 1"
+        )
 
 
 def layout_of(channels_last: Layout, group: int) -> Layout:

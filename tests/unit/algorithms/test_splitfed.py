@@ -1,4 +1,4 @@
-"""What SplitFed refuses, sends and discloses."""
+"""What SplitFed refuses, sends and discloses; FedGKT refuses some of it too."""
 
 from __future__ import annotations
 
@@ -44,6 +44,20 @@ SETTINGS: dict[str, Any] = {
         ({"local": {"lr": 0.1, "clip_norm": 1.0}}, "local.clip_norm", "does not use local.clip_norm"),
         ({"local": {"lr": 0.1, "lr_scale": {"1": 0.5}}}, "local.lr_scale", "does not use local.lr_scale"),
         ({"aggregate": {"name": "mean"}}, "aggregate", "does not use the table"),
+        ({"engine": "vectorized"}, "engine.name", "one client after the other"),
+        (
+            {"engine": {"name": "processes", "workers": 1, "group": 2}},
+            "engine.group",
+            "one client after the other",
+        ),
+        (
+            {
+                "algorithm": {"name": "fedgkt", "client": "mlp", "cut": "1"},
+                "model": {"name": "mlp", "freeze": "all-but-last:2", "cache_features": True},
+            },
+            "model.cache_features",
+            "gives it features",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused_with_its_place(

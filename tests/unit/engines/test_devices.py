@@ -14,7 +14,7 @@ import torch
 
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import Arithmetic, Client, Outcome, Payload, Program
+from fedlens.core.protocol import Arithmetic, BatchedOp, Client, Outcome, Payload, Program
 from fedlens.core.random import Rng
 from fedlens.engines import devices as placing
 from fedlens.engines.devices import (
@@ -107,12 +107,19 @@ def tell(payload: Payload, client: Client, rng: Rng) -> Outcome:
     return Outcome({"device": str(client.device), "precision": how.precision, "last": how.channels_last})
 
 
+class Joint(BatchedOp):
+    """Lets `vectorized` take the operations; it is not asked."""
+
+    def obstacle(self) -> None:
+        return None
+
+
 @pytest.mark.parametrize("engine", MADE)
 def test_operations_find_how_the_engine_computes(engine: str) -> None:
     last = engine != "vectorized"  # which has no such setting
     made = MADE[engine](precision="bf16", **({"channels_last": True} if last else {}))
     try:
-        gate = Driver(*opened(made, {"work": tell}))
+        gate = Driver(*opened(made, {"work": tell, "joint": Joint()}))
         (answer,) = answers_to(gate, ask([{}]))
         assert answer.payload == {"device": "cpu", "precision": "bf16", "last": last}
     finally:
