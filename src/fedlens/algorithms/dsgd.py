@@ -23,7 +23,7 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.topology import Ring, Topology, TopologySettings, without
 from fedlens.base.errors import ConfigError, RunFailed
-from fedlens.core.algorithm_base import AlgorithmBase
+from fedlens.core.algorithm_base import AlgorithmBase, ClientGraph, OwnCurve
 from fedlens.core.protocol import (
     Ask,
     Client,
@@ -51,6 +51,11 @@ from fedlens.local.training import Train
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 
 RING = Ring()
+CONSENSUS = OwnCurve(
+    "Distance of the peers' models from their mean",
+    "consensus_distance",
+    {"consensus_distance": "square root of the mean over peers of |x_i - mean|²"},
+)
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,16 @@ class DSGD(AlgorithmBase):
     def notes(self) -> tuple[str, ...]:
         """How fast the peers agree."""
         return (self.topology.note,)
+
+    @property
+    def curves(self) -> tuple[OwnCurve, ...]:
+        """How far the peers' models are from one another."""
+        return (CONSENSUS,)
+
+    @property
+    def graphs(self) -> tuple[ClientGraph, ...]:
+        """The graphs of the peers."""
+        return self.topology.drawn
 
     @property
     def follows_device(self) -> bool:

@@ -18,10 +18,12 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedlens.base.errors import ConfigError
+from fedlens.core.algorithm_base import ClientGraph
 from fedlens.core.random import Rng
 
 _DRAWS = 100  # of which a redrawn graph's spectral gap is a mean
 _WHERE = "algorithm.topology"
+_MOST_DRAWN = 5000  # edges of a graph that is drawn
 
 
 class _Table(BaseModel):
@@ -152,6 +154,26 @@ class Topology:
         j sends to, with d_j their number; its columns sum to 1.
         """
         return _weights(self.graph(mixing), self.directed)
+
+    @property
+    def drawn(self) -> tuple[ClientGraph, ...]:
+        """The graphs of a period with their weights, for the run's page; of redrawn ones only the first.
+
+        A graph of more than 5,000 edges comes without them, and its title says so.
+
+        >>> [graph.title for graph in Topology(Exponential(one_peer=True), 4).drawn]
+        ['Mixing 1 of each 2', 'Mixing 2 of each 2']
+        """
+        graphs = []
+        for mixing in range(self.period):
+            title = f"Mixing {mixing + 1} of each {self.period}" if self.period > 1 else "In each mixing"
+            title = "In the first mixing; each mixing draws another graph" if self.redrawn else title
+            graph, weights = self.graph(mixing), self.weights(mixing)
+            edges = [(j, i, float(weights[i, j])) for j, i in sorted(graph.edges)]
+            if len(edges) > _MOST_DRAWN:
+                title, edges = f"{title}: {len(edges):,} edges, too many to draw", []
+            graphs.append(ClientGraph(title, self.peers, edges, self.directed))
+        return tuple(graphs)
 
     def parted(self, mixing: int) -> bool:
         """Whether a redrawn graph is not connected in this mixing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from fedlens.base.errors import ConfigError, HookError
 from fedlens.base.signatures import OP, check_methods, check_signature
@@ -23,6 +23,36 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.tree import Tree
+
+
+class OwnCurve(NamedTuple):
+    """A figure over rounds on a run's page, of numbers that `evaluate` returns beside the metrics of the task.
+
+    Attributes:
+        title: above the figure.
+        metric: what the numbers are, such as "accuracy", which is shown in per cent.
+        lines: the name of each line, by its key in `evaluate`'s metrics.
+    """
+
+    title: str
+    metric: str
+    lines: Mapping[str, str]
+
+
+class ClientGraph(NamedTuple):
+    """Who sends to whom, drawn on a run's page with the clients on a circle.
+
+    Attributes:
+        title: above the drawing.
+        clients: their number; they are numbered from 0.
+        edges: the two ends and the weight of each edge.
+        directed: whether the first end sends to the second; if not, they send to each other.
+    """
+
+    title: str
+    clients: int
+    edges: Sequence[tuple[int, int, float]]
+    directed: bool = False
 
 
 class AlgorithmBase(Algorithm):
@@ -52,6 +82,16 @@ class AlgorithmBase(Algorithm):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know before the first round, as sentences that the run prints."""
+        return ()
+
+    @property
+    def curves(self) -> tuple[OwnCurve, ...]:
+        """What the run's page shows over rounds beside the metrics of the task."""
+        return ()
+
+    @property
+    def graphs(self) -> tuple[ClientGraph, ...]:
+        """Who sends to whom, if clients send to each other, for the run's page."""
         return ()
 
     def letter_bytes(self, federation: FederationInfo) -> int:

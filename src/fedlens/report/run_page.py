@@ -27,6 +27,7 @@ from fedlens.report.format import (
     split_of,
 )
 from fedlens.report.left_clients import left_clients
+from fedlens.report.own_curves import graphs_of, own_curves
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
@@ -61,7 +62,7 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     command = run.environment.get("command")
     bound = bound_beside(run)
-    curves = _curves(run, bound)
+    curves = [*_curves(run, bound), *own_curves(run)]
     clients = run.partition.ids if run.partition else ()
     context = {
         "pooled": POOLED,
@@ -71,6 +72,7 @@ def write_report(run_dir: Path) -> Path:
         "curves": curves,
         "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in run.warnings],
+        "graphs": graphs_of(run),
         "details": section_of_test(run),
         "examples": example_section(run),
         "clients": client_section(run),

@@ -107,6 +107,9 @@ def summarize(
         "seed": config.seed,
         "directory": str(directory.path),
     }
+    curves = [curve._asdict() for curve in built.algorithm.curves]
+    if (graphs := [graph._asdict() for graph in built.algorithm.graphs]) or curves:
+        summary["shown"] = {"curves": curves, "graphs": graphs}
     return {**summary, **{name: value for name, value in added.items() if name not in summary}}
 
 

@@ -85,6 +85,18 @@ def test_the_spectral_gap_is_said_first() -> None:
     assert "the mean of W^T W over 100 draws" in drawn.notes[0]
 
 
+def test_its_page_gets_the_consensus_distance_and_the_graph(tmp_path: Path) -> None:
+    result = Experiment(**settings("dsgd")).run(tmp_path / "run")
+    (curve,), (graph,) = result.summary["shown"]["curves"], result.summary["shown"]["graphs"]
+    (key,) = curve["lines"]
+    found = [line[key] for line in result.metrics]
+    assert found[0] == 0
+    assert min(found[1:]) > 0
+    assert graph["clients"] == 6
+    assert {(i, j) for i, j, _ in graph["edges"]} == {(k, k + 1) for k in range(5)} | {(0, 5)}
+    assert {weight for *_, weight in graph["edges"]} == {1 / 3}
+
+
 def test_redrawn_graphs_that_are_not_connected_are_counted(tmp_path: Path) -> None:
     graph = {"name": "erdos-renyi", "probability": 0.3, "redraw": True}
     made = Experiment(**settings("dsgd") | {"algorithm": {"name": "dsgd", "topology": graph}})

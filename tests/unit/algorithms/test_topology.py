@@ -2,6 +2,7 @@
 
 from math import cos, pi
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,29 @@ def test_the_second_eigenvalue_of_a_ring(n: int) -> None:
     assert second_modulus(Topology(Ring(), n).weights(0)) == pytest.approx(
         (1 + 2 * cos(2 * pi / n)) / 3, abs=1e-12
     )
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("kind", [Complete(), Exponential(one_peer=True), HALF], ids=lambda kind: kind.name)
+def test_what_is_drawn_are_the_weights_of_a_period(kind: Any, directed: bool) -> None:
+    topology = Topology(kind, 8, directed)
+    assert len(topology.drawn) == topology.period
+    for mixing, graph in enumerate(topology.drawn):
+        weights = topology.weights(mixing)
+        drawn = np.diag(weights.diagonal())
+        for sender, receiver, weight in graph.edges:
+            drawn[receiver, sender] = weight
+            if not graph.directed:
+                drawn[sender, receiver] = weight
+        assert np.array_equal(drawn, weights)
+
+
+def test_what_is_drawn_of_redrawn_and_of_large_graphs() -> None:
+    (first,) = Topology(ErdosRenyi(probability=0.5, redraw=True), 5).drawn
+    assert first.title == "In the first mixing; each mixing draws another graph"
+    (large,) = Topology(Complete(), 101).drawn
+    assert large.title == "In each mixing: 5,050 edges, too many to draw"
+    assert not large.edges
 
 
 @pytest.mark.parametrize("m", [2, 3, 4, 5])
