@@ -25,6 +25,10 @@ KINDS = [
     "fednova",
     "moon",
     "admm",
+    "dsgd",
+    "fedgkt",
+    "splitfed",
+    "splitfed-v2",
 ]
 
 

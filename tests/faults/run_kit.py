@@ -92,6 +92,16 @@ def experiment(directory: Path, engine: str = "inline", rounds: int = 6, epochs:
     return directory / "run.toml"
 
 
+def with_letters(directory: Path, algorithm: str) -> Path:
+    """The same on two workers, with an algorithm whose clients send each other, or the server's holder, letters."""
+    path = experiment(directory, "processes", rounds=4)
+    text = path.read_text(encoding="utf-8").replace('name = "own.py:stateful"', algorithm)
+    if "dsgd" in algorithm:  # all clients are peers, and none is selected
+        text = text.replace("[select]\nclients_per_round = 4\n", "")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def environment() -> dict[str, str]:
     # Warnings are as a user has them: a signal between open() and `with` is a ResourceWarning, which nobody sees.
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "PYTHONWARNINGS": ""}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.run_kit import experiment, lives, outcome, summary
+from tests.faults.run_kit import experiment, lives, outcome, summary, with_letters
 
 ROUNDS = 6
 
@@ -54,6 +54,30 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
     assert codes[-1] == 0, rest[-1]["err"]
     assert codes.count(-signal.SIGKILL) >= len(steps) // 2, codes
     assert set(codes) <= {0, -signal.SIGKILL}, rest
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        'name = "dsgd"',
+        'name = "splitfed"\ncut = "1"\nkeep_optimizer = true',
+        'name = "fedgkt"\ncut = "1"\nclient = { name = "small-cnn", width = 4, norm = "none" }',
+    ],
+    ids=["dsgd", "splitfed", "fedgkt"],
+)
+def test_with_letters_killed_while_it_writes_it_ends_with_the_same_bits(
+    tmp_path: Path, algorithm: str
+) -> None:
+    """What clients and the server's holder keep between rounds comes from the checkpoint, boxes from nowhere."""
+    with_letters(tmp_path, algorithm)
+    with lives(tmp_path) as play:
+        first, *rest = play([plain(), *(auto(call=n, signal="SIGKILL") for n in (3, 12, 20, 33, 25)), auto()])
+    assert first["code"] == 0, first["err"]
+    codes = [life["code"] for life in rest]
+    assert codes[-1] == 0, rest[-1]["err"]
+    assert codes.count(-signal.SIGKILL) >= 3, (codes, rest)
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "ref")
 
 
