@@ -8,30 +8,21 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import typer.testing
-from hypothesis import settings
 
-from fedlens.engines.hardware import Hardware
-from fedlens.engines.worker_pool import WorkerPool
-from fedlens.run import environment
-from tests.forked import run
-
-GPUS = torch.cuda.device_count()
+# Nothing that imports torch: the process that hands the tests to workers would take seconds for it, in which they wait.
+if TYPE_CHECKING:
+    from tests.forked import Lasting
 
 # A runner that was started in the background may ignore Ctrl-C, and so would every process that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# The same examples in every run, and none of them fails for being slow on a busy machine.
-settings.register_profile("fedlens", deadline=None, derandomize=True, max_examples=50, database=None)
-settings.load_profile("fedlens")
 
 
 # What is remembered of image files from run to run has no place in the home of whoever runs the tests.
@@ -39,19 +30,32 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedlens-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
-# Each call of a command would build all commands again.
-typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Refuses a FEDLENS_DATA that names no folder, with which all tests of real data would be skipped."""
     folder = os.environ.get("FEDLENS_DATA")
     if folder and not Path(folder).is_dir():
         raise pytest.UsageError(f"FEDLENS_DATA is not a folder: {folder}. Correct it, or unset it.")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Prepares a process that runs tests; that which hands them to workers does not."""
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        return
+    import typer.testing
+    from hypothesis import settings
+
+    from fedlens.run import environment
+
+    # The same examples in every run, and none of them fails for being slow on a busy machine.
+    settings.register_profile("fedlens", deadline=None, derandomize=True, max_examples=50, database=None)
+    settings.load_profile("fedlens")
+    patch = pytest.MonkeyPatch()
+    # Each call of a command would build all commands again.
+    patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))  # type: ignore[attr-defined]
     # What a test writes need not survive a power cut; tests that count or break these calls replace them again.
-    pytest.MonkeyPatch().setattr(os, "fsync", lambda descriptor: None)
+    patch.setattr(os, "fsync", lambda descriptor: None)
     # Each run asks git for the revision, which takes a fifth of a small run's time: once.
-    pytest.MonkeyPatch().setattr(environment, "_git_revision", functools.cache(environment._git_revision))
+    patch.setattr(environment, "_git_revision", functools.cache(environment._git_revision))
     gc.disable()  # looking for garbage among all that collecting makes would double its time
 
 
@@ -76,20 +80,53 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return LoadFileScheduling(config, log)
 
 
-@pytest.fixture(autouse=True)
-def no_report_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs do not draw report.html, a third of a small run's time, unless the test is marked `report_page`."""
-    if not request.node.get_closest_marker("report_page"):
-        monkeypatch.setattr("fedlens.api._report", lambda directory, progress: None)
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Sets what holds for all tests: attributes, because a fixture costs ten times as much, and tests are 12,000.
+
+    Torch has one thread; the last bits of a sum depend on their number. Runs do not draw report.html, a third of a
+    small run's time, unless the test is marked `report_page`.
+    """
+    import torch
+
+    from fedlens import api
+
+    torch.set_num_threads(1)
+    draw = _draw()  # before it is replaced for the first time
+    api._report = draw if item.get_closest_marker("report_page") else lambda directory, progress: None
 
 
-@pytest.fixture(autouse=True)
-def on_the_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@functools.cache
+def _draw() -> Any:
+    from fedlens import api
+
+    return api._report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_files() -> Iterator[None]:
+    """A user's files that other tests have loaded are forgotten: each worker that an engine starts would load them."""
+    from tests.new_process import new_process
+
+    path = list(sys.path)
+    new_process()
+    yield
+    sys.path[:] = path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_the_processor(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs that name no device train on the processor, whose bits the tests know; only tests/gpu finds GPUs."""
-    if GPUS and not request.path.is_relative_to(Path(__file__).parent / "gpu"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # of child processes
-        for module in ("fedlens.engines.devices", "fedlens.run.build"):
-            monkeypatch.setattr(f"{module}.hardware", Hardware)
+    import torch
+
+    from fedlens.engines.hardware import Hardware
+
+    with pytest.MonkeyPatch.context() as patch:
+        if torch.cuda.device_count() and not request.path.is_relative_to(Path(__file__).parent / "gpu"):
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")  # of child processes
+            for module in ("fedlens.engines.devices", "fedlens.run.build"):
+                patch.setattr(f"{module}.hardware", Hardware)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -109,62 +146,35 @@ def real_data(real_folder: Path | None) -> Path:
     return real_folder
 
 
-@pytest.fixture(autouse=True)
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Torch's threads, on which the last bits of a sum depend: one, or as many as a test asks for, at most two.
-
-    It asks with `@pytest.mark.parametrize("threads", [2], indirect=True)`.
-    """
-    asked = min(2, getattr(request, "param", 1))
-    torch.set_num_threads(asked)
-    yield asked
-    torch.set_num_threads(1)
-
-
-class _Lasting(WorkerPool):
-    """Makes the workers of one engine after the other: that it imports torch is paid once, not at each start."""
-
-    def close(self) -> None:
-        """Stays; the workers end when their engine closes its connections to them."""
-
-    def end(self) -> None:
-        """Ends what has stayed."""
-        super().close()
-
-
 @pytest.fixture(scope="session")
-def lasting() -> Iterator[dict[int, _Lasting]]:
-    """The processes that workers are forked from, by the threads of a worker."""
-    made: dict[int, _Lasting] = {}
-    yield made
+def lasting() -> Iterator[Callable[[int], Lasting]]:
+    """The process that workers of so many threads are forked from: one for all engines."""
+    from tests.forked import Lasting
+
+    made: dict[int, Lasting] = {}
+    yield lambda threads: made.setdefault(threads, Lasting(threads))
     for one in made.values():
         one.end()
 
 
 @pytest.fixture
-def forked(lasting: dict[int, _Lasting]) -> Callable[..., str]:
+def forked(lasting: Callable[[int], Lasting]) -> Callable[..., str]:
     """`tests.forked.run`: a program in a new process, without the seconds that importing torch takes."""
-    return functools.partial(run, lasting.setdefault(1, _Lasting(1)))
+    from tests.forked import run
+
+    return functools.partial(run, lasting(1))
 
 
 @pytest.fixture
-def quick_workers(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_workers(lasting: Callable[[int], Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start in milliseconds. For tests of numbers; those of starting, dying and ending go without."""
-
-    def nursery(threads: int) -> _Lasting:
-        return lasting.setdefault(threads, _Lasting(threads))
-
-    monkeypatch.setattr("fedlens.engines.processes.WorkerPool", nursery)
+    monkeypatch.setattr("fedlens.engines.processes.WorkerPool", lasting)
 
 
 @pytest.fixture
-def quick_jobs(lasting: dict[int, _Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_jobs(lasting: Callable[[int], Lasting], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for the workers that carry out the runs of a study."""
-
-    def nursery(threads: int) -> _Lasting:
-        return lasting.setdefault(threads, _Lasting(threads))
-
-    monkeypatch.setattr("fedlens.studies.jobs.WorkerPool", nursery)
+    monkeypatch.setattr("fedlens.studies.jobs.WorkerPool", lasting)
 
 
 @pytest.fixture(scope="session")

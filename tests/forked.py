@@ -11,6 +11,17 @@ from multiprocessing.connection import Connection
 from fedlens.engines.worker_pool import WorkerPool
 
 
+class Lasting(WorkerPool):
+    """Makes the workers of one engine after the other: that it imports torch is paid once, not at each start."""
+
+    def close(self) -> None:
+        """Stays; the workers end when their engine closes its connections to them."""
+
+    def end(self) -> None:
+        """Ends what has stayed."""
+        super().close()
+
+
 def run(pool: WorkerPool, code: str, *arguments: object, **variables: str) -> str:
     """How the program ended: "passed", a traceback, or by which signal."""
     worker = pool.worker(module=__name__)

@@ -127,6 +127,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     return passed
 
 
+@pytest.mark.report_page
 @pytest.mark.parametrize("trip", TRIPS)
 def test_a_run_goes_from_each_line_of_a_trip_to_the_next(trip: str, events: list[tuple[str, str]]) -> None:
     """At least once, it leaves or enters one and then the next, and no later line of the trip between them."""
