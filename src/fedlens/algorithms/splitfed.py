@@ -130,8 +130,7 @@ class SplitFed(Averaging):
 
     def _part(self, state: State, half: Half) -> dict[str, Tensor]:
         """The leaves of a half that are sent."""
-        names = half.model.build(initial=False).state_dict()
-        return {name: state["model"][name] for name in names if name not in half.model.fixed}
+        return select(state["model"], half.leaves)
 
     @property
     def _up(self) -> Schema:

@@ -26,8 +26,9 @@ _MANY = 1_000_000  # rounds: more than any benchmark takes
 class Federation:
     """Rounds of an algorithm of fedlens on a workload, timed as a run times a round's `seconds`.
 
-    `engine` is the run's table `[engine]`; without a device it trains on that of the workload. Images are random
-    bytes, with the number and shape of the limit's. Raises `ConfigError` where the engine's settings are invalid.
+    `engine` is the run's table `[engine]`; without a device it trains on that of the workload. `model` names the model,
+    by default the workload's. Images are random bytes, with the number and shape of the limit's. Raises `ConfigError`
+    where the engine's settings are invalid.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> federation = Federation(tiny, {"name": "inline"})
@@ -37,7 +38,11 @@ class Federation:
     """
 
     def __init__(
-        self, workload: Workload, engine: Mapping[str, Any], algorithm: str | Mapping[str, Any] = "fedavg"
+        self,
+        workload: Workload,
+        engine: Mapping[str, Any],
+        algorithm: str | Mapping[str, Any] = "fedavg",
+        model: str | None = None,
     ) -> None:
         on_cluster = traits_of(engine).place == "cluster"  # which places its workers
         settings = {
@@ -51,7 +56,7 @@ class Federation:
                 },
                 "partition": {"name": "iid", "clients": workload.clients},
             },
-            "model": MODELS[workload.model],
+            "model": MODELS[workload.model] if model is None else model,
             "algorithm": algorithm,
             "select": {"clients_per_round": workload.cohort},
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},

@@ -196,10 +196,10 @@ class Executor:
 
         `alone` answers one client after the other even if there are groups.
         """
-        batched = isinstance(self.program.ops.get(op), BatchedOp) and expect.letter is None
-        if batched and not alone and self.groups is not None:
+        grouped = self.groups if expect.letter is None and not alone else None
+        if grouped is not None and isinstance(self.program.ops.get(op), BatchedOp):
             # Groups are also reduced together: their last bits differ from those of single clients anyway.
-            return [self._home(a) for a in self.groups.answers(self, op, shared, items, expect, reduce)]
+            return [self._home(a) for a in grouped.answers(self, op, shared, items, expect, reduce)]
         # A generator: each operation may reuse the memory of the answer before.
         many = (self.answer(op, shared, item, expect) for item in items)
         if reduce is None:

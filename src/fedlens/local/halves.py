@@ -9,6 +9,7 @@ same batch and the same random numbers, so the result does not depend on the cac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,6 +63,12 @@ class Half:
     factor: float = 1.0
     keep_optimizer: bool = False
 
+    @cached_property
+    def leaves(self) -> list[str]:
+        """The names of the leaves that are sent."""
+        names = self.model.build(initial=False).state_dict()
+        return [name for name in names if name not in self.model.fixed]
+
     def begun(self, payload: Payload, client: Client) -> Payload:
         """The state at the beginning of the operation."""
         if "model" not in payload:
@@ -72,10 +79,13 @@ class Half:
     def forward(self, state: Payload, client: Client, inputs: Tensor, rng: Rng, targets: Any = None) -> Pass:
         """The forward pass of a batch in training mode, which leaves the state and the worker's module alone."""
         learner = loadable(self.model, client)
-        learner.module.train()
-        # Of its own: the graph outlives the operation, and the memory of the state does not.
-        weights = {n: state["tree"][n].detach().clone().requires_grad_() for n in learner.trainable}
-        rest = {n: state["tree"][n].detach().clone() for n in learner.rest}
+        if not learner.module.training:  # sets every layer, which takes long in a step
+            learner.module.train()
+        # Of its own: the graph outlives the operation, and the memory of the state does not. In the module's layout:
+        # another one takes other kernels.
+        own = {n: torch.empty_like(v).copy_(state["tree"][n]) for n, v in {**learner.trainable, **learner.rest}.items()}
+        weights = {n: own[n].requires_grad_() for n in learner.trainable}
+        rest = {n: own[n] for n in learner.rest}
         rng.seed_torch(client.device)  # for dropout, the same again if the pass is repeated
         return Pass(weights, rest, functional_call(learner.module, {**weights, **rest}, (inputs,)), targets)
 

@@ -62,7 +62,10 @@ def check_algorithm(planned: Plan) -> None:
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
     )
     rule = chain(*(one() for one in planned.rules)) if planned.rules else None
-    chosen["algorithm"](replace(parts, client=rule))
+    algorithm = chosen["algorithm"]
+    if "cut" in algorithm.settings:  # its name is that of a layer of the real model
+        algorithm = replace(algorithm, settings={**algorithm.settings, "cut": "0"})
+    algorithm(replace(parts, client=rule))
 
 
 def algorithm_settings(config: Config) -> dict[str, Any]:

@@ -317,6 +317,11 @@ def test_the_plan_accepts_every_algorithm_that_fits_its_settings(name: str) -> N
     assert len(load(methods={"one": {"set": chosen}}).runs) == 1
 
 
+def test_the_layer_of_a_cut_is_one_of_the_real_model() -> None:
+    chosen = {"model": "resnet20", "algorithm": {"name": "splitfed", "cut": "layer1"}}
+    assert len(load(methods={"one": {"set": chosen}}).runs) == 1
+
+
 def test_a_component_of_a_users_own_is_left_to_the_runs() -> None:
     assert len(load(set={"algorithm.name": "fedlens.algorithms.fedbn:fedbn"}).runs) == 1
 
