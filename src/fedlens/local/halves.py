@@ -83,7 +83,10 @@ class Half:
             learner.module.train()
         # Of its own: the graph outlives the operation, and the memory of the state does not. In the module's layout:
         # another one takes other kernels.
-        own = {n: torch.empty_like(v).copy_(state["tree"][n]) for n, v in {**learner.trainable, **learner.rest}.items()}
+        own = {
+            n: torch.empty_like(v).copy_(state["tree"][n])
+            for n, v in {**learner.trainable, **learner.rest}.items()
+        }
         weights = {n: own[n].requires_grad_() for n in learner.trainable}
         rest = {n: own[n] for n in learner.rest}
         rng.seed_torch(client.device)  # for dropout, the same again if the pass is repeated
