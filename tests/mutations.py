@@ -287,9 +287,22 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/splitfed.py",
-        "[k for k in cohort if k not in gone], ctx",
-        "cohort, ctx",
+        "return [client for client in cohort if client not in gone]",
+        "return list(cohort)",
         "identity/test_splitfed.py",
+    ),
+    Mutation(
+        "algorithms/split_relay.py",
+        "            finished += yield from",
+        "            yield from",
+        "identity/test_split_relay.py",
+    ),
+    Mutation("algorithms/split_relay.py", "finished.pop()", "return {}", "identity/test_split_relay.py"),
+    Mutation(
+        "local/halves.py",
+        'kept = _nested(payload["optimizer"])',
+        "kept = {}",
+        "identity/test_split_relay.py",
     ),
     Mutation("local/halves.py", "lr * self.factor", "lr", "identity/test_splitfed.py"),
     Mutation(

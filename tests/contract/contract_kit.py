@@ -50,6 +50,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedgkt": {"name": "fedgkt", "client": f"{USERS}:norm_net", "cut": "1"},
     "splitfed": {"name": "splitfed", "cut": "1"},
     "splitfed-v2": {"name": "splitfed", "cut": "1", "variant": "v2", "keep_optimizer": True},
+    "split-relay": {"name": "split-relay", "cut": "1"},
+    "split-relay-fresh": {"name": "split-relay", "cut": "1", "carry_optimizer": False, "server_rate": 0.5},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},

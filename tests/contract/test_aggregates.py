@@ -53,6 +53,7 @@ COMMON = {
     "local-only",
     "fedgkt",
     "splitfed",
+    "split-relay",
 }  # one fixes the aggregate, the others send no updates
 OWN_UPDATE = {"dual", "own noisy", "sign_flip", "clipped", "admm", "ceadmm", "iceadmm", "liadmm"}
 REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {

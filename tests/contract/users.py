@@ -165,5 +165,5 @@ def flaky(
     """Any algorithm of the family, with a client that is missing, or sends what no one can use."""
     made = ALGORITHMS.find(inner)(parts, **{k: v for k, v in (settings or {}).items() if k != "name"})
     more = {name: Flaky(op, client, after, times, garbled) for name, op in made.more_ops.items()}
-    part = "lower" if inner == "splitfed" else "train"  # what clients do first
+    part = "lower" if inner in ("splitfed", "split-relay") else "train"  # what clients do first
     return replace(made, **{part: Flaky(getattr(made, part), client, after, times, garbled)}, more_ops=more)

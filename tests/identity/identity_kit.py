@@ -47,6 +47,7 @@ Tree = Mapping[str, Tensor]
 IN_TWO_PARTS = {
     "fedgkt",
     "splitfed",
+    "split-relay",
 }  # whose clients train a part of the network: other steps and other settings
 
 
@@ -175,9 +176,10 @@ class Course:
     seed: int = 0
     engine: Any = None
     steps: list[Step] = field(default_factory=list)
+    states: ClientStates = field(default_factory=ClientStates)
 
     def run(self, rounds: int) -> Course:
-        engine, states = self.engine or inline(), ClientStates()
+        engine, states = self.engine or inline(), self.states
         engine.open(Program(self.algorithm.ops, self.there, self.seed), states)
         state = self.algorithm.init(self.algorithm.parts.model, self.there.info)
         try:

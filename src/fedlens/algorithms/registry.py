@@ -114,6 +114,12 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         slots=("select", "server"),
         local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
     ),
+    "split-relay": AlgorithmEntry(
+        "fedlens.algorithms.split_relay:split_relay",
+        "split learning: clients in turn hand the first layers on (Gupta and Raskar 2018)",
+        slots=("select",),
+        local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

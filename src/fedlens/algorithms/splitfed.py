@@ -16,7 +16,7 @@ from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.base.errors import ConfigError
 from fedlens.base.frozen import FrozenSplit
-from fedlens.core.protocol import Ask, Op, Payload, Reply, Request, Round, RoundContext, State
+from fedlens.core.protocol import Ask, Op, Payload, Reply, Request, Round, RoundContext, State, Steps
 from fedlens.core.schema import Schema, TensorField
 from fedlens.core.tree import map_tree, select
 from fedlens.local.halves import Finish, Half, Lower, Upper, holder_of
@@ -63,6 +63,16 @@ class SplitFed(Averaging):
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Runs the steps of both halves, then averages the halves of the clients that finished."""
         own, cohort = self.lower.own_holder, self.select.cohort(ctx)
+        lower, upper = ({"model": self._part(state, half)} for half in (self.lower.half, self.upper.half))
+        finished = yield from self._trained(cohort, lower, upper, ctx)
+        return (yield from self._averaged(state, finished, ctx, own))
+
+    def _trained(self, cohort: Sequence[int], lower: Payload, upper: Payload, ctx: RoundContext) -> Steps:
+        """Runs the steps of these clients side by side; returns those that finished.
+
+        Args:
+            lower, upper: what clients and the server's halves get in step 0.
+        """
         local, sizes = self.parts.local, ctx.federation.sizes
         steps = {client: local.steps_at(int(sizes[client])) for client in cohort}
         rate = local.shared_rate(ctx.round, ctx.rounds)
@@ -70,21 +80,14 @@ class SplitFed(Averaging):
         for at in range(max(steps.values()) + 1):
             shared: dict[str, Any] = {**rate, "step": at}
             going = [client for client in cohort if client not in gone and at <= steps[client]]
-            first = {"model": self._part(state, self.lower.half)} if at == 0 else {}
-            answers = yield Ask(
-                "lower",
-                [Request(client) for client in going],
-                {**shared, **first},
-                letter=self._up,
-                deliver=at > 0,
-            )
+            requests, first = [Request(client) for client in going], lower if at == 0 else {}
+            answers = yield Ask("lower", requests, {**shared, **first}, letter=self._up, deliver=True)
             gone |= {a.client for a in answers if not isinstance(a, Reply)}  # type: ignore[misc]
             senders = [client for client in going if client not in gone and at < steps[client]]
             if senders:
-                first = {"model": self._part(state, self.upper.half)} if at == 0 else {}
-                requests = self._served(senders, steps, at, ctx)
+                requests, first = self._served(senders, steps, at, ctx), upper if at == 0 else {}
                 list((yield Ask("upper", requests, {**shared, **first}, letter=self._down, deliver=True)))
-        return (yield from self._averaged(state, [k for k in cohort if k not in gone], ctx, own))
+        return [client for client in cohort if client not in gone]
 
     def _served(
         self, senders: Sequence[int], steps: Mapping[int, int], at: int, ctx: RoundContext
@@ -97,16 +100,15 @@ class SplitFed(Averaging):
         return [Request("@server", {"order": order, "steps": max(steps.values())})]
 
     def _averaged(self, state: State, clients: Sequence[int], ctx: RoundContext, own: bool) -> Round:
-        lower, upper = self.lower.half, self.upper.half
-        expect = [
-            Finish.expect({n: self.parts.spec[n] for n in self._part(state, h)}) for h in (lower, upper)
-        ]
-        answers = yield Ask("finish-lower", [Request(k) for k in clients], expect=expect[0])
+        expect = self._finish(state, self.lower.half)
+        answers = yield Ask("finish-lower", [Request(k) for k in clients], expect=expect)
         lowers = {a.client: a for a in answers if isinstance(a, Reply)}
         if not lowers:
             return state
         holders = dict.fromkeys(holder_of(k, own) for k in lowers)
-        answers = yield Ask("finish-upper", [Request(holder) for holder in holders], expect=expect[1])
+        answers = yield Ask(
+            "finish-upper", [Request(k) for k in holders], expect=self._finish(state, self.upper.half)
+        )
         uppers = {a.client: a.payload for a in answers if isinstance(a, Reply)}
         replies = [
             Reply(
@@ -131,6 +133,9 @@ class SplitFed(Averaging):
     def _part(self, state: State, half: Half) -> dict[str, Tensor]:
         """The leaves of a half that are sent."""
         return select(state["model"], half.leaves)
+
+    def _finish(self, state: State, half: Half) -> Schema:
+        return Finish.expect({name: self.parts.spec[name] for name in self._part(state, half)})
 
     @property
     def _up(self) -> Schema:
@@ -225,20 +230,37 @@ def splitfed(
         >>> list(settings_model(splitfed).model_fields)
         ['cut', 'variant', 'server_rate', 'keep_optimizer']
     """
-    refuse_unused("splitfed", parts.slots, parts.local)
-    refuse_unfit(parts, "splitfed")
+    own = variant == "v1"
+    return SplitFed(**split(parts, "splitfed", cut, own, server_rate, keep_optimizer, keep_optimizer))
+
+
+def split(
+    parts: Parts,
+    name: str,
+    cut: str,
+    own_holder: bool,
+    server_rate: float,
+    keep_lower: bool,
+    keep_upper: bool,
+) -> dict[str, Any]:
+    """The fields of `SplitFed`. Raises `ConfigError` for what the algorithm `name` cannot do.
+
+    Args:
+        own_holder: whether the server has a half for each client.
+        keep_lower, keep_upper: whether a half's optimizer stays at its holder from round to round.
+    """
+    refuse_unused(name, parts.slots, parts.local)
+    refuse_unfit(parts, name)
     lower, upper = stages(parts.model, cut)
     made = averaging(parts)
-    refuse_repeats(made.select, parts.federation, "splitfed")
-    at_client = Half(lower, parts.local, keep_optimizer=keep_optimizer)
-    at_server = Half(upper, parts.local, server_rate, keep_optimizer)
-    return SplitFed(
+    refuse_repeats(made.select, parts.federation, name)
+    return {
         **vars(made),
-        lower=Lower(at_client, variant == "v1"),
-        upper=Upper(at_server, parts.task),
-        activations=sent_by(lower, parts),
-        cut=cut,
-    )
+        "lower": Lower(Half(lower, parts.local, keep_optimizer=keep_lower), own_holder),
+        "upper": Upper(Half(upper, parts.local, server_rate, keep_upper), parts.task),
+        "activations": sent_by(lower, parts),
+        "cut": cut,
+    }
 
 
 def refuse_unfit(parts: Parts, name: str) -> None:

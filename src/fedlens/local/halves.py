@@ -8,6 +8,7 @@ same batch and the same random numbers, so the result does not depend on the cac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,8 +22,8 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, Letter, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TreeField
-from fedlens.core.tree import TreeSpec, copied, part, select
-from fedlens.local.optimizers import optimizer
+from fedlens.core.tree import TreeSpec, copied, part, select, spec_of
+from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.task import Task
 
@@ -49,7 +50,7 @@ class Half:
     """One half in training. Its holder's state has `tree`, its leaves, and `optimizer`.
 
     Payload of every operation: `step`, from 0; `lr`, and `schedule` if the rate changes with every step; in step 0
-    `model`, the leaves that the round starts from.
+    `model`, the leaves that it starts from, and `optimizer`, a flat tree, if that starts from another one's.
 
     Attributes:
         model: the half.
@@ -74,6 +75,8 @@ class Half:
         if "model" not in payload:
             return client.state
         kept = client.state.get("optimizer", {}) if self.keep_optimizer else {}
+        if "optimizer" in payload:
+            kept = _nested(payload["optimizer"])
         return {"tree": payload["model"], "optimizer": kept}
 
     def forward(self, state: Payload, client: Client, inputs: Tensor, rng: Rng, targets: Any = None) -> Pass:
@@ -107,6 +110,26 @@ class Half:
         """The half in this worker."""
         return loadable(self.model, client)
 
+    @cached_property
+    def optimizer_field(self) -> TreeField:
+        """The optimizer's state after a step, as a flat tree."""
+        spec = spec_of(self.model.build(initial=False))
+        weights = [
+            torch.zeros(spec[n].shape, dtype=spec[n].dtype) for n in part(spec, "weight", trainable=True)
+        ]
+        kept: OptimizerState = {}
+        optimizer(self.settings, kept)(weights, weights, 0.0)
+        return TreeField({name: (tuple(value.shape), value.dtype) for name, value in _flat(kept).items()})
+
+
+def _flat(kept: OptimizerState) -> dict[str, Tensor]:
+    return {f"{kind}.{at}": value for kind, values in kept.items() for at, value in enumerate(values)}
+
+
+def _nested(tree: Mapping[str, Tensor]) -> OptimizerState:
+    kinds = dict.fromkeys(name.split(".")[0] for name in tree)
+    return {kind: [tree[name] for name in tree if name.startswith(f"{kind}.")] for kind in kinds}
+
 
 @dataclass(frozen=True)
 class Lower:
@@ -114,17 +137,21 @@ class Lower:
 
     With `own_holder` the activations of client K go to "@server:K", else to "@server". The letter has `activations`
     [B, ...] and `targets`. The answer, a letter with `gradient` [B, ...], comes with the next call. In the one after
-    the last step it sends none.
+    the last step it sends none. A letter in step 0 has what the half starts from, instead of the payload.
     """
 
     half: Half
     own_holder: bool
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """One step. Raises `ValueError` without an example, and without the gradient of the step before."""
+        """One step. Raises `ValueError` without an example, a first model, or the gradient of the step before."""
         if not len(client.data):
             raise ValueError("the client holds no example")
-        at, state, node = payload["step"], self.half.begun(payload, client), rng.of_client()
+        at, node = payload["step"], rng.of_client()
+        given = payload["letters"][0][1] if not at and payload["letters"] else payload
+        if not at and "model" not in given:
+            raise ValueError("step 0 has no weights to start from")
+        state = self.half.begun(given, client)
         steps = self.half.settings.steps_at(len(client.data))
         if at:
             state = self._backward(state, client, node, payload, steps)
@@ -212,6 +239,36 @@ class Finish:
                 "counters": TreeField.like({n: spec[n] for n in part(spec, "counter")}),
             }
         )
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Hands the half of a client on: its `model`, and its `optimizer` if that is carried.
+
+    Payload: `to`, the client that gets it as a letter, or None, for the server, which gets it in the reply. The state
+    stays, in case that the next one fails.
+    """
+
+    half: Half
+    carry_optimizer: bool
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """The half as it is."""
+        content: dict[str, Any] = {"model": client.state["tree"]}
+        if self.carry_optimizer:
+            content["optimizer"] = _flat(client.state["optimizer"])
+        to = payload["to"]
+        return Outcome(content) if to is None else Outcome({}, letters=[Letter(to, content)])
+
+    def expect(self, spec: TreeSpec) -> Schema:
+        """The schema of what it hands on, for a half of this spec."""
+        carried = {"optimizer": self.half.optimizer_field} if self.carry_optimizer else {}
+        return Schema({"model": TreeField.like(spec), **carried})
+
+
+def forget(payload: Payload, client: Client, rng: Rng) -> Outcome:
+    """Leaves nothing of the round in a client's state."""
+    return Outcome({}, {})
 
 
 def holder_of(client: Any, own: bool) -> str:

@@ -35,7 +35,7 @@ def planned(values: dict[str, Any], **source: Any) -> Any:
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 @pytest.mark.parametrize("slot", SLOTS)
 def test_each_table_is_used_or_refused_as_declared(algorithm: str, slot: str) -> None:
-    needed = {"cut": "1"} if algorithm == "splitfed" else {}
+    needed = {"cut": "1"} if algorithm in ("splitfed", "split-relay") else {}
     values = {**BASE, "algorithm": {"name": algorithm, **needed}, slot: SLOT_TABLES[slot]}
     if slot not in unused_slots(algorithm):
         assert planned(values).config.slots.get(slot, True) is not None

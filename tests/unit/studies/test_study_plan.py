@@ -312,7 +312,8 @@ def test_settings_that_an_algorithm_refuses_are_refused_before_the_runs(
 def test_the_plan_accepts_every_algorithm_that_fits_its_settings(name: str) -> None:
     few = {"local.epochs": 1} if "admm" in name else {}
     held_out = {"data.validation": 0.2, "data.validation_from": "client"}
-    table = {"fedgkt": {"name": name, "client": "mlp", "cut": 1}, "splitfed": {"name": name, "cut": 1}}
+    cut = {"name": name, "cut": 1}
+    table = {"fedgkt": {**cut, "client": "mlp"}, "splitfed": cut, "split-relay": cut}
     chosen = {"algorithm": table.get(name, name), "local.lr": 5.0, **few, **held_out}
     assert len(load(methods={"one": {"set": chosen}}).runs) == 1
 

@@ -1,0 +1,160 @@
+"""Split learning from client to client: Gupta and Raskar 2018 (arXiv 1810.06060)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.splitfed import SplitFed, split
+from fedlens.core.protocol import (
+    Ask,
+    FederationInfo,
+    ModelSpec,
+    Op,
+    Reply,
+    Request,
+    Round,
+    RoundContext,
+    State,
+    Steps,
+)
+from fedlens.core.schema import Schema
+from fedlens.local.halves import Hand, forget
+from fedlens.models.stages import LayerName
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRelay(SplitFed):
+    """The round loop: the clients in turn. Its state has `optimizer` too, that of the lower half, if it is carried."""
+
+    carry_optimizer: bool
+
+    @property
+    def ops(self) -> Mapping[str, Op]:
+        """The steps of both halves, what hands the lower one on, and evaluation."""
+        return {**super().ops, "hand": self._hand, "forget": forget}
+
+    @property
+    def _hand(self) -> Hand:
+        return Hand(self.lower.half, self.carry_optimizer)
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What leaves the clients beyond model updates."""
+        handed = "layers and their optimizer" if self.carry_optimizer else "layers"
+        return (
+            *super().discloses,
+            f"Each client hands its {handed} to the next client, and the last one of a round to the server, which "
+            "tests the whole model and hands them to the first client of the next round.",
+        )
+
+    def init(self, model: ModelSpec, federation: FederationInfo) -> State:
+        """The initial weights. Raises `ConfigError` if the cohort is larger than the population."""
+        state = super().init(model, federation)
+        return {**state, "optimizer": {}} if self.carry_optimizer else state
+
+    def round(self, state: State, ctx: RoundContext) -> Round:
+        """The clients in the order of the selection. One that fails is passed over; the upper half keeps its steps."""
+        rate = self.parts.local.shared_rate(ctx.round, ctx.rounds)
+        upper = {"model": self._part(state, self.upper.half), **rate, "step": 0}
+        list((yield Ask("upper", [Request("@server", {"order": [], "steps": 0})], upper, deliver=True)))
+        finished: list[int] = []
+        for client in self.select.cohort(ctx):
+            lower = yield from self._handed(state, finished, client)
+            finished += yield from self._trained([client], lower, {}, ctx)
+        lower = yield from self._handed(state, finished, None)
+        (answer,) = yield Ask(
+            "finish-upper", [Request("@server")], expect=self._finish(state, self.upper.half)
+        )
+        assert isinstance(answer, Reply)  # a failure there has ended the run
+        list((yield Ask("forget", [Request(client) for client in finished], expect=Schema({}))))
+        leaves = {
+            name: value for tree in (lower["model"], *answer.payload.values()) for name, value in tree.items()
+        }
+        return {**state, **lower, "model": {**state["model"], **leaves}}
+
+    def _handed(self, state: State, finished: list[int], to: int | None) -> Steps:
+        """Has the last client that finished hand the lower half on; if it fails, the one before, at last the server.
+
+        Returns what the server gets or gives; nothing if a letter is under way.
+        """
+        content = self._hand.expect({n: self.parts.spec[n] for n in self._part(state, self.lower.half)})
+        letter, expect = (None, content) if to is None else (content, Schema({}))
+        while finished:
+            (answer,) = yield Ask("hand", [Request(finished[-1], {"to": to})], expect=expect, letter=letter)
+            if isinstance(answer, Reply):
+                return answer.payload
+            finished.pop()
+        carried = {"optimizer": state["optimizer"]} if self.carry_optimizer else {}
+        return {"model": self._part(state, self.lower.half), **carried}
+
+
+def split_relay(
+    parts: Parts,
+    *,
+    cut: Annotated[LayerName, Field(description="the layer after which the model is cut")],
+    carry_optimizer: Annotated[
+        bool,
+        Field(description="hand the optimizer on with the first layers; else each client begins a new one"),
+    ] = True,
+    server_rate: Annotated[float, Field(gt=0, description="factor of local.lr at the server's half")] = 1.0,
+) -> SplitRelay:
+    """Split learning in turn: one client after the other trains the first layers, the server trains the others.
+
+    A step is that of SplitFed: activations and labels up, their gradient down. When a client has finished its local
+    steps it hands the first layers on to the next client. The last client of a round sends them to the server, which
+    tests the whole model and hands them to the first client of the next round. Nothing is averaged.
+
+    Fixes: The server never has a client's images, and a client never has the whole model, as in SplitFed. With one
+        model in turn instead of a mean, clients that differ do not pull their copies apart.
+
+    Equation:
+        client k:  a = f(w; x),  and sends a and y                          (of one batch)
+        server:    g = dL(h(v; a), y) / da,  v <- v - s eta dL / dv,  and sends g
+        client k:  w <- w - eta (da / dw)^T g
+        turn:      after the steps of client k, w goes to client k + 1
+
+    Source: Gupta and Raskar 2018 (arXiv 1810.06060), several agents that hand the weights on to each other, with labels
+        at the server. There the optimizer is not mentioned; here it goes with the weights unless `carry_optimizer` is
+        false.
+
+    Weighting: None. A client counts by its steps, and the last ones of a round count most.
+
+    State: In a round each client keeps the first layers that it has handed on, in case that the next one fails. The
+        server keeps the model, and the optimizers of both halves from round to round.
+
+    Sent: In every step the activations and labels of a batch up and the gradient of the activations down; for every
+        turn the first layers from client to client, with the optimizer. The server learns the labels, can reconstruct
+        images from activations, and has the whole model after each round. A client gets first layers that the one
+        before it has just trained: of two it can take the difference, as the server of FedAvg can.
+
+    Composes: Any `[select]` that chooses a client once a round; its order is the order of the turns. `[server]`,
+        `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every
+        optimizer works, each half with its own. For classification without class weights, and without
+        `model.cache_features`. Every engine trains its clients one by one.
+
+    Ranges:
+        cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is
+            answered with the choices.
+        carry_optimizer: true is training on the clients' data in turn, as if they lay in one place.
+        server_rate: 1.
+
+    Try: model=mlp algorithm.cut=1
+
+    Not when: Clients hold few classes each: the model forgets the first ones' until the last. Nor where time counts:
+        clients wait for each other. A client that fails in the middle of its turn is passed over, and its predecessor
+        hands on; what the server's half learned from it stays.
+
+    Tests: tests/identity/test_split_relay.py
+
+    Example:
+        >>> from fedlens.base.registry import settings_model
+        >>> list(settings_model(split_relay).model_fields)
+        ['cut', 'carry_optimizer', 'server_rate']
+    """
+    fields = split(parts, "split-relay", cut, False, server_rate, False, True)
+    return SplitRelay(**fields, carry_optimizer=carry_optimizer)
