@@ -10,7 +10,7 @@ from fedlens.settings.plan import plan
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
-GKT = "cifar10/fedgkt"
+GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
@@ -76,7 +76,7 @@ def test_they_are_these() -> None:
             "digits-centralized",
             *FASHION,
             *CIFAR,
-            GKT,
+            *GKT,
             MOCO,
             *TABLE_2,
             *TABLES,
@@ -88,7 +88,8 @@ def test_they_are_these() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["demo", "digits", *FASHION, *CIFAR, GKT, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED]
+    "name",
+    ["demo", "digits", *FASHION, *CIFAR, *GKT, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED],
 )
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
@@ -111,6 +112,20 @@ def test_ghaemi2022(name: str) -> None:
         assert (config.rounds, local.epochs, config.select) == (80, 10, {"name": "uniform", "fraction": 0.1})
     if "fedprox" in name:
         assert config.algorithm == {"name": "fedprox", "mu": 3.0}
+
+
+def test_he2020() -> None:
+    config = Experiment.load("cifar10/fedgkt-paper").config
+    local, algorithm = config.local, config.algorithm
+    assert (config.rounds, local.optimizer, local.lr, local.epochs, local.batch_size) == (
+        200,
+        "adam",
+        0.001,
+        1,
+        256,
+    )
+    assert (algorithm["client"], config.model["name"]) == ("gkt-resnet8", "gkt-resnet56")
+    assert (algorithm["cut"], algorithm["server_epochs"]) == ("bn1", 20)
 
 
 @pytest.mark.parametrize("name", CIFAR)
