@@ -304,6 +304,24 @@ MUTATIONS = [
         "kept = {}",
         "identity/test_split_relay.py",
     ),
+    Mutation(
+        "local/halves.py",
+        "replace(done, weights=now), own",
+        "done, own",
+        "identity/test_splitfed.py",
+    ),
+    Mutation(
+        "local/halves.py",
+        'seen, passes[sender] = {"tree": {**seen["tree"], **done.rest}}, done',
+        "passes[sender] = done",
+        "identity/test_splitfed.py",
+    ),
+    Mutation(
+        "local/halves.py",
+        "done.outputs.detach().to(self.dtype)}\n        if",
+        "done.outputs.detach()}\n        if",
+        "identity/test_splitfed.py",
+    ),
     Mutation("local/halves.py", "lr * self.factor", "lr", "identity/test_splitfed.py"),
     Mutation(
         "local/halves.py",

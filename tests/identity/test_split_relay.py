@@ -16,7 +16,18 @@ from fedlens.core.random import Rng
 from fedlens.engines.processes import processes
 from fedlens.local.halves import Hand
 from tests.identity.identity_kit import CLASSES, FEATURES, Course, World, close, course, parts, same
-from tests.identity.test_splitfed import CUTS, SGD, Uncached, bare, deep, drawn_by, of_client, recorded, spec
+from tests.identity.test_splitfed import (
+    CUTS,
+    SGD,
+    TWO_CUTS,
+    Uncached,
+    bare,
+    deep,
+    drawn_by,
+    of_client,
+    recorded,
+    spec,
+)
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -88,6 +99,16 @@ def test_without_the_optimizer_each_client_begins_a_new_one_and_the_server_has_i
     close(run.final, apart(run.steps[0].before["model"], turns(there, 1), 0.2 * rate))
 
 
+@pytest.mark.parametrize("cuts", TWO_CUTS)
+@pytest.mark.parametrize("carry", [True, False])
+def test_two_cuts_are_one_cut(cuts: tuple[str, str], carry: bool) -> None:
+    # Without carrying, each client begins a new optimizer for its last layers too, which matters with momentum.
+    there, local = recorded(), SGD if carry else {**SGD, "momentum": 0.0}
+    made = [relay(there, carry_optimizer=carry, cut=cut, local=local) for cut in (cuts, cuts[0])]
+    runs = [course(each, there, 2) for each in made]
+    close(runs[0].final, runs[1].final)
+
+
 def test_the_weights_pass_with_the_turn() -> None:
     """Public code passes the turn alone, so that each client goes on from the weights that it began with."""
     there = recorded()
@@ -136,7 +157,7 @@ CHOSEN: dict[str, Any] = {"model": spec(dropout=0.3), "select": Uniform(3)}
 
 def test_without_the_cache_a_run_has_the_same_bits() -> None:
     there, forgetful = recorded(), relay(recorded(), **CHOSEN)
-    object.__setattr__(forgetful, "lower", Uncached(forgetful.lower.half, False))
+    object.__setattr__(forgetful, "lower", Uncached(**vars(forgetful.lower)))
     assert same(course(relay(there, **CHOSEN), there, 2).final, course(forgetful, there, 2).final)
 
 

@@ -15,7 +15,7 @@ from fedlens.algorithms.splitfed import SplitFed, splitfed
 from fedlens.core.protocol import ClientId, ModelSpec
 from fedlens.core.random import Rng
 from fedlens.engines.processes import processes
-from fedlens.local.halves import Lower
+from fedlens.local.halves import Lower, Middle, Upper
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
@@ -32,6 +32,7 @@ from tests.identity.identity_kit import (
 
 SGD = {"lr": 0.2, "momentum": 0.5, "epochs": 2, "batch_size": 4}
 CUTS = ["0", "1", "4"]
+TWO_CUTS = [("0", "4"), ("1", "5")]
 
 
 def deep(input_shape: Sequence[int], classes: int, *, dropout: float = 0.0) -> nn.Module:
@@ -238,8 +239,89 @@ def test_without_the_cache_and_on_two_workers_a_run_has_the_same_bits(variant: s
     chosen = {"model": spec(dropout=0.3), "variant": variant}
     kept = course(algorithm(there, **chosen), there, 2)
     forgetful = algorithm(there, **chosen)
-    object.__setattr__(forgetful, "lower", Uncached(forgetful.lower.half, forgetful.lower.own_holder))
+    object.__setattr__(forgetful, "lower", Uncached(**vars(forgetful.lower)))
     again = course(forgetful, there, 2)
     apart = Course(algorithm(there, **chosen), there, engine=processes(workers=2)).run(2)
     assert same(kept.final, again.final)
     assert same(kept.final, apart.final)
+
+
+@pytest.mark.parametrize("cuts", TWO_CUTS)
+@pytest.mark.parametrize(("variant", "keep"), [("v1", True), ("v2", False)])
+def test_two_cuts_are_one_cut(cuts: tuple[str, str], variant: str, keep: bool) -> None:
+    there = recorded()
+    chosen = {"variant": variant, "keep_optimizer": keep}
+    chosen["select"] = Uniform(2) if variant == "v1" else Fixed((3,))
+    two, one = (course(algorithm(there, cut=cut, **chosen), there, 2) for cut in (cuts, cuts[0]))
+    close(two.final, one.final)
+
+
+def test_between_two_cuts_v2_takes_the_gradients_of_a_step_at_the_weights_before_it() -> None:
+    there = recorded()
+    there = World(there.clients[:2])
+    local = {"lr": 0.2, "epochs": None, "steps": 1, "batch_size": 4}
+    (step,) = course(algorithm(there, local, cut=("0", "4"), variant="v2"), there, 1).steps
+    before, after, ends = step.before["model"], step.after["model"], []
+    for order in ((0, 1), (1, 0)):
+        module, total = deep((FEATURES,), CLASSES), {}
+        module.load_state_dict(dict(before))
+        for k in order:
+            module.zero_grad()
+            inputs, targets = drawn_by(there)[1, k, 0]
+            nn.functional.cross_entropy(module(inputs), targets).backward()
+            total = {n: p.grad + total.get(n, 0.0) for n, p in module.named_parameters()}
+        ends.append({n: before[n] - 0.2 * total[n] for n in total if n[0] in "14"})
+        ends[-1] |= {f"1.{n}": v for n, v in module[1].named_buffers() if "num" not in n}
+    assert any(all(torch.allclose(end[n], after[n], rtol=1e-12, atol=1e-13) for n in end) for end in ends)
+
+
+def test_a_client_that_fails_with_its_last_layers_leaves_the_others_as_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, call = recorded(), Upper.__call__
+
+    def lost(self: Upper, payload: Any, client: Any, rng: Any) -> Any:
+        if client.id == 2 and payload["step"] == 1:
+            raise ConnectionError("no answer")
+        return call(self, payload, client, rng)
+
+    monkeypatch.setattr(Upper, "__call__", lost)
+    run = course(algorithm(there, cut=("0", "4")), there, 1)
+    other = course(algorithm(there, cut=("0", "4"), select=Fixed((0, 1, 3, 4))), there, 1)
+    close(run.final, other.final)
+    assert list(run.steps[0].tally.failures) == [2]
+
+
+class UncachedMiddle(Middle):
+    """The same operation on a worker that keeps no graph."""
+
+    def __call__(self, payload, client, rng):  # type: ignore[no-untyped-def]
+        outcome = super().__call__(payload, client, rng)
+        client.scratch.get("split", {}).clear()
+        return outcome
+
+
+@pytest.mark.parametrize("variant", ["v1", "v2"])
+def test_without_the_middle_cache_a_run_has_the_same_bits(variant: str) -> None:
+    there = recorded()
+    chosen = {"model": spec(dropout=0.3), "variant": variant, "cut": ("0", "4")}
+    forgetful = algorithm(there, **chosen)
+    object.__setattr__(forgetful, "middle", UncachedMiddle(**vars(forgetful.middle)))
+    kept, again = (course(made, there, 2) for made in (algorithm(there, **chosen), forgetful))
+    assert same(kept.final, again.final)
+
+
+def test_activations_in_float16_are_rounded_and_their_gradients_are_not() -> None:
+    there = recorded()
+    (step,) = course(algorithm(there, select=Fixed((1,)), activations="float16"), there, 1).steps
+    module = deep((FEATURES,), CLASSES)
+    module.load_state_dict(dict(step.before["model"]))
+    sgd = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.5)
+    for inputs, targets in of_client(there, 1, 1):
+        sgd.zero_grad()
+        sent = module[:4](inputs)
+        got = sent.detach().half().double().requires_grad_()
+        nn.functional.cross_entropy(module[4:](got), targets).backward()
+        sent.backward(got.grad)
+        sgd.step()
+    close(step.after["model"], {n: v.detach() for n, v in module.state_dict().items()})

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedlens.algorithms.averaging import Parts
-from fedlens.algorithms.splitfed import SplitFed, split
+from fedlens.algorithms.splitfed import Activations, Cut, ServerRate, SplitFed, split
 from fedlens.core.protocol import (
     Ask,
     FederationInfo,
@@ -24,7 +24,6 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import Schema
 from fedlens.local.halves import Hand, forget
-from fedlens.models.stages import LayerName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ class SplitRelay(SplitFed):
 
     @property
     def _hand(self) -> Hand:
-        return Hand(self.lower.half, self.carry_optimizer)
+        return Hand(self.at_client, self.carry_optimizer)
 
     @property
     def discloses(self) -> tuple[str, ...]:
@@ -59,17 +58,16 @@ class SplitRelay(SplitFed):
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """The clients in the order of the selection. One that fails is passed over; the upper half keeps its steps."""
-        rate = self.parts.local.shared_rate(ctx.round, ctx.rounds)
-        upper = {"model": self._part(state, self.upper.half), **rate, "step": 0}
-        list((yield Ask("upper", [Request("@server", {"order": [], "steps": 0})], upper, deliver=True)))
+        shared = {"step": 0, "order": [], "model": self._part(state, self.at_server)}
+        op = "upper" if self.middle is None else "middle"
+        list((yield Ask(op, [Request("@server")], shared, deliver=True)))  # no step, only the model
         finished: list[int] = []
         for client in self.select.cohort(ctx):
             lower = yield from self._handed(state, finished, client)
             finished += yield from self._trained([client], lower, {}, ctx)
         lower = yield from self._handed(state, finished, None)
-        (answer,) = yield Ask(
-            "finish-upper", [Request("@server")], expect=self._finish(state, self.upper.half)
-        )
+        expect = self._finish(state, self.at_server)
+        (answer,) = yield Ask("finish-server", [Request("@server")], expect=expect)
         assert isinstance(answer, Reply)  # a failure there has ended the run
         list((yield Ask("forget", [Request(client) for client in finished], expect=Schema({}))))
         leaves = {
@@ -82,7 +80,7 @@ class SplitRelay(SplitFed):
 
         Returns what the server gets or gives; nothing if a letter is under way.
         """
-        content = self._hand.expect({n: self.parts.spec[n] for n in self._part(state, self.lower.half)})
+        content = self._hand.expect({name: self.parts.spec[name] for name in self._part(state)})
         letter, expect = (None, content) if to is None else (content, Schema({}))
         while finished:
             (answer,) = yield Ask("hand", [Request(finished[-1], {"to": to})], expect=expect, letter=letter)
@@ -90,24 +88,26 @@ class SplitRelay(SplitFed):
                 return answer.payload
             finished.pop()
         carried = {"optimizer": state["optimizer"]} if self.carry_optimizer else {}
-        return {"model": self._part(state, self.lower.half), **carried}
+        return {"model": self._part(state), **carried}
 
 
 def split_relay(
     parts: Parts,
     *,
-    cut: Annotated[LayerName, Field(description="the layer after which the model is cut")],
+    cut: Cut,
     carry_optimizer: Annotated[
         bool,
         Field(description="hand the optimizer on with the first layers; else each client begins a new one"),
     ] = True,
-    server_rate: Annotated[float, Field(gt=0, description="factor of local.lr at the server's half")] = 1.0,
+    server_rate: ServerRate = 1.0,
+    activations: Activations = "float32",
 ) -> SplitRelay:
     """Split learning in turn: one client after the other trains the first layers, the server trains the others.
 
     A step is that of SplitFed: activations and labels up, their gradient down. When a client has finished its local
     steps it hands the first layers on to the next client. The last client of a round sends them to the server, which
-    tests the whole model and hands them to the first client of the next round. Nothing is averaged.
+    tests the whole model and hands them to the first client of the next round. Nothing is averaged. With two cuts the
+    last layers go along with the first, and labels stay at the clients.
 
     Fixes: The server never has a client's images, and a client never has the whole model, as in SplitFed. With one
         model in turn instead of a mean, clients that differ do not pull their copies apart.
@@ -119,8 +119,7 @@ def split_relay(
         turn:      after the steps of client k, w goes to client k + 1
 
     Source: Gupta and Raskar 2018 (arXiv 1810.06060), several agents that hand the weights on to each other, with labels
-        at the server. There the optimizer is not mentioned; here it goes with the weights unless `carry_optimizer` is
-        false.
+        at the server. That the optimizer goes with the weights is ours; `carry_optimizer` = false leaves it out.
 
     Weighting: None. A client counts by its steps, and the last ones of a round count most.
 
@@ -130,18 +129,20 @@ def split_relay(
     Sent: In every step the activations and labels of a batch up and the gradient of the activations down; for every
         turn the first layers from client to client, with the optimizer. The server learns the labels, can reconstruct
         images from activations, and has the whole model after each round. A client gets first layers that the one
-        before it has just trained: of two it can take the difference, as the server of FedAvg can.
+        before it has just trained: of two it can take the difference, as the server of FedAvg can. Two cuts and
+        `activations` are those of SplitFed.
 
     Composes: Any `[select]` that chooses a client once a round; its order is the order of the turns. `[server]`,
         `[client]` and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every
         optimizer works, each half with its own. For classification without class weights, and without
-        `model.cache_features`. Every engine trains its clients one by one.
+        `model.cache_features`. The engine `vectorized` is refused.
 
     Ranges:
         cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is
-            answered with the choices.
+            answered with the choices. Two layers keep labels at the clients.
         carry_optimizer: true is training on the clients' data in turn, as if they lay in one place.
         server_rate: 1.
+        activations: "float16" where activations are within 65,504; a client with larger ones fails.
 
     Try: model=mlp algorithm.cut=1
 
@@ -154,7 +155,7 @@ def split_relay(
     Example:
         >>> from fedlens.base.registry import settings_model
         >>> list(settings_model(split_relay).model_fields)
-        ['cut', 'carry_optimizer', 'server_rate']
+        ['cut', 'carry_optimizer', 'server_rate', 'activations']
     """
-    fields = split(parts, "split-relay", cut, False, server_rate, False, True)
+    fields = split(parts, "split-relay", cut, activations, server_rate, False, (False, True))
     return SplitRelay(**fields, carry_optimizer=carry_optimizer)

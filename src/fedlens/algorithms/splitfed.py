@@ -16,11 +16,31 @@ from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.base.errors import ConfigError
 from fedlens.base.frozen import FrozenSplit
-from fedlens.core.protocol import Ask, Op, Payload, Reply, Request, Round, RoundContext, State, Steps
+from fedlens.core.protocol import (
+    Ask,
+    ModelSpec,
+    Op,
+    Payload,
+    Reply,
+    Request,
+    Round,
+    RoundContext,
+    State,
+    Steps,
+)
 from fedlens.core.schema import Schema, TensorField
 from fedlens.core.tree import map_tree, select
-from fedlens.local.halves import Finish, Half, Lower, Upper, holder_of
+from fedlens.local.halves import Finish, Half, Lower, Middle, Upper, holder_of
 from fedlens.models.stages import LayerName, stages
+
+Cut = Annotated[
+    LayerName | Annotated[tuple[LayerName, LayerName], Field()],
+    Field(description="the layer after which the model is cut, or two: then labels stay at the clients"),
+]
+ServerRate = Annotated[float, Field(gt=0, description="factor of local.lr at the server's half")]
+Activations = Annotated[
+    Literal["float32", "float16"], Field(description="the format in which activations are sent")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +49,9 @@ class SplitFed(Averaging):
 
     lower: Lower
     upper: Upper
-    activations: Tensor  # of two examples: shape and dtype
-    cut: str
+    middle: Middle | None  # with two cuts; then the client has the upper one too
+    activations: tuple[Tensor, ...]  # of two examples, after each cut
+    cuts: tuple[str, ...]
     asks_each_step = True
 
     @property
@@ -39,55 +60,94 @@ class SplitFed(Averaging):
         own: dict[str, Op] = {
             "lower": self.lower,
             "upper": self.upper,
-            "finish-lower": Finish(self.lower.half),
-            "finish-upper": Finish(self.upper.half),
+            "finish-client": Finish(self.at_client),
+            "finish-server": Finish((self.at_server,)),
         }
+        if self.middle is not None:
+            own |= {"middle": self.middle, "back": self.middle.back}
         return {**own, **{name: op for name, op in super().ops.items() if name != "train"}}
+
+    @property
+    def at_client(self) -> tuple[Half, ...]:
+        """The halves that a client trains: the first layers, and with two cuts the last ones."""
+        return (self.lower.half,) if self.middle is None else (self.lower.half, self.upper.half)
+
+    @property
+    def at_server(self) -> Half:
+        """The half that the server trains."""
+        return (self.middle or self.upper).half
 
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients beyond model updates."""
-        sent = f"In every step each client sends the labels of its batch and what the layers up to '{self.cut}' compute"
-        return (*super().discloses, f"{sent} from its images, from which images can be reconstructed.")
+        sent = f"what the layers up to '{self.cuts[0]}' compute from its images, from which images can be reconstructed"
+        labels = "the labels of its batch and "
+        if self.middle is not None:
+            labels, sent = "", f"{sent}, and a gradient, from which labels can be guessed"
+        return (*super().discloses, f"In every step each client sends {labels}{sent}.")
 
     @property
     def training_op(self) -> str | None:
-        """None: a client has only the lower half."""
+        """None: a client has only a part."""
         return None
 
     @property
     def no_local_models(self) -> str:
         """Why replies hold no local models."""
-        return "each client has only the lower half of the model"
+        return "each client has only a part of the model"
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Runs the steps of both halves, then averages the halves of the clients that finished."""
         own, cohort = self.lower.own_holder, self.select.cohort(ctx)
-        lower, upper = ({"model": self._part(state, half)} for half in (self.lower.half, self.upper.half))
-        finished = yield from self._trained(cohort, lower, upper, ctx)
+        at_client, at_server = {"model": self._part(state)}, {"model": self._part(state, self.at_server)}
+        finished = yield from self._trained(cohort, at_client, at_server, ctx)
         return (yield from self._averaged(state, finished, ctx, own))
 
-    def _trained(self, cohort: Sequence[int], lower: Payload, upper: Payload, ctx: RoundContext) -> Steps:
+    def _trained(
+        self, cohort: Sequence[int], at_client: Payload, at_server: Payload, ctx: RoundContext
+    ) -> Steps:
         """Runs the steps of these clients side by side; returns those that finished.
 
         Args:
-            lower, upper: what clients and the server's halves get in step 0.
+            at_client, at_server: what clients and the server's halves get in step 0.
         """
         local, sizes = self.parts.local, ctx.federation.sizes
         steps = {client: local.steps_at(int(sizes[client])) for client in cohort}
-        rate = local.shared_rate(ctx.round, ctx.rounds)
-        gone: set[int] = set()
+        rate, gone = local.shared_rate(ctx.round, ctx.rounds), set[int]()
         for at in range(max(steps.values()) + 1):
             shared: dict[str, Any] = {**rate, "step": at}
             going = [client for client in cohort if client not in gone and at <= steps[client]]
-            requests, first = [Request(client) for client in going], lower if at == 0 else {}
-            answers = yield Ask("lower", requests, {**shared, **first}, letter=self._up, deliver=True)
-            gone |= {a.client for a in answers if not isinstance(a, Reply)}  # type: ignore[misc]
+            requests, first = [Request(client) for client in going], at_client if at == 0 else {}
+            gone |= yield from self._letters("lower", requests, {**shared, **first}, "activations", 0)
             senders = [client for client in going if client not in gone and at < steps[client]]
-            if senders:
-                requests, first = self._served(senders, steps, at, ctx), upper if at == 0 else {}
-                list((yield Ask("upper", requests, {**shared, **first}, letter=self._down, deliver=True)))
+            if not senders:
+                continue
+            requests, first = self._served(senders, steps, at, ctx), at_server if at == 0 else {}
+            if self.middle is None:
+                yield from self._letters("upper", requests, {**shared, **first}, "gradient", 0)
+                continue
+            yield from self._letters("middle", requests, {**shared, **first}, "activations", 1)
+            own = [
+                Request(k, {"order": [holder_of(k, self.lower.own_holder)], "steps": steps[k]})
+                for k in senders
+            ]
+            gone |= yield from self._letters("upper", own, shared, "gradient", 1)
+            yield from self._letters("back", requests, shared, "gradient", 0)
         return [client for client in cohort if client not in gone]
+
+    def _letters(self, op: str, requests: Sequence[Request], shared: Payload, name: str, at: int) -> Steps:
+        """Has these holders answer the letters that they got by letters with the tensor `name` at a cut.
+
+        Returns those that failed.
+        """
+        one = self.activations[at][0]
+        dtype = self.lower.dtype if name == "activations" else one.dtype
+        most = self._most
+        fields = {name: TensorField((-1, *one.shape), dtype, most=most * one.numel() * dtype.itemsize)}
+        if op == "lower" and self.lower.sends_targets:
+            fields["targets"] = TensorField((-1,), torch.int64, most=most * 8)
+        answers = yield Ask(op, requests, shared, letter=Schema(fields, aligned=tuple(fields)), deliver=True)
+        return {answer.client for answer in answers if not isinstance(answer, Reply)}
 
     def _served(
         self, senders: Sequence[int], steps: Mapping[int, int], at: int, ctx: RoundContext
@@ -100,15 +160,13 @@ class SplitFed(Averaging):
         return [Request("@server", {"order": order, "steps": max(steps.values())})]
 
     def _averaged(self, state: State, clients: Sequence[int], ctx: RoundContext, own: bool) -> Round:
-        expect = self._finish(state, self.lower.half)
-        answers = yield Ask("finish-lower", [Request(k) for k in clients], expect=expect)
+        answers = yield Ask("finish-client", [Request(k) for k in clients], expect=self._finish(state))
         lowers = {a.client: a for a in answers if isinstance(a, Reply)}
         if not lowers:
             return state
         holders = dict.fromkeys(holder_of(k, own) for k in lowers)
-        answers = yield Ask(
-            "finish-upper", [Request(k) for k in holders], expect=self._finish(state, self.upper.half)
-        )
+        expect = self._finish(state, self.at_server)
+        answers = yield Ask("finish-server", [Request(k) for k in holders], expect=expect)
         uppers = {a.client: a.payload for a in answers if isinstance(a, Reply)}
         replies = [
             Reply(
@@ -130,27 +188,12 @@ class SplitFed(Averaging):
         update = map_tree(torch.sub, before, both["weights"])
         return {"update": update, "buffers": both["buffers"], "counters": both["counters"], "weight": weight}
 
-    def _part(self, state: State, half: Half) -> dict[str, Tensor]:
-        """The leaves of a half that are sent."""
-        return select(state["model"], half.leaves)
+    def _part(self, state: State, *halves: Half) -> dict[str, Tensor]:
+        """The leaves of these halves that are sent, by default of those at a client."""
+        return select(state["model"], [name for half in halves or self.at_client for name in half.leaves])
 
-    def _finish(self, state: State, half: Half) -> Schema:
-        return Finish.expect({name: self.parts.spec[name] for name in self._part(state, half)})
-
-    @property
-    def _up(self) -> Schema:
-        targets = TensorField((-1,), torch.int64, most=self._most * 8)
-        fields = {"activations": self._activations, "targets": targets}
-        return Schema(fields, aligned=tuple(fields))
-
-    @property
-    def _down(self) -> Schema:
-        return Schema({"gradient": self._activations})
-
-    @property
-    def _activations(self) -> TensorField:
-        one = self.activations[0]
-        return TensorField((-1, *one.shape), one.dtype, most=self._most * one.nbytes)
+    def _finish(self, state: State, *halves: Half) -> Schema:
+        return Finish.expect({name: self.parts.spec[name] for name in self._part(state, *halves)})
 
     @property
     def _most(self) -> int:
@@ -162,14 +205,15 @@ class SplitFed(Averaging):
 def splitfed(
     parts: Parts,
     *,
-    cut: Annotated[LayerName, Field(description="the layer after which the model is cut")],
+    cut: Cut,
     variant: Annotated[
         Literal["v1", "v2"],
         Field(
             description="a half at the server for each client, or one for all, which takes clients in random order"
         ),
     ] = "v1",
-    server_rate: Annotated[float, Field(gt=0, description="factor of local.lr at the server's half")] = 1.0,
+    server_rate: ServerRate = 1.0,
+    activations: Activations = "float32",
     keep_optimizer: Annotated[
         bool, Field(description="both halves keep their optimizer from round to round")
     ] = False,
@@ -179,6 +223,7 @@ def splitfed(
     In a step a client computes the activations after the layer `cut` for one batch and sends them with the labels. The
     server finishes the forward pass, takes a step with its half and sends the gradient of the activations back, with
     which the client takes its own step. The clients work side by side. At the end of a round they send their halves.
+    With two cuts the client also has the layers after the second one, and labels stay with it.
 
     Fixes: With FedAvg a client computes, holds and sends the whole model. Here it has the first layers alone, and the
         layers after the cut, often most of the weights, never leave the server.
@@ -189,9 +234,11 @@ def splitfed(
         client k:  w_k <- w_k - eta (da / dw_k)^T g
         round:     (w, v) <- (w, v) - lr sum_k n_k / n ((w, v) - (w_k, v_k))    (variant v1)
         v2:        one v for all, which takes the batches of a step in random order
+        two cuts:  client k sends a, gets b = h(v_k; a), sends dL(u_k; b, y) / db, gets g; u_k is averaged too
 
     Source: Thapa et al. 2022 (arXiv 2004.12088), SFLV1 and SFLV2 with label sharing: labels go to the server. In v2
-        the server draws the order of the clients anew in every step.
+        the server draws the order of the clients anew in every step. Two cuts: the configuration without label sharing
+        of Vepakomma et al. 2018 (arXiv 1812.00564).
 
     Weighting: By examples, over the clients that finished the round. A client that fails in the middle of a round is
         not asked again in the round and leaves v1 as if it had not been there; what v2's half learned from it stays.
@@ -202,7 +249,9 @@ def splitfed(
     Sent: In every step the activations and labels of a batch up and the gradient of the activations down; in every
         round the first layers down and up. The server learns the labels and can reconstruct images from activations,
         the more easily the earlier the cut. Clients learn no other client's data, and not the server's half unless
-        `evaluation.clients` measures the model at them.
+        `evaluation.clients` measures the model at them. With two cuts each step has two letters each way, and the
+        server gets no label, but a gradient from which it can guess labels. With `activations` = "float16" activations
+        have half the bytes; gradients keep theirs.
 
     Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves. `[client]`
         and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every optimizer
@@ -212,10 +261,12 @@ def splitfed(
 
     Ranges:
         cut: An early layer keeps the client's work small; a later one sends smaller activations. A wrong name is
-            answered with the choices.
+            answered with the choices. Two layers, such as ["layer1", "layer3"], keep labels at the clients.
         variant: "v1" is FedAvg of the whole network, whatever the cut. "v2" takes one step of the server's half a
-            client, so its learning rate has to be lower: `server_rate` below 1.
+            client, so its learning rate has to be lower: `server_rate` below 1. With two cuts the gradients of all
+            these are taken at the weights before the step.
         server_rate: 1; for v2 down to one in the number of clients of a round.
+        activations: "float16" where activations are within 65,504; a client with larger ones fails.
         keep_optimizer: true where all clients take part in every round.
 
     Try: model=mlp algorithm.cut=1
@@ -228,38 +279,46 @@ def splitfed(
     Example:
         >>> from fedlens.base.registry import settings_model
         >>> list(settings_model(splitfed).model_fields)
-        ['cut', 'variant', 'server_rate', 'keep_optimizer']
+        ['cut', 'variant', 'server_rate', 'activations', 'keep_optimizer']
     """
-    own = variant == "v1"
-    return SplitFed(**split(parts, "splitfed", cut, own, server_rate, keep_optimizer, keep_optimizer))
+    keep = keep_optimizer, keep_optimizer
+    return SplitFed(**split(parts, "splitfed", cut, activations, server_rate, variant == "v1", keep))
 
 
 def split(
     parts: Parts,
     name: str,
-    cut: str,
-    own_holder: bool,
+    cut: str | tuple[str, str],
+    activations: str,
     server_rate: float,
-    keep_lower: bool,
-    keep_upper: bool,
+    own_holder: bool,
+    keep: tuple[bool, bool],
 ) -> dict[str, Any]:
     """The fields of `SplitFed`. Raises `ConfigError` for what the algorithm `name` cannot do.
 
     Args:
         own_holder: whether the server has a half for each client.
-        keep_lower, keep_upper: whether a half's optimizer stays at its holder from round to round.
+        keep: whether optimizers stay at clients, and at the server, from round to round.
     """
     refuse_unused(name, parts.slots, parts.local)
     refuse_unfit(parts, name)
-    lower, upper = stages(parts.model, cut)
+    cuts = (cut,) if isinstance(cut, str) else cut
+    models = stages(parts.model, *cuts)
     made = averaging(parts)
     refuse_repeats(made.select, parts.federation, name)
+    sent = sent_by(models[:-1], parts)
+    dtype = torch.float16 if activations == "float16" else sent[0].dtype
+    server = Half("server", models[1], parts.local, server_rate, keep[1])
+    first, last = (
+        Half(at, models[k], parts.local, keep_optimizer=keep[0]) for at, k in (("first", 0), ("last", -1))
+    )
     return {
         **vars(made),
-        "lower": Lower(Half(lower, parts.local, keep_optimizer=keep_lower), own_holder),
-        "upper": Upper(Half(upper, parts.local, server_rate, keep_upper), parts.task),
-        "activations": sent_by(lower, parts),
-        "cut": cut,
+        "lower": Lower(first, own_holder, len(cuts) == 1, dtype),
+        "middle": Middle(server, dtype) if len(cuts) == 2 else None,
+        "upper": Upper(last if len(cuts) == 2 else server, parts.task),
+        "activations": sent,
+        "cuts": cuts,
     }
 
 
@@ -269,7 +328,7 @@ def refuse_unfit(parts: Parts, name: str) -> None:
     one_class_an_image = task.one_class and task.classifier and not task.placed and task.example == "image"
     if not one_class_an_image or task.weighs:
         raise ConfigError(
-            f"'{name}' sends labels with activations, so it trains classification without class weights, but the task "
+            f"'{name}' trains classification without class weights, but the task "
             f"is {parts.task.kind}" + (" with class weights" if parts.task.weighs else ""),
             where="task.class_weights" if parts.task.weighs else "task.name",
             hint="set task.class_weights = 'none'" if parts.task.weighs else "choose another algorithm",
@@ -282,16 +341,19 @@ def refuse_unfit(parts: Parts, name: str) -> None:
         )
 
 
-def sent_by(lower: Any, parts: Parts) -> Tensor:
-    """What the lower half gives for two blank images."""
-    module = lower.build(initial=False).eval()
-    like = next(module.parameters())
-    with torch.no_grad():
-        sent = module(parts.task.blank(2, parts.model.input_shape, like.dtype))
-    if not isinstance(sent, Tensor) or len(sent) != 2:
-        raise ConfigError(
-            "the layer before the cut does not give one tensor with a row for each image",
-            where="algorithm.cut",
-            hint="cut after another layer",
-        )
-    return sent
+def sent_by(models: Sequence[ModelSpec], parts: Parts) -> tuple[Tensor, ...]:
+    """What the model gives for two blank images after each of these parts of it."""
+    modules = [model.build(initial=False).eval() for model in models]
+    found, like = [], next(modules[0].parameters())
+    given: Any = parts.task.blank(2, parts.model.input_shape, like.dtype)
+    for module in modules:
+        with torch.no_grad():
+            given = module(given)
+        if not isinstance(given, Tensor) or len(given) != 2:
+            raise ConfigError(
+                "the layer before the cut does not give one tensor with a row for each image",
+                where="algorithm.cut",
+                hint="cut after another layer",
+            )
+        found.append(given)
+    return tuple(found)

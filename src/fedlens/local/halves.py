@@ -1,15 +1,18 @@
-"""The two halves of a model in split learning, as operations: the first layers at a client, the others at the server.
+"""The parts of a model in split learning, as operations: the first layers at a client, the others at the server.
 
 A step is two operations at a client: `Lower` of one step ends with a forward pass, and that of the next begins with its
-backward pass. What is in between, the weights of the half and its optimizer, is the state of its holder. The graph of
+backward pass. What is in between, the weights of the part and its optimizer, is the state of its holder. The graph of
 the forward pass stays in the worker as a cache. Without it the pass is computed again from the same state, with the
 same batch and the same random numbers, so the result does not depend on the cache.
+
+With two cuts the client has the last layers too, so that labels stay there: the server's `Middle` has a forward and a
+backward pass, and `Upper` runs at the client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,30 +38,34 @@ class Pass:
     Attributes:
         weights: the trainable weights, leaves of the graph.
         rest: buffers and counters after the pass.
+        inputs: what the half was given, a leaf of the graph if it came in a letter.
         outputs: what the half computes.
         targets: those of the batch.
     """
 
     weights: dict[str, Tensor]
     rest: dict[str, Tensor]
+    inputs: Tensor
     outputs: Any
     targets: Any = None
 
 
 @dataclass(frozen=True)
 class Half:
-    """One half in training. Its holder's state has `tree`, its leaves, and `optimizer`.
+    """One half in training. Its holder's state has `tree`, the leaves of its halves, and `optimizer`, by their names.
 
     Payload of every operation: `step`, from 0; `lr`, and `schedule` if the rate changes with every step; in step 0
     `model`, the leaves that it starts from, and `optimizer`, a flat tree, if that starts from another one's.
 
     Attributes:
+        name: which one.
         model: the half.
         settings: the local settings.
         factor: of the learning rate.
         keep_optimizer: whether the optimizer goes on in the next round.
     """
 
+    name: str
     model: ModelSpec
     settings: LocalSettings
     factor: float = 1.0
@@ -93,7 +100,15 @@ class Half:
         weights = {n: own[n].requires_grad_() for n in learner.trainable}
         rest = {n: own[n] for n in learner.rest}
         rng.seed_torch(client.device)  # for dropout, the same again if the pass is repeated
-        return Pass(weights, rest, functional_call(learner.module, {**weights, **rest}, (inputs,)), targets)
+        outputs = functional_call(learner.module, {**weights, **rest}, (inputs,))
+        return Pass(weights, rest, inputs, outputs, targets)
+
+    def backward(
+        self, done: Pass, gradient: Tensor, client: Client, also: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """The gradients of the tensors `also` and of the weights, from that of the outputs."""
+        product = (done.outputs * gradient).sum()
+        return gradients_of(product, [*also, *done.weights.values()], self.learner(client).autocast_dtype)
 
     def stepped(
         self, state: Payload, done: Pass, gradients: list[Tensor], payload: Payload, steps: int
@@ -102,33 +117,56 @@ class Half:
         rates = self.settings.rates(payload, steps)
         lr = rates[payload["step"]] if rates else payload["lr"]
         weights = {name: value.detach() for name, value in done.weights.items()}
-        kept = copied(state["optimizer"])
+        kept = copied(state["optimizer"].get(self.name, {}))
         optimizer(self.settings, kept)(list(weights.values()), gradients, lr * self.factor)
-        return {"tree": {**state["tree"], **done.rest, **weights}, "optimizer": kept}
+        tree = {**state["tree"], **done.rest, **weights}
+        return {**state, "tree": tree, "optimizer": {**state["optimizer"], self.name: kept}}
 
     def learner(self, client: Client) -> Loadable:
         """The half in this worker."""
         return loadable(self.model, client)
 
     @cached_property
-    def optimizer_field(self) -> TreeField:
-        """The optimizer's state after a step, as a flat tree."""
+    def optimizer_leaves(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """The leaves of the optimizer's state after a step, as a flat tree."""
         spec = spec_of(self.model.build(initial=False))
         weights = [
             torch.zeros(spec[n].shape, dtype=spec[n].dtype) for n in part(spec, "weight", trainable=True)
         ]
         kept: OptimizerState = {}
         optimizer(self.settings, kept)(weights, weights, 0.0)
-        return TreeField({name: (tuple(value.shape), value.dtype) for name, value in _flat(kept).items()})
+        return {name: (tuple(value.shape), value.dtype) for name, value in _flat({self.name: kept}).items()}
 
 
-def _flat(kept: OptimizerState) -> dict[str, Tensor]:
-    return {f"{kind}.{at}": value for kind, values in kept.items() for at, value in enumerate(values)}
+def _flat(kept: Mapping[str, OptimizerState]) -> dict[str, Tensor]:
+    return {
+        f"{half}.{kind}.{at}": value
+        for half, kinds in kept.items()
+        for kind, values in kinds.items()
+        for at, value in enumerate(values)
+    }
 
 
-def _nested(tree: Mapping[str, Tensor]) -> OptimizerState:
-    kinds = dict.fromkeys(name.split(".")[0] for name in tree)
-    return {kind: [tree[name] for name in tree if name.startswith(f"{kind}.")] for kind in kinds}
+def _nested(tree: Mapping[str, Tensor]) -> dict[str, OptimizerState]:
+    kept: dict[str, OptimizerState] = {}
+    for name, value in tree.items():
+        half, kind, _ = name.split(".")
+        kept.setdefault(half, {}).setdefault(kind, []).append(value)
+    return kept
+
+
+def _keep(client: Client, node: Rng, at: int, found: Any) -> None:
+    """Keeps what a forward pass has computed in this worker, and drops what is left of earlier rounds."""
+    kept = client.scratch.setdefault("split", {})
+    for other in [k for k, (of, _, _) in kept.items() if of.key[2] != node.key[2]]:
+        del kept[other]  # of a client that failed
+    kept[client.id] = node, at, found
+
+
+def _kept(client: Client, node: Rng, at: int) -> Any:
+    """What `_keep` has kept, or None on another worker; it is dropped."""
+    of, step, found = client.scratch.get("split", {}).pop(client.id, (None, None, None))
+    return found if (of, step) == (node, at) else None
 
 
 @dataclass(frozen=True)
@@ -136,12 +174,15 @@ class Lower:
     """A client's part of a step: the backward pass and the optimizer of the step before, then a forward pass.
 
     With `own_holder` the activations of client K go to "@server:K", else to "@server". The letter has `activations`
-    [B, ...] and `targets`. The answer, a letter with `gradient` [B, ...], comes with the next call. In the one after
-    the last step it sends none. A letter in step 0 has what the half starts from, instead of the payload.
+    [B, ...] and, if it `sends_targets`, `targets`; else the state has them. The answer, a letter with `gradient`
+    [B, ...], comes with the next call. In the one after the last step it sends none. A letter in step 0 has what the
+    half starts from, instead of the payload.
     """
 
     half: Half
     own_holder: bool
+    sends_targets: bool
+    dtype: torch.dtype  # of the activations that are sent
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """One step. Raises `ValueError` without an example, a first model, or the gradient of the step before."""
@@ -158,11 +199,12 @@ class Lower:
         if at == steps:
             return Outcome({}, state)
         done = self._forward(state, client, node, at)
-        kept = client.scratch.setdefault("split", {})
-        for other in [k for k, (of, _, _) in kept.items() if of.key[2] != node.key[2]]:
-            del kept[other]  # of a client that failed in an earlier round
-        kept[client.id] = node, at, done
-        content = {"activations": done.outputs.detach(), "targets": done.targets}
+        _keep(client, node, at, done)
+        content = {"activations": done.outputs.detach().to(self.dtype)}
+        if self.sends_targets:
+            content["targets"] = done.targets
+        else:
+            state = {**state, "targets": done.targets}
         return Outcome({}, state, letters=[Letter(holder_of(client.id, self.own_holder), content)])
 
     def _forward(self, state: Payload, client: Client, node: Rng, at: int) -> Pass:
@@ -174,23 +216,18 @@ class Lower:
         if len(payload["letters"]) != 1:
             raise ValueError(f"step {payload['step']} has no gradient of the step before")
         before = payload["step"] - 1
-        of, at, done = client.scratch.get("split", {}).pop(client.id, (None, None, None))
-        if (of, at) != (node, before):
-            done = self._forward(state, client, node, before)
-        gradient = payload["letters"][0][1]["gradient"]
-        weights = list(done.weights.values())
-        gradients = torch.autograd.grad(
-            done.outputs, weights, gradient, allow_unused=True, materialize_grads=True
-        )
-        return self.half.stepped(state, done, list(gradients), {**payload, "step": before}, steps)
+        done = _kept(client, node, before) or self._forward(state, client, node, before)
+        gradients = self.half.backward(done, payload["letters"][0][1]["gradient"], client)
+        return self.half.stepped(state, done, gradients, {**payload, "step": before}, steps)
 
 
 @dataclass(frozen=True)
 class Upper:
-    """The server's part of a step: forward and backward pass of each letter, and a step of the optimizer.
+    """The end of a forward pass: forward and backward pass of each letter, and a step of the optimizer.
 
     Payload besides that of `Half`: `order`, the senders in the order in which their letters are used; `steps`, how many
-    steps the round has. The letters that it sends have `gradient` [B, ...], that of the activations.
+    steps the round has. Targets come with the letters, or are in the state of the client that it runs at. The letters
+    that it sends have `gradient` [B, ...], that of the activations.
     """
 
     half: Half
@@ -203,11 +240,11 @@ class Upper:
         learner = self.half.learner(client)
         for sender in payload["order"]:
             content = letters[sender]
-            activations = content["activations"].detach().requires_grad_()
+            targets = content["targets"] if "targets" in content else state["targets"]
             node = rng.of_client().child("step", payload["step"], sender)
-            done = self.half.forward(state, client, activations, node, content["targets"])
+            done = self.half.forward(state, client, received(content, learner), node, targets)
             loss = self.task.loss(done.outputs, done.targets)
-            inputs = [activations, *done.weights.values()]
+            inputs = [done.inputs, *done.weights.values()]
             gradient, *gradients = gradients_of(loss, inputs, learner.autocast_dtype)
             state = self.half.stepped(state, done, gradients, payload, payload["steps"])
             answers.append(Letter(sender, {"gradient": gradient}))
@@ -217,17 +254,74 @@ class Upper:
 
 
 @dataclass(frozen=True)
-class Finish:
-    """Sends the half after the round: `weights`, `buffers` and `counters`. The state keeps the optimizer at most."""
+class Middle:
+    """The server's part of a step between two cuts: the forward pass of each letter; `back` has the backward pass.
+
+    Payload: that of `Upper`. The letters have `activations` [B, ...], and in `back` `gradient` [B, ...], both ways.
+    One half for several clients has the weights from before the step in all of these passes.
+    """
 
     half: Half
+    dtype: torch.dtype  # of the activations that are sent
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """The forward passes. The state keeps what they were given."""
+        given, learner = dict(payload["letters"]), self.half.learner(client)
+        inputs = [(sender, received(given[sender], learner).detach()) for sender in payload["order"]]
+        state = {**self.half.begun(payload, client), "inputs": inputs}
+        passes = self._passes(state, payload, client, rng)
+        _keep(client, rng.of_client(), payload["step"], passes)
+        sent = [
+            Letter(k, {"activations": done.outputs.detach().to(self.dtype)}) for k, done in passes.items()
+        ]
+        return Outcome({}, state, letters=sent)
+
+    def _passes(self, state: Payload, payload: Payload, client: Client, rng: Rng) -> dict[Any, Pass]:
+        """The pass of each sender; statistics go from one to the next."""
+        passes, seen = {}, state
+        for sender, inputs in state["inputs"]:
+            node = rng.of_client().child("step", payload["step"], sender)
+            done = self.half.forward(seen, client, inputs.detach().requires_grad_(), node)
+            seen, passes[sender] = {"tree": {**seen["tree"], **done.rest}}, done
+        return passes
+
+    def back(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """A backward pass and a step for each letter, in the order of the forward passes."""
+        state, letters, answers = client.state, dict(payload["letters"]), []
+        passes = _kept(client, rng.of_client(), payload["step"]) or self._passes(state, payload, client, rng)
+        for sender, done in passes.items():
+            if sender not in letters or letters[sender]["gradient"].shape != done.outputs.shape:
+                continue  # it has failed, or will without a gradient
+            to_inputs, *own = self.half.backward(done, letters[sender]["gradient"], client, [done.inputs])
+            now = {name: state["tree"][name].clone() for name in done.weights}
+            state = self.half.stepped(state, replace(done, weights=now), own, payload, payload["steps"])
+            answers.append(Letter(sender, {"gradient": to_inputs}))
+        return Outcome({}, {k: state[k] for k in ("tree", "optimizer")}, letters=answers)
+
+
+def received(content: Payload, learner: Loadable) -> Tensor:
+    """The activations of a letter as the half takes them, a leaf of its graph."""
+    dtype = next(iter(learner.trainable.values())).dtype
+    activations: Tensor = content["activations"].detach().to(dtype)
+    return activations.requires_grad_()
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Sends a holder's halves after the round: `weights`, `buffers` and `counters`. The optimizer may stay."""
+
+    halves: tuple[Half, ...]
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """The leaves that training has changed."""
-        learner, tree = self.half.learner(client), client.state["tree"]
-        names = {"weights": list(learner.trainable), "buffers": learner.buffers, "counters": learner.counters}
-        kept = {"optimizer": client.state["optimizer"]} if self.half.keep_optimizer else {}
-        return Outcome({field: select(tree, own) for field, own in names.items()}, kept)
+        learners, tree = [half.learner(client) for half in self.halves], client.state["tree"]
+        sent = {
+            "weights": [name for learner in learners for name in learner.trainable],
+            "buffers": [name for learner in learners for name in learner.buffers],
+            "counters": [name for learner in learners for name in learner.counters],
+        }
+        kept = {"optimizer": client.state["optimizer"]} if self.halves[0].keep_optimizer else {}
+        return Outcome({field: select(tree, names) for field, names in sent.items()}, kept)
 
     @staticmethod
     def expect(spec: TreeSpec) -> Schema:
@@ -243,17 +337,17 @@ class Finish:
 
 @dataclass(frozen=True)
 class Hand:
-    """Hands the half of a client on: its `model`, and its `optimizer` if that is carried.
+    """Hands the halves of a client on: their `model`, and their `optimizer` if that is carried.
 
     Payload: `to`, the client that gets it as a letter, or None, for the server, which gets it in the reply. The state
     stays, in case that the next one fails.
     """
 
-    half: Half
+    halves: tuple[Half, ...]
     carry_optimizer: bool
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """The half as it is."""
+        """The halves as they are."""
         content: dict[str, Any] = {"model": client.state["tree"]}
         if self.carry_optimizer:
             content["optimizer"] = _flat(client.state["optimizer"])
@@ -261,8 +355,9 @@ class Hand:
         return Outcome(content) if to is None else Outcome({}, letters=[Letter(to, content)])
 
     def expect(self, spec: TreeSpec) -> Schema:
-        """The schema of what it hands on, for a half of this spec."""
-        carried = {"optimizer": self.half.optimizer_field} if self.carry_optimizer else {}
+        """The schema of what it hands on, for halves of this spec."""
+        leaves = {name: leaf for half in self.halves for name, leaf in half.optimizer_leaves.items()}
+        carried = {"optimizer": TreeField(leaves)} if self.carry_optimizer else {}
         return Schema({"model": TreeField.like(spec), **carried})
 
 

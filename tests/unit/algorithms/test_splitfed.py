@@ -85,3 +85,25 @@ def test_a_round_sends_activations_labels_gradients_and_halves_and_says_so(tmp_p
     assert 0 <= line["bytes_down"] - 3 * (50 * 4 * 200 + lower) < 3000
     (sentence,) = result.summary["disclosures"]
     assert "the labels of its batch and what the layers up to '1' compute" in sentence
+
+
+@pytest.mark.parametrize(("activations", "size"), [("float32", 4), ("float16", 2)])
+def test_with_two_cuts_labels_stay_and_with_float16_activations_take_half_the_bytes(
+    activations: str, size: int, tmp_path: Path
+) -> None:
+    algorithm = {"name": "splitfed", "cut": [1, "3"], "activations": activations}
+    result = Experiment(**SETTINGS | {"algorithm": algorithm}).run(tmp_path / "run")
+    line, own = result.metrics[1], 4 * (64 * 200 + 200 + 200 * 10 + 10)
+    # 200 activations and 200 gradients an example, either way.
+    for way in ("bytes_up", "bytes_down"):
+        assert 0 <= line[way] - 3 * (50 * 200 * (size + 4) + own) < 6000
+    assert line["examples"] == 150
+    (sentence,) = result.summary["disclosures"]
+    assert "from which labels can be guessed" in sentence
+    assert "the labels of its batch" not in sentence
+
+
+@pytest.mark.parametrize("cut", [["3", "1"], ["1"], ["1", "3", "5"]])
+def test_other_cuts_than_one_or_two_in_order_are_refused(cut: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        Experiment(**SETTINGS | {"algorithm": {"name": "splitfed", "cut": cut}}).run(tmp_path / "run")
