@@ -88,6 +88,7 @@ class Parts:
     aggregate: Aggregate | None = None
     server: ServerStep | None = None
     evaluation_size: EvaluationSize = FULL
+    test_peers: Who | None = None  # how many peers' models are measured on the test data
     selection_seed: int = 0  # of what an algorithm draws once a run, such as a graph of peers
 
     @property

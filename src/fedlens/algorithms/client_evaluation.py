@@ -156,8 +156,13 @@ def client_values(examples: int, after: Mapping[str, float], before: Mapping[str
     return {"validation_examples": examples, **values}
 
 
-def spread(values_of_clients: Sequence[Mapping[str, float]], errors: Collection[str] = ("loss",)) -> Metrics:
-    """The mean, the standard deviation and the worst decile of each metric over clients.
+def spread(
+    values_of_clients: Sequence[Mapping[str, float]],
+    errors: Collection[str] = ("loss",),
+    whose: str = "clients",
+    decile: bool = True,
+) -> Metrics:
+    """The mean, the standard deviation and the worst decile of each metric over clients; or the worst, if not `decile`.
 
     `errors` are the metrics of which smaller is better. A client that lacks a metric, such as the precision of a class
     that it does not have, is left out of that metric; `clients_<metric>_undefined` is the number of those clients,
@@ -170,11 +175,14 @@ def spread(values_of_clients: Sequence[Mapping[str, float]], errors: Collection[
     for name in dict.fromkeys(name for row in values_of_clients for name in row):
         values = np.sort([row[name] for row in values_of_clients if name in row])
         if len(values) < len(values_of_clients):
-            metrics[f"clients_{name}_undefined"] = len(values_of_clients) - len(values)
+            metrics[f"{whose}_{name}_undefined"] = len(values_of_clients) - len(values)
         worst = values[::-1] if name in errors else values
-        metrics[f"clients_{name}_mean"] = float(values.mean())
-        metrics[f"clients_{name}_std"] = float(values.std())
-        metrics[f"clients_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())
+        metrics[f"{whose}_{name}_mean"] = float(values.mean())
+        metrics[f"{whose}_{name}_std"] = float(values.std())
+        if decile:
+            metrics[f"{whose}_{name}_worst_decile"] = float(worst[: math.ceil(len(values) / 10)].mean())
+        else:
+            metrics[f"{whose}_{name}_worst"] = float(worst[0])
     return metrics
 
 

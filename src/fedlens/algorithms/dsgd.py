@@ -21,6 +21,7 @@ from fedlens.algorithms.client_evaluation import (
     refuse_too_many,
     refuse_unmeasured,
 )
+from fedlens.algorithms.peer_evaluation import EVALUATE_PEER, EvaluatePeer, PeersOnTest
 from fedlens.algorithms.topology import Ring, Topology, TopologySettings, without
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.algorithm_base import AlgorithmBase, ClientGraph, OwnCurve
@@ -52,8 +53,8 @@ from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 
 RING = Ring()
 CONSENSUS = OwnCurve(
-    "Distance of the peers' models from their mean",
     "consensus_distance",
+    "of the peers' models from their mean",
     {"consensus_distance": "square root of the mean over peers of |x_i - mean|²"},
 )
 
@@ -195,6 +196,7 @@ class DSGD(AlgorithmBase):
     a redrawn graph was not connected; and `edges`, which tells whether the CSV file is still the same.
     """
 
+    has_peers = True
     parts: Parts
     topology: Topology
     train: Train
@@ -211,13 +213,15 @@ class DSGD(AlgorithmBase):
         """Training and sending, mixing, and what is measured."""
         parts, peer, before = self.parts, self.peer, self.mix == "before"
         size, batch = parts.evaluation_size, parts.evaluation_batch
+        evaluate = Evaluate(parts.model, parts.task, batch, size)
         own = EvaluateOwn(parts.model, parts.task, batch, peer.leaves, size=size)
         trainable = tuple(part(parts.spec, "weight", trainable=True))
         return {
             "send": Send(peer, self.train, before),
             "mix": Mix(peer, before, self.quasi_global, trainable),
             "show": Show(peer),
-            "evaluate": Evaluate(parts.model, parts.task, batch, size),
+            "evaluate": evaluate,
+            EVALUATE_PEER: EvaluatePeer(evaluate),
             EVALUATE_OWN: EvaluateHeld(peer, own),
         }
 
@@ -233,6 +237,7 @@ class DSGD(AlgorithmBase):
             "Each peer sends its model to its neighbours in the graph.",
             "The mean of the peers' models is only measured: no peer has it. To measure it, each peer's model is read "
             "after each round, which counts no bytes.",
+            *PeersOnTest(self.parts).discloses,
             *((disclosure(self.parts.task),) if self.measured != "none" else ()),
         )
 
@@ -244,7 +249,7 @@ class DSGD(AlgorithmBase):
     @property
     def curves(self) -> tuple[OwnCurve, ...]:
         """How far the peers' models are from one another."""
-        return (CONSENSUS,)
+        return (CONSENSUS, *PeersOnTest(self.parts).curves)
 
     @property
     def graphs(self) -> tuple[ClientGraph, ...]:
@@ -258,8 +263,8 @@ class DSGD(AlgorithmBase):
 
     @property
     def evaluation_asks(self) -> int:
-        """One of the server, and one of the peers if they are measured."""
-        return 1 + (self.measured != "none")
+        """One of the server, two of each peer on the test data, and one of the peers if they are measured."""
+        return 1 + 2 * len(PeersOnTest(self.parts).peers) + (self.measured != "none")
 
     def clients_per_round(self, federation: FederationInfo) -> int:
         """The number of peers."""
@@ -321,13 +326,15 @@ class DSGD(AlgorithmBase):
         return {name: leaf for name, leaf in self.parts.spec.items() if name in leaves}
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """Evaluates the mean model centrally, and each peer's model on what it holds out."""
+        """Evaluates the mean model and chosen peers' models centrally, and each peer's model on what it holds out."""
         parts = self.parts
         sent = parts.model.sent(state["model"])
         metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure)
         metrics = {**metrics, "consensus_distance": state["consensus"]}
         if self.topology.redrawn:
             metrics["disconnected_graphs"] = state["parted"]
+        shared, shown = {"at": state["at"]}, Schema({"model": TreeField.like(self._mixed_spec)})
+        metrics |= yield from PeersOnTest(parts).measured(shared, shown)
         if self.measured == "none":
             return metrics
         at_peers = yield from everywhere({"model": {}, "at": state["at"]}, ctx, parts.task, self.measured)
@@ -407,12 +414,15 @@ def dsgd(
         mix: "after". "before" is the paper's.
         quasi_global: 0.9, with `local.momentum` = 0.9, where peers differ.
         data.validation: 0.1 to 0.3, with `data.validation_from` = "client": each peer's model is measured on its own.
+        evaluation.test_peers: 4, or "all": so many peers' models on the test data. No peer has the mean model, and
+            where data differ their own can be much worse.
 
     Try: algorithm.topology.name=ring
 
     Not when: A server can be had: FedAvg mixes completely with two models a client.
 
     Tests: tests/identity/test_dsgd.py tests/unit/algorithms/test_topology.py
+        tests/unit/algorithms/test_peer_evaluation.py
 
     Example:
         >>> Topology(Ring(), 8).spectral_gap() < Topology(Ring(), 4).spectral_gap()  # more peers agree later
@@ -450,6 +460,7 @@ def refuse_unfit(parts: Parts, name: str) -> None:
             where="data.partition",
             hint="choose a partition without empty clients",
         )
+    PeersOnTest(parts)  # its check
     model_scales(parts.local, parts.model)  # its checks
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures each peer's model")

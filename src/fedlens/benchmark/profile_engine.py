@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedlens.algorithms.client_evaluation import EVALUATE_OWN
+from fedlens.algorithms.peer_evaluation import EVALUATE_PEER
 from fedlens.base.profiling import recording
 from fedlens.benchmark.profile_clock import Clock
 from fedlens.core.calls import StackedOutcomes
@@ -93,7 +94,7 @@ def with_timed_ops(program: Program) -> Program:
     """The program, with each operation a second time: it reports its time, and has `TIMED` before its name."""
     ops, driver = dict(program.ops), os.getpid()
     for name, op in program.ops.items():
-        part = "evaluation" if name in ("evaluate", EVALUATE_OWN) else "client"
+        part = "evaluation" if name in ("evaluate", EVALUATE_OWN, EVALUATE_PEER) else "client"
         ops[TIMED + name] = (
             TimedBatchedOp(op, part, driver) if isinstance(op, BatchedOp) else TimedOp(op, part, driver)
         )

@@ -29,13 +29,13 @@ class OwnCurve(NamedTuple):
     """A figure over rounds on a run's page, of numbers that `evaluate` returns beside the metrics of the task.
 
     Attributes:
-        title: above the figure.
-        metric: what the numbers are, such as "accuracy", which is shown in per cent.
+        metric: what the numbers are, the first word of the title; such as "accuracy", which is shown in per cent.
+        about: the rest of the title.
         lines: the name of each line, by its key in `evaluate`'s metrics.
     """
 
-    title: str
     metric: str
+    about: str
     lines: Mapping[str, str]
 
 
@@ -66,12 +66,15 @@ class AlgorithmBase(Algorithm):
             the engines `default` and `auto` stay `inline`.
         personal: the leaves of the model that stay at the clients, so that each client has a model of its own; a client
             that trained has their values in its state, as `personal`.
+        has_peers: whether clients are peers with a model of their own each, which `evaluation.test_peers` measures on
+            the test data.
         replaced: by the name of their table, the components that the algorithm sets up from its own settings and that
             the user's table replaces.
     """
 
     asks_each_step: bool = False
     personal: frozenset[str] = frozenset()
+    has_peers: bool = False
     replaced: Mapping[str, Any] = MappingProxyType({})
 
     @property

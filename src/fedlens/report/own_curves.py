@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlens.report import figures
-from fedlens.report.format import metric_value
+from fedlens.report.format import heading, metric_value
 from fedlens.report.read import Run, subtable
 from fedlens.report.render import Plot
 
@@ -27,14 +27,14 @@ def _shown(run: Run, kind: str) -> list[Mapping[str, Any]]:
 
 
 def _plot(run: Run, curve: Mapping[str, Any]) -> Plot | None:
-    metric, lines = curve["metric"], []
+    metric, title, lines = curve["metric"], f"{heading(curve['metric'])}: {curve['about']}", []
     for color, (key, name) in zip(_COLORS, curve["lines"].items(), strict=False):
         rounds, values = run.series(key)
         if rounds:
             lines.append(figures.Series(rounds, values, name, color=color, hover=figures.hover(metric)))
     ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
-    about = f"{curve['title']} over rounds: {'; '.join(ends)}."
-    return Plot.of(figures.curves(lines, metric, curve["title"], about)) if lines else None
+    about = f"{title} over rounds: {'; '.join(ends)}."
+    return Plot.of(figures.curves(lines, metric, title, about)) if lines else None
 
 
 def graphs_of(run: Run) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from fedlens.models.weights import InitialWeights
 from fedlens.run.initial_weights import initial_weights, settings_read
 from fedlens.run.neighbours import LabelledImages, labelled_images
 from fedlens.run.session import Session, SharedDataset
-from fedlens.settings.algorithm_check import check_combinations
+from fedlens.settings.algorithm_check import check_combinations, check_evaluation
 from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.datadir import data_directory
@@ -263,6 +263,7 @@ def _parts(
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
         client=chain(*(rule() for rule in planned.rules)) if planned.rules else None,
         evaluation_size=size,
+        test_peers=config.evaluation.test_peers,
         selection_seed=config.seeds.selection,
     )
 
@@ -443,13 +444,7 @@ def _fitting(
     for sentence in announcements(hardware(), table, line, chosen):
         say(sentence)
     config = filled(config, {"engine": table})
-    if config.evaluation.overlap and engine.ahead and (asks := algorithm.evaluation_asks) > 1:
-        raise ConfigError(
-            f"an evaluation asks {asks} times here, of the server and of clients, and one that overlaps with the "
-            "next round can ask once",
-            where="evaluation.overlap",
-            hint="set evaluation.clients = 'none', or evaluation.overlap = false",
-        )
+    check_evaluation(config.evaluation, algorithm, engine.ahead)
     return config
 
 

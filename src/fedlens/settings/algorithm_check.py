@@ -12,9 +12,10 @@ import torch
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.registry import SLOTS
 from fedlens.base.errors import ConfigError
+from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import FederationInfo, ModelSpec
 from fedlens.local.chain import chain
-from fedlens.settings.config import Config
+from fedlens.settings.config import Config, Evaluation
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
 from fedlens.tasks.registry import TASKS
 
@@ -59,13 +60,31 @@ def check_algorithm(planned: Plan) -> None:
         federation,
         ("@test", "@train") if config.evaluation.train else ("@test",),
         measure_clients=config.evaluation.clients,
+        test_peers=config.evaluation.test_peers,
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
     )
     rule = chain(*(one() for one in planned.rules)) if planned.rules else None
     algorithm = chosen["algorithm"]
     if "cut" in algorithm.settings:  # its name is that of a layer of the real model
         algorithm = replace(algorithm, settings={**algorithm.settings, "cut": "0"})
-    algorithm(replace(parts, client=rule))
+    check_evaluation(config.evaluation, algorithm(replace(parts, client=rule)))
+
+
+def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bool = False) -> None:
+    """Raises `ConfigError` for evaluations that the algorithm does not have, or not on workers beside a round."""
+    if settings.test_peers is not None and not algorithm.has_peers:
+        raise ConfigError(
+            "this algorithm has one model on the test data, and no peers with models of their own",
+            where="evaluation.test_peers",
+            hint="remove it, or choose an algorithm of peers, such as algorithm.name = 'dsgd'",
+        )
+    if settings.overlap and workers and (asks := algorithm.evaluation_asks) > 1:
+        raise ConfigError(
+            f"an evaluation asks {asks} times here, of the server and of clients, and one that overlaps with the "
+            "next round can ask once",
+            where="evaluation.overlap",
+            hint="set evaluation.overlap = false, or evaluation.clients = 'none' and no evaluation.test_peers",
+        )
 
 
 def algorithm_settings(config: Config) -> dict[str, Any]:

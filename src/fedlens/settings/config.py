@@ -171,6 +171,11 @@ class Evaluation(_Table):
         "drawn anew each time; by default none, and all if the algorithm makes personal models. Needs data.validation "
         "= 0.2 (or another share) and data.validation_from = 'client'. Writes each client's values to clients.jsonl",
     )
+    test_peers: Literal["all"] | Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="of peer-to-peer learning: how many peers' models are measured on the test data, the same ones in "
+        "the whole run, drawn by seeds.selection; or all. The metrics are peers_*_mean, peers_*_std and peers_*_worst",
+    )
     overlap: bool = Field(
         False,
         description="evaluate while the next round trains, on idle workers. The metrics are the same, "

@@ -117,11 +117,19 @@ class _Shape:
 
     def evaluated_of(self, tested: int) -> int:
         """Images of one evaluation without those at clients, with at most `tested` test images."""
-        return self._at_server - max(0, self.built.federation.held.get("@test", 0) - tested)
+        left_out = max(0, self.built.federation.held.get("@test", 0) - tested)
+        return self._at_server - (1 + self._tested_peers) * left_out
+
+    @property
+    def _tested_peers(self) -> int:
+        """The models of peers that are measured on the test data beside the mean model."""
+        peers = self.built.config.evaluation.test_peers
+        return self.built.federation.clients if peers == "all" else peers or 0
 
     @property
     def _at_server(self) -> int:
-        names = ("@test", "@validation") + (("@train",) if self.built.config.evaluation.train else ())
+        names = ("@validation",) + (("@train",) if self.built.config.evaluation.train else ())
+        names += ("@test",) * (1 + self._tested_peers)
         return sum(self.built.federation.held.get(name, 0) for name in names)
 
 
@@ -193,7 +201,7 @@ class RunCosts:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
         batch = [config.local.batch_size, config.local.examples]
         components = [config.model, config.algorithm, config.select, config.task, batch]
-        clients = [config.evaluation.train, config.evaluation.clients]
+        clients = [config.evaluation.train, config.evaluation.clients, config.evaluation.test_peers]
         key = _key([data, components, clients, config.engine.get("device")])
         if key not in self._shapes:
             source = Source(dict(settings))

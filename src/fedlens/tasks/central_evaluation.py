@@ -213,9 +213,9 @@ def evaluation_batch(
 
 
 def central(
-    model: Tree, federation: FederationInfo, task: Task, names: Sequence[str]
+    model: Tree, federation: FederationInfo, task: Task, names: Sequence[str], op: str = "evaluate"
 ) -> Generator[Ask, Answers, dict[str, Measured]]:
-    """Asks for the measurements of `model` on each of `names` (`@test`, ...), stretch by stretch.
+    """Asks for the measurements of `model` on each of `names` (`@test`, ...), stretch by stretch; `op` makes them.
 
     The stretches are a fixed cut (`stretch_of`) and are added in order, so the number of workers does not show in the
     result. A name without examples is left out.
@@ -228,7 +228,7 @@ def central(
         for start, stop in stretches_of(federation.held[name], federation.input_shape)
     ]
     parts: dict[str, Total] = {}
-    for answer in (yield Ask("evaluate", requests, {"model": model}, expect=MEASUREMENTS)):
+    for answer in (yield Ask(op, requests, {"model": model}, expect=MEASUREMENTS)):
         if isinstance(answer, Failure):
             raise RunFailed(f"evaluating the model on {answer.client} failed: {answer.reason}")
         parts.setdefault(str(answer.client), Total()).add(Measured.from_payload(answer.payload))

@@ -32,17 +32,17 @@ def page_of(
 def test_the_numbers_that_an_algorithm_declares_are_curves_of_its_page(tmp_path: Path) -> None:
     rows = [line(at, consensus_distance=at / 2, peers_accuracy_worst=0.1) for at in range(6)]
     curves = [
-        OwnCurve("How far apart", "consensus_distance", {"consensus_distance": "distance"}),
-        OwnCurve("The models", "accuracy", {"peers_accuracy_worst": "worst", "test_accuracy": "mean model"}),
-        OwnCurve("Never measured", "loss", {"peers_loss_worst": "worst"}),
+        OwnCurve("consensus_distance", "how far apart", {"consensus_distance": "distance"}),
+        OwnCurve("accuracy", "of peers", {"peers_accuracy_worst": "worst", "test_accuracy": "mean model"}),
+        OwnCurve("loss", "never measured", {"peers_loss_worst": "worst"}),
     ]
     _, page = page_of(tmp_path, curves=curves, graphs=[], rounds=5, metrics=rows)
     assert page.trace("distance", 2)["y"] == [0, 0.5, 1, 1.5, 2, 2.5]
     assert page.trace("mean model", 3)["y"] == pytest.approx([row["test_accuracy"] for row in rows])
     assert page.trace("worst", 3)["y"] == [0.1] * 6
     assert page.figures[3]["layout"]["yaxis"]["tickformat"].endswith("%")
-    assert "How far apart" in page.words
-    assert "Never measured" not in page.words
+    assert "Consensus distance: how far apart" in page.words
+    assert "never measured" not in page.words
 
 
 def test_the_page_draws_who_sends_to_whom_with_weights_as_widths(tmp_path: Path) -> None:
