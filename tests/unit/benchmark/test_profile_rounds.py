@@ -20,6 +20,7 @@ from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
 from fedlens.core.protocol import Answer, Failure, Id, Reply
 from fedlens.engines.inline import Inline
 from tests.unit.benchmark.profile_kit import SMALL, built
+from tests.unit.engines.engine_kit import gone_within
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,7 @@ def test_a_round_in_which_nothing_can_be_trained_ends_the_profile_as_it_ends_a_r
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_workers_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = built("engine.name=processes", "engine.workers=2")
     pids: list[int] = []
@@ -176,10 +178,7 @@ def test_workers_are_gone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         measure(experiment, 1)
     assert len(pids) == 2
     assert os.getpid() not in pids
-    until = time.monotonic() + 20  # who reaps them is not this process
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert gone_within(20, pids)
 
 
 def test_without_a_number_there_are_at_least_two_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

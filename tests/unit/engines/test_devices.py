@@ -114,6 +114,7 @@ class Joint(BatchedOp):
         return None
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("engine", MADE)
 def test_operations_find_how_the_engine_computes(engine: str) -> None:
     last = engine != "vectorized"  # which has no such setting

@@ -70,6 +70,7 @@ def test_how_an_engine_computes_is_in_the_program() -> None:
     assert (program.device, program.arithmetic.precision) == ("cpu", "bf16")
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_which_engines_take_asks_ahead() -> None:
     with fresh("processes") as driver:
         assert BareEngine.wrap(driver.engine).ahead

@@ -438,8 +438,8 @@ def test_work_that_always_hangs_fails_and_the_round_goes_on(tmp_path: Path) -> N
 @QUICK
 def test_slow_work_in_a_queue_is_not_taken_for_hung() -> None:
     """Each task's time counts from when its worker began with it, not from when it was sent."""
-    wanted = ask([{"seconds": 0.5} for _ in range(8)])
-    with fresh(workers=1, timeout=3.0) as gate:
+    wanted = ask([{"seconds": 0.25} for _ in range(8)])
+    with fresh(workers=1, timeout=1.5) as gate:
         quick_again(gate)
         (pid,) = gate.engine.pids  # type: ignore[attr-defined]
         assert len(vectors(answers_to(gate, wanted))) == 8
