@@ -322,6 +322,7 @@ MUTATIONS = [
         "done.outputs.detach()}\n        if",
         "identity/test_splitfed.py",
     ),
+    Mutation("local/leakage.py", "centred.fill_diagonal_(0.0)", "centred", "unit/local/test_leakage.py"),
     Mutation("local/halves.py", "lr * self.factor", "lr", "identity/test_splitfed.py"),
     Mutation(
         "local/halves.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,8 +17,10 @@ from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.base.errors import ConfigError
 from fedlens.base.frozen import FrozenSplit
+from fedlens.core.algorithm_base import OwnCurve
 from fedlens.core.protocol import (
     Ask,
+    Evaluation,
     ModelSpec,
     Op,
     Payload,
@@ -28,11 +31,18 @@ from fedlens.core.protocol import (
     State,
     Steps,
 )
-from fedlens.core.schema import Schema, TensorField
+from fedlens.core.schema import NumberField, Schema, TensorField
 from fedlens.core.tree import map_tree, select
 from fedlens.local.halves import Finish, Half, Lower, Middle, Upper, holder_of
+from fedlens.local.leakage import FEWEST, Leakage
 from fedlens.models.stages import LayerName, stages
 
+LEAKAGE = OwnCurve(
+    "What activations tell of images",
+    "distance_correlation",
+    {"distance_correlation": "distance correlation, mean over clients"},
+)
+COMPARED = 8  # clients that measure it
 Cut = Annotated[
     LayerName | Annotated[tuple[LayerName, LayerName], Field()],
     Field(description="the layer after which the model is cut, or two: then labels stay at the clients"),
@@ -62,6 +72,7 @@ class SplitFed(Averaging):
             "upper": self.upper,
             "finish-client": Finish(self.at_client),
             "finish-server": Finish((self.at_server,)),
+            "leakage": Leakage(self.lower.half),
         }
         if self.middle is not None:
             own |= {"middle": self.middle, "back": self.middle.back}
@@ -84,7 +95,31 @@ class SplitFed(Averaging):
         labels = "the labels of its batch and "
         if self.middle is not None:
             labels, sent = "", f"{sent}, and a gradient, from which labels can be guessed"
-        return (*super().discloses, f"In every step each client sends {labels}{sent}.")
+        measured = (
+            f"To show what activations tell of images, up to {COMPARED} clients compute the distance correlation of "
+            "both at each evaluation and send that number, which counts no bytes."
+        )
+        return (*super().discloses, f"In every step each client sends {labels}{sent}.", measured)
+
+    @property
+    def curves(self) -> tuple[OwnCurve, ...]:
+        """How much of the images is left in the activations."""
+        return (LEAKAGE,)
+
+    @property
+    def evaluation_asks(self) -> int:
+        """One more, for the activations."""
+        return super().evaluation_asks + 1
+
+    def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
+        """The evaluation of averaging, and `distance_correlation`: the mean over some clients with examples enough."""
+        metrics = yield from super().evaluate(state, ctx)
+        able = [k for k in self.candidates(ctx.federation) if ctx.federation.sizes[k] >= FEWEST]
+        requests = [Request(int(k)) for k in sorted(ctx.rng.numpy("leakage").permutation(able)[:COMPARED])]
+        model, expect = self._part(state, self.lower.half), Schema({"correlation": NumberField(most=1)})
+        ask = Ask("leakage", requests, {"model": model}, expect=expect, counts=False, measuring=True)
+        found = [answer.payload["correlation"] for answer in (yield ask) if isinstance(answer, Reply)]
+        return {**metrics, "distance_correlation": fmean(found)} if found else metrics
 
     @property
     def training_op(self) -> str | None:
@@ -251,7 +286,8 @@ def splitfed(
         the more easily the earlier the cut. Clients learn no other client's data, and not the server's half unless
         `evaluation.clients` measures the model at them. With two cuts each step has two letters each way, and the
         server gets no label, but a gradient from which it can guess labels. With `activations` = "float16" activations
-        have half the bytes; gradients keep theirs.
+        have half the bytes; gradients keep theirs. What activations tell of images is measured at each evaluation:
+        `distance_correlation`, from 0 to 1, at up to 8 clients that hold 4 examples or more.
 
     Composes: Any `[select]` that chooses a client once a round and any `[server]`, which moves both halves. `[client]`
         and `[aggregate]` are refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. Every optimizer

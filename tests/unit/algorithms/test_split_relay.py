@@ -52,6 +52,6 @@ def test_a_turn_sends_the_first_layers_to_the_next_client_and_says_so(
     assert (
         0 <= line["bytes_down"] - 3 * 50 * 4 * 200 - lower < 3000
     )  # in the first round without an optimizer
-    _, sentence = result.summary["disclosures"]
+    *_, sentence = result.summary["disclosures"]
     handed = "layers and their optimizer" if carry else "layers"
     assert f"hands its {handed} to the next client" in sentence

@@ -83,7 +83,9 @@ def test_a_round_sends_activations_labels_gradients_and_halves_and_says_so(tmp_p
     # 50 examples a client, with 200 activations and a label each; a message has a few bytes more.
     assert 0 <= line["bytes_up"] - 3 * (50 * (4 * 200 + 8) + lower) < 3000
     assert 0 <= line["bytes_down"] - 3 * (50 * 4 * 200 + lower) < 3000
-    (sentence,) = result.summary["disclosures"]
+    sentence, measured = result.summary["disclosures"]
+    assert "distance correlation of both" in measured
+    assert all(0 < row["distance_correlation"] <= 1 for row in result.metrics)
     assert "the labels of its batch and what the layers up to '1' compute" in sentence
 
 
@@ -98,7 +100,7 @@ def test_with_two_cuts_labels_stay_and_with_float16_activations_take_half_the_by
     for way in ("bytes_up", "bytes_down"):
         assert 0 <= line[way] - 3 * (50 * 200 * (size + 4) + own) < 6000
     assert line["examples"] == 150
-    (sentence,) = result.summary["disclosures"]
+    sentence, _ = result.summary["disclosures"]
     assert "from which labels can be guessed" in sentence
     assert "the labels of its batch" not in sentence
 
