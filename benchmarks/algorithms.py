@@ -56,6 +56,8 @@ LEFT_OUT = {
     "fedbn": "FedAvg of some of the layers",
     "local-only": "no averaging",
     "dsgd": "peers mix without a server",
+    "push-sum": "peers mix without a server",
+    "gradient-tracking": "peers mix without a server",
     "finetune": "FedAvg; tuning is part of the evaluation",
 }
 

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlens.algorithms.dsgd import Mix, PeerModel
+from fedlens.algorithms.dsgd import MixModels
+from fedlens.algorithms.peers import Mix, PeerModel
 from fedlens.base.memory import keep_freed_memory
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import Workload, cifar_cnn, mnist_cnn
@@ -37,7 +38,9 @@ from fedlens.core.tree import tree_of
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
 from fedlens.local.knowledge_transfer import LOGITS, Distill, TrainAndSend, TrainServer
+from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
+from fedlens.local.training import Train
 from fedlens.models.resnet import gkt_resnet8, resnet20, resnet56
 from fedlens.models.simple import hsu_cnn, small_cnn
 from fedlens.models.stages import cut, stages
@@ -239,8 +242,10 @@ def mix(factory: Callable[..., nn.Module]) -> Case:
     model = ModelSpec(factory, "network", {}, SHAPE, 10, 0)
     models = [tree_of(replace(model, seed=seed).build()) for seed in range(3)]
     peer = PeerModel(model, frozenset(models[0]))
-    op = Mix(peer, before=False, quasi_global=None, trainable=tuple(models[0]))
-    state = {"draft": {"held": {}, "model": models[0], "optimizer": {}, "steps": 1}}
+    train = Train(model, Classification(), LocalSettings(lr=RATE), ClientRule())
+    op = Mix(peer, MixModels(train, before=False, quasi_global=None, trainable=tuple(models[0])))
+    draft = {"held": {}, "content": {"model": models[0]}, "optimizer": {}, "steps": 1, "trained": {}}
+    state = {"draft": draft}
     client = Client(0, None, state, Secrets((0,)), {}, ON_CPU)
     letters = [(sender, {"model": models[sender]}) for sender in (1, 2)]
     payload = {"weights": [(peer, 1 / 3) for peer in range(3)], "letters": letters, "step": 0, "lr": RATE}

@@ -250,28 +250,80 @@ MUTATIONS = [
         "algorithms/mime.py", "return 1 - base.beta, shift", "return 1.0, shift", "identity/test_mime.py"
     ),
     Mutation(
-        "algorithms/dsgd.py",
-        "weights = without(self.topology.weights(step), set(range(n)) - set(sent))",
+        "algorithms/peers.py",
+        "weights = without(self.topology.weights(step), set(range(len(at))) - set(sent))",
         "weights = self.topology.weights(step)",
         "identity/test_dsgd.py",
     ),
     Mutation(
-        "algorithms/dsgd.py",
-        "if len(mixed) == len(sent):",
-        "if mixed:",
+        "algorithms/peers.py",
+        "whole = len(mixed) == len(sent)",
+        "whole = bool(mixed)",
         "identity/test_dsgd.py",
     ),
     Mutation(
-        "algorithms/dsgd.py",
+        "algorithms/peers.py",
         "total[name].add_(value, alpha=weight)",
         "total[name].add_(value, alpha=1 - weight)",
         "identity/test_dsgd.py",
     ),
     Mutation(
-        "algorithms/dsgd.py",
+        "algorithms/peers.py",
         'if before["file"] == edges["file"] and before != edges:',
         "if False:",
         "unit/algorithms/test_dsgd.py",
+    ),
+    Mutation(
+        "algorithms/peers.py",
+        "total[name] = value * weight if",
+        "total[name] = value.mul_(weight) if",  # public code of push-sum
+        "identity/test_push_sum.py",
+    ),
+    Mutation(
+        "algorithms/peers.py",
+        "square + weight * float",
+        "square + float",
+        "identity/test_push_sum.py",
+    ),
+    Mutation(
+        "algorithms/peers.py", 'payload["mixing"], rng.of_client()', "0, rng", "identity/test_push_sum.py"
+    ),
+    Mutation(
+        "algorithms/push_sum.py", "{name: value / mass if", "{name: value if", "identity/test_push_sum.py"
+    ),
+    Mutation(
+        "algorithms/push_sum.py",
+        "x |= {name: x[name] - step",
+        "x |= {name: x[name] - mass * step",
+        "identity/test_push_sum.py",
+    ),
+    Mutation(
+        "algorithms/push_sum.py", "{name: value * mass if", "{name: value if", "identity/test_push_sum.py"
+    ),
+    Mutation("algorithms/push_sum.py", "directed=True, ", "", "identity/test_push_sum.py"),
+    Mutation(
+        "algorithms/gradient_tracking.py",
+        "held[_TRACKED][name] + (g - held[_GRADIENT][name])",
+        "held[_TRACKED][name] + g",
+        "identity/test_gradient_tracking.py",
+    ),
+    Mutation(
+        "algorithms/gradient_tracking.py",
+        "{name: lr * value for name, value in y.items()}",
+        "{name: lr * value for name, value in gradient.items()}",
+        "identity/test_gradient_tracking.py",
+    ),
+    Mutation(
+        "algorithms/gradient_tracking.py",
+        "_TRACKED: mixed[_TRACKED], _GRADIENT",
+        '_TRACKED: draft["content"][_TRACKED], _GRADIENT',
+        "identity/test_gradient_tracking.py",
+    ),
+    Mutation(
+        "algorithms/gradient_tracking.py",
+        "statistics=True",
+        "statistics=False",
+        "identity/test_gradient_tracking.py",
     ),
     Mutation(
         "algorithms/feddane.py",

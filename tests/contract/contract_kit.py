@@ -62,6 +62,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
     "dsgd": {"name": "dsgd", "topology": {"name": "ring"}},
+    "push-sum": {
+        "name": "push-sum",
+        "topology": {"name": "erdos-renyi", "probability": 0.5, "redraw": True},
+    },
+    "gradient-tracking": {"name": "gradient-tracking"},
 }
 PARTITIONS: dict[str, dict[str, Any]] = {
     "iid": {"name": "iid", "clients": 6},
@@ -95,10 +100,11 @@ LOCAL = {"lr": 0.05, "momentum": 0.5, "epochs": 1, "batch_size": 20}
 PERSONAL = {"fedbn", "local-only", "finetune"}
 HELD_OUT = {"validation": 0.2, "validation_from": "client"}
 # Names of algorithms that refuse a momentum at the clients, and of those that ask clients twice a round.
-WITHOUT_MOMENTUM = {"mime", "mimelite"}
+WITHOUT_MOMENTUM = {"mime", "mimelite", "gradient-tracking"}
 TWO_EXCHANGES = {"mime", "feddane"}
 # Rows of which all clients take part.
-PEERS = {"dsgd"}
+PEERS = {"dsgd", "push-sum", "gradient-tracking"}
+STEP_BY_STEP = {"push-sum", "gradient-tracking"}  # of which each step is a round trip, or several
 WITHOUT_SELECT = {"centralized", *PEERS}
 # Whose server trains too, on what clients send of each example.
 SERVER_TRAINS = {"fedgkt"}
@@ -156,6 +162,8 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     if algorithm == "fedgkt":
         client = {"name": "small-cnn", "norm": "none"}
         easy |= {"algorithm": {"name": "fedgkt", "client": client, "cut": "0"}, "rounds": 12}
+    if algorithm in STEP_BY_STEP:
+        easy["local"] = local | {"epochs": 1}
     return experiment(algorithm, partition, **easy | changes)
 
 

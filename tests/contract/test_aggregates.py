@@ -14,7 +14,16 @@ from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from fedlens.algorithms.registry import RULES
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError
-from tests.contract.contract_kit import ALGORITHMS, HELD_OUT, PATTERNS, PERSONAL, USERS, Stopping, outcome
+from tests.contract.contract_kit import (
+    ALGORITHMS,
+    HELD_OUT,
+    PATTERNS,
+    PERSONAL,
+    USERS,
+    WITHOUT_SELECT,
+    Stopping,
+    outcome,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 OWN = f"{EXAMPLES}/own_aggregate.py"
@@ -43,7 +52,7 @@ RULED: dict[str, dict[str, Any]] = {
     **{
         name: {"algorithm": ALGORITHMS.get(name, name)}
         for name in REGISTERED
-        if name not in ("centralized", "dsgd", "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi")
+        if name not in (*WITHOUT_SELECT, "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi")
     },
     "clipped": {"algorithm": {"name": f"{EXAMPLES}/clipped_fedavg.py:clipped_fedavg", "norm": 5.0}},
     "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto"},

@@ -26,6 +26,8 @@ KINDS = [
     "moon",
     "admm",
     "dsgd",
+    "push-sum",
+    "gradient-tracking",
     "fedgkt",
     "splitfed",
     "splitfed-v2",

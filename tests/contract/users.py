@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
+from fedlens.algorithms.peers import PeerToPeer
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.base.registry import read_settings
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.core.schema import tensors_in
@@ -59,6 +61,13 @@ def uneven(labels: np.ndarray, seed: int, *, clients: int = 5) -> Partition:
     return Partition.of_owners(owners, clients, spec={"name": "uneven", "clients": clients, "seed": seed})
 
 
+def one_example(labels: np.ndarray, seed: int, *, clients: int = 5) -> Partition:
+    """Client 0 holds one example, the others share the rest."""
+    owners = 1 + np.random.default_rng(seed).permutation(len(labels)) % (clients - 1)
+    owners[3] = 0
+    return Partition.of_owners(owners, clients, spec={"name": "one", "clients": clients, "seed": seed})
+
+
 def remembering(parts: Parts, *, pull: float = 0.1) -> Averaging:
     """A client is also pulled to where it ended the last time: a state at the client."""
     return averaging(parts, client=ClientRule(grad=partial(pulled, pull=pull), finish=remember))
@@ -104,7 +113,7 @@ class Flaky:
     client: int
     after: int
     times: int
-    garbled: bool
+    garbled: bool = False
     asked: list[int] = field(default_factory=list)  # of this process: for the engine that has only one
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -163,7 +172,10 @@ def flaky(
     settings: dict[str, Any] | None = None,
 ) -> Any:
     """Any algorithm of the family, with a client that is missing, or sends what no one can use."""
-    made = ALGORITHMS.find(inner)(parts, **{k: v for k, v in (settings or {}).items() if k != "name"})
+    factory, chosen = ALGORITHMS.find(inner), {k: v for k, v in (settings or {}).items() if k != "name"}
+    made = factory(parts, **read_settings(factory, chosen, "algorithm"))
+    if isinstance(made, PeerToPeer):
+        return replace(made, rule=replace(made.rule, train=Flaky(made.rule.train, client, after, times)))  # type: ignore[arg-type]
     more = {name: Flaky(op, client, after, times, garbled) for name, op in made.more_ops.items()}
     part = "lower" if inner in ("splitfed", "split-relay") else "train"  # what clients do first
     return replace(made, **{part: Flaky(getattr(made, part), client, after, times, garbled)}, more_ops=more)

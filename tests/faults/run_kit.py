@@ -17,6 +17,7 @@ from typing import Any
 from fedlens.core.payload import encode
 from fedlens.files.model_digest import weights_digest
 from fedlens.run import checkpoint
+from tests.identity.identity_kit import PEERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +97,7 @@ def with_letters(directory: Path, algorithm: str) -> Path:
     """The same on two workers, with an algorithm whose clients send each other, or the server's holder, letters."""
     path = experiment(directory, "processes", rounds=4)
     text = path.read_text(encoding="utf-8").replace('name = "own.py:stateful"', algorithm)
-    if "dsgd" in algorithm:  # all clients are peers, and none is selected
+    if any(peers in algorithm for peers in PEERS):  # all clients are peers, and none is selected
         text = text.replace("[select]\nclients_per_round = 4\n", "")
     path.write_text(text, encoding="utf-8")
     return path

@@ -160,6 +160,12 @@ ALGORITHMS: dict[str, Budgets] = {
 ALGORITHMS |= {
     "fedir-population": TRAINING | {"class-counts": Budget(0, 1)},
     "dsgd": {"send": Budget(0, 3), "mix": Budget(0, 1), "show": Budget(0, 1)},
+    "push-sum": {
+        "send": Budget(0, 4),
+        "mix": Budget(0, 1),
+        "show": Budget(0, 1),
+    },  # one of two has a neighbour
+    "gradient-tracking": {"send": Budget(0, 3), "mix": Budget(0, 1), "show": Budget(0, 1)},
     "mime": TRAINING | GRADIENT,
     "mime-adam": TRAINING | GRADIENT,
     "feddane": TRAINING | GRADIENT,

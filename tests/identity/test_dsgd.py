@@ -2,89 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.averaging import averaging
 from fedlens.algorithms.client_sampling import Everyone
-from fedlens.algorithms.dsgd import DSGD, dsgd
+from fedlens.algorithms.dsgd import dsgd
 from fedlens.algorithms.topology import Complete, Exponential, Ring
-from fedlens.core.driver import Driver, Tally
-from fedlens.core.protocol import ClientStates, ModelSpec, Program, RoundContext
-from fedlens.core.random import Rng
 from fedlens.core.tree import tree_of
-from fedlens.engines.inline import inline
 from tests.identity.drift_kit import LINE, Squares, optimum, quadratics
-from tests.identity.identity_kit import (
-    SIZES,
-    Points,
-    World,
-    close,
-    course,
-    model,
-    parts,
-    same,
-    world,
-)
-
-N = len(SIZES)
-FULL = {"lr": 0.1, "batch_size": "all", "steps": 1}
-
-
-@dataclass
-class Peers:
-    """A run of `dsgd` of which the models of all peers are kept, after every round."""
-
-    algorithm: DSGD
-    there: World
-    ops: Mapping[str, Any] | None = None
-
-    def run(self, rounds: int) -> list[list[dict[str, Tensor]]]:
-        engine, states = inline(), ClientStates()
-        engine.open(Program(self.ops or self.algorithm.ops, self.there, 0), states)
-        gate, found = Driver(engine, states), []
-        state = self.algorithm.init(self.algorithm.parts.model, self.there.info)
-        self.states, self.tallies = [], []
-        for round in range(1, rounds + 1):
-            gate.tally = Tally()
-            context = RoundContext(round, rounds, self.there.info, Rng((0, "round", round)))
-            state = gate.drive(self.algorithm.round(state, context), round)
-            held = [self.held(states.get(k) or {}, state["at"][k]) for k in range(len(self.there.clients))]
-            found.append(held)
-            self.states.append(state)
-            self.tallies.append(gate.tally)
-        return found
-
-    def held(self, state: Mapping[str, Any], at: int) -> dict[str, Tensor]:
-        held = state.get("after" if state.get("step", -1) == at else "before", {})
-        return dict(held.get("personal") or tree_of(self.algorithm.parts.model.build()))
-
-
-def gradient(tree: Mapping[str, Tensor], points: Points, spec: ModelSpec) -> dict[str, Tensor]:
-    module = spec.build()
-    module.load_state_dict(dict(tree))
-    nn.functional.cross_entropy(module(points.inputs), points.targets).backward()
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-
-
-def mixed(weights: np.ndarray, trees: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    return [
-        {n: sum(float(row[j]) * trees[j][n] for j in range(len(trees))) for n in trees[0]} for row in weights
-    ]
-
-
-def stepped(
-    trees: Sequence[Mapping[str, Tensor]], there: World, spec: ModelSpec, lr: float
-) -> list[dict[str, Tensor]]:
-    slopes = [gradient(tree, there.clients[k], spec) for k, tree in enumerate(trees)]
-    return [{n: t[n] - lr * g[n] for n in t} for t, g in zip(trees, slopes, strict=True)]
+from tests.identity.identity_kit import World, close, course, model, parts, same, world
+from tests.identity.peer_kit import FULL, Failing, N, Peers, gradient, mixed, stepped
 
 
 @pytest.mark.parametrize("mix", ["before", "after"])
@@ -229,23 +162,6 @@ def test_on_quadratics_it_ends_in_its_closed_form(mix: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
     best = optimum(there, [1.0] * len(there.clients)).flatten().repeat(len(there.clients))
     assert float((found - best).abs().max()) > 1e-2
-
-
-@dataclass(frozen=True)
-class Failing:
-    """An operation that fails at one client in one of its calls."""
-
-    op: Any
-    client: int
-    calls: list[int]
-    at: int
-
-    def __call__(self, payload: Any, client: Any, rng: Any) -> Any:
-        if client.id == self.client:
-            self.calls.append(1)
-            if len(self.calls) == self.at:
-                raise ValueError("gone")
-        return self.op(payload, client, rng)
 
 
 def test_a_peer_that_does_not_send_is_left_out_of_the_mixing() -> None:

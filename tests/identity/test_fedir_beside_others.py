@@ -19,6 +19,7 @@ from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
     IN_TWO_PARTS,
+    PEERS,
     Points,
     World,
     close,
@@ -238,7 +239,8 @@ SOLVING = {"admm", "ceadmm", "iceadmm", "liadmm"}
 OTHERS = sorted(
     set(ALGORITHMS)
     - IN_TWO_PARTS
-    - {"fedir", "centralized", "moon", "fedbn", "local-only", "finetune", "fedvc", "dsgd"}
+    - PEERS
+    - {"fedir", "centralized", "moon", "fedbn", "local-only", "finetune", "fedvc"}
 )
 
 

@@ -17,6 +17,7 @@ from fedlens.local.rules import proximal
 from fedlens.local.training import virtual
 from tests.identity.identity_kit import (
     IN_TWO_PARTS,
+    PEERS,
     World,
     close,
     course,
@@ -273,6 +274,7 @@ def test_the_naive_draw_is_off_by_far_more_than_chance() -> None:
 OTHERS = sorted(
     set(ALGORITHMS)
     - IN_TWO_PARTS
+    - PEERS
     - {"fedvc", "centralized", "fedbn", "local-only", "finetune", "admm", "ceadmm"}
 )
 

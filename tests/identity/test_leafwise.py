@@ -14,7 +14,17 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.engines.processes import processes
 from fedlens.local import leafwise, training
-from tests.identity.identity_kit import CLASSES, FEATURES, IN_TWO_PARTS, course, model, parts, same, world
+from tests.identity.identity_kit import (
+    CLASSES,
+    FEATURES,
+    IN_TWO_PARTS,
+    PEERS,
+    course,
+    model,
+    parts,
+    same,
+    world,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 
@@ -51,7 +61,12 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch, steps: list[int], local: di
 
     def run() -> Any:
         made = ALGORITHMS.find(name)(
-            parts(world(), local, model(factory=layered), select=None if name == "fedvc" else Uniform(4)),
+            parts(
+                world(),
+                local,
+                model(factory=layered),
+                select=None if name in {"fedvc", *PEERS} else Uniform(4),
+            ),
             **SETTINGS.get(name, {}),
         )
         return course(made, world(), 3).final

@@ -37,6 +37,7 @@ from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
     IN_TWO_PARTS,
+    PEERS,
     Course,
     Points,
     World,
@@ -54,7 +55,7 @@ FAMILY: dict[str, dict[str, Any]] = {
     "mime": {"beta": 0.5}, "mimelite": {"beta": 0.5}, "feddane": {"mu": 0.3},
     "moon": {"mu": 3.0}, "admm": {"solver": "sgd", "sigma": 0.5, "absent": "last"}, "liadmm": {"gradient": "training"},
 }  # fmt: skip
-OTHERS = {"ceadmm", "iceadmm", "fedbn", "local-only", "finetune", "centralized", "dsgd"} | IN_TWO_PARTS
+OTHERS = {"ceadmm", "iceadmm", "fedbn", "local-only", "finetune", "centralized"} | IN_TWO_PARTS | PEERS
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold I": ("scaffold", {"option": "I"}),
     "feddyn by examples": ("feddyn", {"alpha": 0.5, "weighting": "examples"}),

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Entry, Registry
-from fedlens.local.settings import LocalSettings
+from fedlens.local.settings import RATE_SETTINGS, LocalSettings
 
 SLOTS = ("select", "client", "aggregate", "server")
 LOCAL = frozenset(LocalSettings.model_fields)
@@ -101,6 +101,18 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         "peers mix their models with their neighbours' (Lian et al. 2017)",
         slots=(),
         local=LOCAL - {"stragglers", "straggler_work"},
+    ),
+    "push-sum": AlgorithmEntry(
+        "fedlens.algorithms.push_sum:push_sum",
+        "peers mix along edges that may go one way (Assran et al. 2019)",
+        slots=(),
+        local=LOCAL - {"examples", "stragglers", "straggler_work"},
+    ),
+    "gradient-tracking": AlgorithmEntry(
+        "fedlens.algorithms.gradient_tracking:gradient_tracking",
+        "peers step along an estimate of everyone's gradient (Pu and Nedic 2018)",
+        slots=(),
+        local=frozenset({"lr", "epochs", "steps", "batch_size", "last_batch", *RATE_SETTINGS}),
     ),
     "fedgkt": AlgorithmEntry(
         "fedlens.algorithms.fedgkt:fedgkt",

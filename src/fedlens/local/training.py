@@ -42,7 +42,8 @@ class Train:
     """Local training.
 
     Payload: `model`, the global tree; `lr`; `schedule`, the round and the number of rounds, if the rate changes with
-    every step; and, for a straggler, `work` (epochs, or steps if the settings use steps). It sends back
+    every step; for a straggler `work` (epochs, or steps if the settings use steps); and `positions`, int64 [n], to
+    train on these of the client's examples only. It sends back
 
     - `update`: w^t - w_k of the trainable weights (Delta w_k of Hsu et al. 2019);
     - `buffers` and `counters`: their values after training;
@@ -139,6 +140,8 @@ class Train:
         if len(client.data) == 0:
             raise ValueError("the client holds no example")
         data = virtual(client.data, self.settings.examples, rng)
+        if "positions" in payload:
+            data = data.take(payload["positions"])
         learner = loadable(self.model, client)
         tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
         if load:

@@ -11,6 +11,7 @@ from fedlens.settings.plan import plan
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
 GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
+PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum"]
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
@@ -77,6 +78,7 @@ def test_they_are_these() -> None:
             *FASHION,
             *CIFAR,
             *GKT,
+            *PEERS,
             MOCO,
             *TABLE_2,
             *TABLES,
@@ -89,7 +91,20 @@ def test_they_are_these() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["demo", "digits", *FASHION, *CIFAR, *GKT, MOCO, *TABLE_2, *TABLES, *LAPTOP, *SHAKESPEARE, *PLACED],
+    [
+        "demo",
+        "digits",
+        *FASHION,
+        *CIFAR,
+        *GKT,
+        *PEERS,
+        MOCO,
+        *TABLE_2,
+        *TABLES,
+        *LAPTOP,
+        *SHAKESPEARE,
+        *PLACED,
+    ],
 )
 def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     first, second, *_ = recipes()[name].read_text(encoding="utf-8").splitlines()
