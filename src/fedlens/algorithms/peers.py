@@ -63,7 +63,7 @@ RING, PLAIN = Ring(), ClientRule()
 MASS = "mass"  # how much a peer of push-sum counts
 CONSENSUS = OwnCurve(
     "consensus_distance",
-    "of the peers' models from their mean",
+    "peers from their mean model",
     {"consensus_distance": "square root of the mean over peers of |x_i - mean|²"},
 )
 Graph = Annotated[
