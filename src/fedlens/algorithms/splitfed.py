@@ -38,8 +38,8 @@ from fedlens.local.leakage import FEWEST, Leakage
 from fedlens.models.stages import LayerName, stages
 
 LEAKAGE = OwnCurve(
-    "What activations tell of images",
     "distance_correlation",
+    "what activations tell of images",
     {"distance_correlation": "distance correlation, mean over clients"},
 )
 COMPARED = 8  # clients that measure it
