@@ -127,6 +127,16 @@ def test_a_run_measures_them_when_it_evaluates_and_changes_nothing_else(tmp_path
     assert [curve["metric"] for curve in plain.summary["shown"]["curves"]] == ["consensus_distance"]
 
 
+@pytest.mark.parametrize(("name", "directed"), [("push-sum", True), ("gradient-tracking", False)])
+def test_all_algorithms_of_peers_have_it_and_show_their_graph(
+    name: str, directed: bool, tmp_path: Path
+) -> None:
+    run = Experiment(**settings(name, rounds=1, evaluation={"test_peers": 2})).run(tmp_path / "run")
+    assert "peers_loss_worst" in run.summary["final"]
+    assert {graph["directed"] for graph in run.summary["shown"]["graphs"]} == {directed}
+    assert run.summary["shown"]["curves"][0]["metric"] == "consensus_distance"
+
+
 def test_a_stopped_run_goes_on_with_the_same_peers(tmp_path: Path) -> None:
     whole = Experiment(**given(test_peers=2)).run(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
