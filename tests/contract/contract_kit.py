@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ TWO_EXCHANGES = {"mime", "feddane"}
 PEERS = {"dsgd", "push-sum", "gradient-tracking"}
 STEP_BY_STEP = {"push-sum", "gradient-tracking"}  # of which each step is a round trip, or several
 WITHOUT_SELECT = {"centralized", *PEERS}
+# The partition of an algorithm where one is enough: a property that runs over the table says something of all of them.
+PARTITION_OF = dict(zip(ALGORITHMS, cycle(PARTITIONS), strict=False)) | dict.fromkeys(PEERS, "shards")
 # Whose server trains too, on what clients send of each example.
 SERVER_TRAINS = {"fedgkt"}
 # Rows whose clients solve a subproblem, and refuse settings of local steps.

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from tests.contract.contract_kit import (
     HELD_OUT,
     INLINE,
     LOCAL,
+    PARTITION_OF,
     PARTITIONS,
     USERS,
     Baseline,
@@ -41,14 +42,13 @@ def workers(count: int, threads: int = 1) -> dict:
     return {"name": "processes", "workers": count, "threads": threads}
 
 
-# Each algorithm with another partition, so that a run of the table says something of both. In ci those of CHOSEN whose
-# bits on two workers no other test of this file compares.
+# In ci those of CHOSEN whose bits on two workers no other test of this file compares.
 ELSEWHERE = {"scaffold", "feddane", "fedbn", "remembering", "centralized"}
 PAIRS = [
     pytest.param(
         algorithm, partition, marks=[] if algorithm in {*CHOSEN} - ELSEWHERE else [pytest.mark.nightly]
     )
-    for algorithm, partition in zip(ALGORITHMS, cycle(PARTITIONS), strict=False)
+    for algorithm, partition in PARTITION_OF.items()
 ]
 
 
@@ -162,8 +162,8 @@ def test_16_bits_and_another_layout_are_the_same_algorithm(
     algorithm: str, baseline: Baseline, tmp_path
 ) -> None:
     """Near the numbers of fp32, and none of them; weights stay fp32, and a run repeats to the bit."""
-    made = experiment(algorithm, "iid", rounds=2, engine=INLINE | HALF)
-    plain = baseline(algorithm, "iid", rounds=2)
+    made = experiment(algorithm, PARTITION_OF[algorithm], rounds=2, engine=INLINE | HALF)
+    plain = baseline(algorithm, PARTITION_OF[algorithm], rounds=2)
     half = made.run(tmp_path / "half")
     assert outcome(half) != outcome(plain)
     assert failures(half) == failures(plain)

@@ -22,6 +22,7 @@ from tests.contract.contract_kit import (
     ALGORITHMS,
     CHOSEN,
     MORE_PARTITIONS,
+    PARTITION_OF,
     PARTITIONS,
     PEERS,
     PERSONAL,
@@ -101,11 +102,13 @@ LEARNED = [
     pytest.param(
         algorithm,
         partition,
-        marks=[] if algorithm == "fedavg" or (algorithm in NAMED and at == k % len(PARTITIONS)) else NIGHTLY,
+        marks=[] if algorithm == "fedavg" or (algorithm in NAMED and in_turn) else NIGHTLY,
     )
     for k, algorithm in enumerate(ALGORITHMS)
     for at, partition in enumerate(PARTITIONS)
-    if algorithm in BASIC or at in (k % len(PARTITIONS), (k + 2) % len(PARTITIONS))
+    if (in_turn := partition == PARTITION_OF[algorithm])
+    or algorithm in BASIC
+    or at == (k + 2) % len(PARTITIONS)
     if algorithm not in PEERS or partition != "uneven"  # has a client without examples
 ]
 
@@ -123,8 +126,8 @@ def test_it_learns_a_separable_problem(algorithm: str, partition: str, tmp_path)
 
 @pytest.mark.parametrize("algorithm", nightly_but(CHOSEN, ALGORITHMS))
 def test_the_seed_decides_everything(algorithm: str, baseline: Baseline, tmp_path) -> None:
-    made = experiment(algorithm, "dirichlet", rounds=2)
-    first = outcome(baseline(algorithm, "dirichlet", rounds=2))
+    made = experiment(algorithm, PARTITION_OF[algorithm], rounds=2)
+    first = outcome(baseline(algorithm, PARTITION_OF[algorithm], rounds=2))
     torch.manual_seed(1234)  # the state of the process has no say
     assert outcome(made.run(tmp_path / "second")) == first
     other = outcome(made.with_settings("seed=1").run(tmp_path / "other"))
@@ -145,10 +148,10 @@ def test_each_seed_has_its_own_say(seed: str, baseline: Baseline, tmp_path) -> N
 
 @EACH
 def test_it_resumes_exactly(algorithm: str, baseline: Baseline, tmp_path) -> None:
-    made = experiment(algorithm, "shards", rounds=3)
-    whole = outcome(baseline(algorithm, "shards", rounds=3))
+    made = experiment(algorithm, PARTITION_OF[algorithm], rounds=2)
+    whole = outcome(baseline(algorithm, PARTITION_OF[algorithm], rounds=2))
     with pytest.raises(KeyboardInterrupt):
-        made.run(tmp_path / "stopped", progress=Stopping(2))
+        made.run(tmp_path / "stopped", progress=Stopping(1))
     assert outcome(resume(tmp_path / "stopped")) == whole
 
 
@@ -191,12 +194,12 @@ def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
         gate = Driver(built.engine, states)
         state = built.algorithm.init(built.model, built.federation)
         kept = []
-        for round in (1, 2, 3):
-            context = RoundContext(round, 3, built.federation, Rng((0, "round", round)))
+        for round in (1, 2):
+            context = RoundContext(round, 2, built.federation, Rng((0, "round", round)))
             gate.drive(built.algorithm.evaluate(state, context), round)
             kept += [(t, t.clone()) for t in tensors_in([state, states.snapshot()])]
             state = gate.drive(built.algorithm.round(state, context), round)
-        gate.drive(built.algorithm.evaluate(state, context), 3)
+        gate.drive(built.algorithm.evaluate(state, context), 2)
     finally:
         built.engine.close()
     assert len(kept) > 20

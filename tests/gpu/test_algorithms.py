@@ -10,11 +10,12 @@ from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
 from tests.contract.contract_kit import ALGORITHMS, SOLVERS, WITHOUT_SELECT
 from tests.gpu.device_kit import GROUP_NORM, agree, both, near, small, tiers
 
-# Each registered algorithm once, but those whose client rule and server step another one or test_components.py has;
-# they, and other settings, run in the nightly tier.
+# Each registered algorithm once, but those that train in groups below, or whose client rule and server step another one
+# or test_components.py has; they, and other settings, run in the nightly tier.
 FIRST = {row["name"]: variant for variant, row in reversed(ALGORITHMS.items())}
-ALIKE = {"fedavgm", "fedprox", "mimelite", "fedadagrad", "fedyogi", "admm", "iceadmm", "local-only"}
-FIRST_OF_A_KIND = [FIRST[name] for name in REGISTERED if name not in ALIKE]
+ALIKE = {"fedavg", "fedavgm", "fedprox", "mimelite", "fedadagrad", "fedyogi", "admm", "iceadmm", "local-only"}
+GROUPED = {"fedir", "scaffold", "mime"}
+FIRST_OF_A_KIND = [FIRST[name] for name in REGISTERED if name not in ALIKE | GROUPED]
 
 
 @pytest.mark.parametrize(("algorithm", "rounds"), tiers(FIRST_OF_A_KIND, ALGORITHMS))
