@@ -32,6 +32,31 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- peers: their models on the test data, and the graph on the page --
+    Mutation(
+        "algorithms/peer_evaluation.py",
+        'spread(measured, task.errors, "peers"',
+        'spread(measured, (), "peers"',
+        "unit/algorithms/test_peer_evaluation.py",
+    ),
+    Mutation(
+        "algorithms/peers.py",
+        "EVALUATE_PEER: EvaluatePeer(evaluate)",
+        "EVALUATE_PEER: evaluate",
+        "unit/algorithms/test_peer_evaluation.py",
+    ),
+    Mutation(
+        "algorithms/topology.py",
+        "(j, i, float(weights[i, j]))",
+        "(j, i, float(weights[j, i]))",
+        "unit/algorithms/test_topology.py",
+    ),
+    Mutation(
+        "report/own_curves.py",
+        "_WIDEST * weight / largest",
+        "_WIDEST * weight",
+        "unit/report/test_own_curves.py",
+    ),
     # -- models: what a replaced normalization keeps --
     Mutation(
         "models/norms.py", "return dict(layer.named_children())", "return {}", "unit/models/test_norms.py"
