@@ -290,8 +290,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-# A state in `remembering`; resumed on another engine in tests/contract/test_engines.py, on Ray nightly.
-@pytest.mark.parametrize("case", nightly_but({*CASES} - {"states, interrupted"}, CASES))
+# A state in `remembering`; reduced blocks above, and the others nightly, beside tests/contract/test_ray.py. Resumed on
+# another engine in tests/contract/test_engines.py.
+@pytest.mark.parametrize("case", nightly_but({"a file of one's own"}, CASES))
 def test_a_run_has_the_bits_of_inline_also_when_it_is_resumed(
     gate: Driver, case: str, tmp_path: Path
 ) -> None:

@@ -179,15 +179,22 @@ def test_a_client_without_a_token_changes_nothing_and_is_not_nan(tmp_path: Path)
     assert all(value.isfinite().all() for value in weights(result).values())
 
 
-def test_the_exported_model_takes_tokens_and_predict_says_that_it_takes_images(plays: Path) -> None:
+@pytest.mark.parametrize("ending", ["pt2", pytest.param("onnx", marks=pytest.mark.nightly)])
+def test_the_exported_model_takes_tokens_and_predict_says_that_it_takes_images(
+    ending: str, plays: Path
+) -> None:
     result = experiment(rounds=1).run(plays / "run", report=False)
-    file = result.export(plays / "model.onnx", round="last")
-    facts = json.loads((plays / "model.onnx.json").read_text(encoding="utf-8"))
+    file = result.export(plays / f"model.{ending}", round="last")
+    facts = json.loads((plays / f"model.{ending}.json").read_text(encoding="utf-8"))
     assert facts["input"] == {"name": "tokens", "type": "int64", "shape": ["n", 80]}
     assert (facts["tokens"], facts["vocabulary"]) == (80, 80)
-    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     tokens = torch.randint(80, (5, 80), generator=torch.Generator().manual_seed(0))
-    chosen, scores = session.run(["class", "scores"], {"tokens": tokens.numpy()})
+    if ending == "pt2":
+        answer = torch.export.load(file).module()(tokens)
+        chosen, scores = answer["class"], answer["scores"].detach()
+    else:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        chosen, scores = session.run(["class", "scores"], {"tokens": tokens.numpy()})
     expected = result.model.eval()(tokens).softmax(1).detach().numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-5)
     assert chosen.tolist() == expected.argmax(1).tolist()

@@ -38,7 +38,8 @@ class Hidden(RayJobs):
         super()._submit(due)
 
 
-@pytest.mark.parametrize("kind", [RayJobs, Hidden])
+# Nodes that do not share the folder get the pretraining below.
+@pytest.mark.parametrize("kind", [RayJobs, pytest.param(Hidden, marks=pytest.mark.nightly)])
 def test_a_cluster_gives_the_lines_of_this_process(kind: type[RayJobs], tmp_path: Path) -> None:
     """Paused runs are continued too, on nodes that have to get their directory first."""
     plan = FixedPlan([planned(0), planned(1), FAILING], rung=2)
