@@ -529,6 +529,32 @@ MUTATIONS = [
         "Request(k) for k in cohort]",
         "identity/test_fedgkt.py",
     ),
+    # -- FedNAS --
+    Mutation(
+        "algorithms/fednas.py",
+        "torch._foreach_add_(gradients, validation, alpha=balance)",
+        "torch._foreach_mul_(gradients, balance); torch._foreach_add_(gradients, validation)",
+        "identity/test_fednas.py",
+    ),
+    Mutation(
+        "algorithms/fednas.py",
+        "validation, _ = _gradients(problem, alphas, next(others))",
+        "validation, _ = _gradients(problem, alphas, batch)",
+        "identity/test_fednas.py",
+    ),
+    Mutation(
+        "algorithms/fednas.py",
+        "move([alpha.detach() for alpha in alphas], gradients, adam.lr)",
+        "move([alpha.detach() for alpha in alphas], clip(gradients, settings.clip_norm or 1.0), adam.lr)",
+        "identity/test_fednas.py",
+    ),
+    Mutation(
+        "algorithms/fednas.py",
+        "order[held:].sort().values",
+        "order[:held].sort().values",
+        "identity/test_fednas.py",
+    ),
+    Mutation("models/darts.py", "[:, 1:].tolist()", "[:, :7].tolist()", "identity/test_fednas.py"),
     # -- local training --
     Mutation(
         "local/optimizers.py",

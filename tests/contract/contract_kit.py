@@ -59,6 +59,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "carry_optimizer": False,
         "server_rate": 0.5,
     },
+    "fednas": {"name": "fednas", "alpha_lr": 0.05},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
@@ -130,6 +131,8 @@ def settings(inner: str = "fedavg", partition: str = "iid", **changes: Any) -> d
     if made["algorithm"]["name"] in WITHOUT_MOMENTUM:
         made["local"] = LOCAL | {"momentum": 0.0}
     made |= changes
+    if inner == "fednas" and "model" not in changes:
+        made["model"] = {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1}
     if inner in SOLVERS:
         made["local"] = {"lr": made["local"]["lr"], "batch_size": made["local"]["batch_size"]}
     if inner in PERSONAL:
@@ -162,6 +165,9 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     local = {"lr": 0.1, "epochs": 2, "batch_size": 10}
     model = {"name": "small-cnn", "norm": "batch" if algorithm == "fedbn" else "none"}
     easy = {"rounds": 8, "model": model, "data": data, "local": local}
+    if algorithm == "fednas":
+        search = {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1}
+        easy |= {"model": search, "rounds": 12}
     if algorithm == "fedgkt":
         client = {"name": "small-cnn", "norm": "none"}
         easy |= {"algorithm": {"name": "fedgkt", "client": client, "cut": "0"}, "rounds": 12}

@@ -61,9 +61,10 @@ COMMON = {
     "fednova",
     "local-only",
     "fedgkt",
+    "fednas",
     "splitfed",
     "split-relay",
-}  # one fixes the aggregate, the others send no updates
+}  # two fix the aggregate, the others send no updates
 OWN_UPDATE = {"dual", "own noisy", "sign_flip", "clipped", "admm", "ceadmm", "iceadmm", "liadmm"}
 REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {
     "normalized": OWN_UPDATE | COMMON - {"fednova"},

@@ -44,9 +44,8 @@ EXACT = {"rtol": 1e-12, "atol": 1e-13}
 Tree = Mapping[str, Tensor]
 
 
-# Whose clients train a part of the network: other steps and other settings.
-# Whose clients train a part of the network: other steps and other settings.
-IN_TWO_PARTS = {"fedgkt", "splitfed", "split-relay"}
+# Whose clients train a part of the network at a time: other steps and other settings.
+IN_TWO_PARTS = {"fedgkt", "fednas", "splitfed", "split-relay"}
 PEERS = {"dsgd", "push-sum", "gradient-tracking"}  # without a cohort and a server's model
 
 

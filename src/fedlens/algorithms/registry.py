@@ -132,6 +132,12 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         slots=("select",),
         local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
     ),
+    "fednas": AlgorithmEntry(
+        "fedlens.algorithms.fednas:fednas",
+        "clients search an architecture together (He et al. 2020)",
+        slots=("select",),
+        local=LOCAL - {"examples", "lr_scale"},
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

@@ -97,6 +97,10 @@ class AlgorithmBase(Algorithm):
         """Who sends to whom, if clients send to each other, for the run's page."""
         return ()
 
+    def files(self, state: State) -> Mapping[str, bytes]:
+        """Files of the final state besides the model, by name; the run writes them into its directory."""
+        return {}
+
     def letter_bytes(self, federation: FederationInfo) -> int:
         """About the bytes of the letters that lie in memory at the same time, if they may be large."""
         return 0

@@ -59,8 +59,10 @@ class Rng:
         """The node of one operation: the training seed, and which request of which ask it answers."""
         return cls((seed, _OPERATION, round, exchange, slot, client))
 
-    def of_client(self) -> Rng:
+    def of_client(self, each_round: bool = True) -> Rng:
         """The node of an operation's client in its round, whatever the exchange, the slot and the worker.
+
+        Without `each_round` it is the same in all rounds, for what a client draws once.
 
         A protocol whose forward and backward passes are two asks draws the same batch in both. All asks of a round
         share this node, so take a `child` for each step. Raises `ValueError` for a node that is not an operation's.
@@ -75,7 +77,7 @@ class Rng:
                 "to the operation, and child() on its result."
             )
         seed, _, round, _, _, client = self.key
-        return Rng((seed, "client", round, client))
+        return Rng((seed, "client", round, client) if each_round else (seed, "client", client))
 
     def seed_torch(self, device: torch.device) -> None:
         """Starts PyTorch's global generators, which dropout draws from: the processor's, and that of a GPU `device`."""

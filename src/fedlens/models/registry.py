@@ -70,6 +70,7 @@ class ModelEntry(Entry):
 _MCMAHAN = "McMahan et al. 2017 (arXiv 1602.05629)"
 _HE = "He et al. 2016 (arXiv 1512.03385)"
 _GKT = "He, Annavaram and Avestimehr 2020 (arXiv 2007.14513)"
+_DARTS = "Liu, Simonyan and Yang 2019 (arXiv 1806.09055); written by fedlens"
 _FEDCV = "He et al. 2021 (arXiv 2111.11066)"
 _YOLO = "Bochkovskiy et al. 2020 (arXiv 2004.10934); written by fedlens"
 _VIT = "Dosovitskiy et al. 2021 (arXiv 2010.11929)"
@@ -171,6 +172,14 @@ MODELS = ModelRegistry(
             "fedlens.models.resnet:gkt_resnet56",
             "the large ResNet of FedGKT: three stages of 6 bottlenecks, 591,322 parameters on CIFAR-10",
             _GKT,
+        ),
+        "darts-search": ModelEntry(
+            "fedlens.models.darts:darts_search",
+            "the search network of DARTS: eight operations on every edge, weighted by alphas",
+            _DARTS,
+        ),
+        "darts": ModelEntry(
+            "fedlens.models.darts:darts", "the network of one architecture of DARTS' space", _DARTS
         ),
         "resnet18": _timm("resnet18", "ResNet-18, 11.7 million parameters", _HE),
         "resnet34": _timm("resnet34", "ResNet-34, 21.8 million parameters", _HE),

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedlens.base.errors import RunDirectoryError
+from fedlens.base.errors import HookError, RunDirectoryError
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
 from fedlens.core.tree import load_into
+from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.prepare import Preparation
@@ -26,7 +27,7 @@ from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
 from fedlens.run.pooled_facts import chosen_at_start, pooled_facts
 from fedlens.run.run_state import RunState
-from fedlens.run.rundir import RunDir
+from fedlens.run.rundir import RunDir, file_names
 from fedlens.run.runner import Runner
 from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
 
@@ -161,6 +162,14 @@ def write_final(built: Built, directory: RunDir, observers: Observers, run_state
     assert run_state is not None
     states, problem = {"last": (run_state.round, run_state.state)}, None
     _write_model(built, directory.model_path, run_state.state, run_state.round)
+    for name, content in built.algorithm.files(run_state.state).items():
+        if name in file_names() or Path(name).name != name:
+            raise HookError(
+                f"`files` of {type(built.algorithm).__name__} names '{name}', which is a file of the run's own or no "
+                "file's name",
+                hint="give it another name",
+            )
+        write_atomically(directory.path / name, content, named=False)
     if run_state.best is not None:
         best = run_state.best["round"]
         path = checkpoint.path_of(directory.checkpoint_path, best)

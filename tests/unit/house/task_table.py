@@ -18,6 +18,7 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.base.errors import ConfigError
 from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
+from fedlens.models.registry import MODELS
 from fedlens.run.build import build
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
@@ -65,6 +66,10 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
         if algorithm == "fedbn":
             return False  # no model of text has batch normalization
         model = {"name": "mean-embedding", "embedding": 4}
+    if algorithm == "fednas":  # which searches the architecture of one network alone
+        if not MODELS.entries["darts-search"].fits(TASKS.find(kind)().kind):
+            return False
+        model = {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1}
     if algorithm == "fedgkt":  # whose clients have a network that begins like the server's
         made["algorithm"] = {**made["algorithm"], "client": model}
     augment = ["flip"] if TASKS.find(kind)().views > 1 else []

@@ -75,6 +75,7 @@ def test_they_are_these() -> None:
             "demo",
             "digits",
             "digits-centralized",
+            "digits-fednas",
             *FASHION,
             *CIFAR,
             *GKT,
@@ -94,6 +95,7 @@ def test_they_are_these() -> None:
     [
         "demo",
         "digits",
+        "digits-fednas",
         *FASHION,
         *CIFAR,
         *GKT,

@@ -79,4 +79,13 @@ def test_widths_are_settings() -> None:
 
 
 def test_every_classifier_is_of_the_small_ones_the_cifar_resnets_or_of_timm() -> None:
-    assert [*SMALL[:-1], *CIFAR_RESNETS, "gkt-resnet8", "gkt-resnet56", *OF_TIMM, SMALL[-1]] == CLASSIFIERS
+    assert [
+        *SMALL[:-1],
+        *CIFAR_RESNETS,
+        "gkt-resnet8",
+        "gkt-resnet56",
+        "darts-search",
+        "darts",
+        *OF_TIMM,
+        SMALL[-1],
+    ] == CLASSIFIERS
