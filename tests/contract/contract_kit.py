@@ -51,11 +51,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedgkt": {"name": "fedgkt", "client": f"{USERS}:norm_net", "cut": "1"},
     "splitfed": {"name": "splitfed", "cut": "1"},
     "splitfed-v2": {"name": "splitfed", "cut": "1", "variant": "v2", "keep_optimizer": True},
-    "splitfed-two-cuts": {"name": "splitfed", "cut": ["0", "1"], "activations": "float16"},
+    "splitfed-two-cuts": {"name": "splitfed", "cut": ["0", "3"], "activations": "float16"},
     "split-relay": {"name": "split-relay", "cut": "1"},
     "split-relay-fresh": {
         "name": "split-relay",
-        "cut": ["0", "1"],
+        "cut": ["0", "3"],
         "carry_optimizer": False,
         "server_rate": 0.5,
     },

@@ -31,6 +31,8 @@ KINDS = [
     "fedgkt",
     "splitfed",
     "splitfed-v2",
+    "splitfed-two-cuts",
+    "split-relay",
 ]
 
 

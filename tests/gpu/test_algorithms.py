@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.algorithms.registry import ALGORITHMS as REGISTERED
-from tests.contract.contract_kit import ALGORITHMS, SOLVERS, WITHOUT_SELECT
+from tests.contract.contract_kit import ALGORITHMS, SERVER_TRAINS, SOLVERS, WITHOUT_SELECT
 from tests.gpu.device_kit import GROUP_NORM, agree, both, near, small, tiers
 
 # Each registered algorithm once, but those that train in groups below, or whose client rule and server step another one
@@ -30,6 +30,7 @@ def test_one_client_after_the_other_has_the_processors_bits(
 # Those that train together; the engine refuses the others.
 STACKED = set(ALGORITHMS) - SOLVERS - {"admm-sgd-last", "fedbn", "local-only", "remembering"} - WITHOUT_SELECT
 STACKED |= {"liadmm-training"}
+STACKED -= {name for name in ALGORITHMS if name.startswith("split")} | SERVER_TRAINS
 # Of different makes: a loss of its own, states, full gradients in a group, two exchanges.
 # Three forward passes are in test_group_waits.py.
 CHOSEN = ("fedir", "scaffold-full-gradient", "mime")

@@ -157,7 +157,15 @@ LINE_SEARCHES = ("admm", "ceadmm")
 ALGORITHMS: dict[str, Budgets] = {
     name: TRAINING for name in contract_kit.ALGORITHMS if name not in {"centralized", *LINE_SEARCHES}
 }
+# A visit is one step: read are the norms of what is sent and kept, and the loss by the layers that have it.
+SPLIT: Budgets = {"lower": Budget(0, 1), "finish-client": Budget(0, 1)}
+RELAY: Budgets = {"lower": Budget(0, 1), "hand": Budget(0, 1), "forget": Budget(0, 0)}
 ALGORITHMS |= {
+    "splitfed": SPLIT,
+    "splitfed-v2": SPLIT,
+    "splitfed-two-cuts": SPLIT | {"upper": Budget(0, 3)},
+    "split-relay": RELAY,
+    "split-relay-fresh": RELAY | {"upper": Budget(0, 3)},
     "fedir-population": TRAINING | {"class-counts": Budget(0, 1)},
     "dsgd": {"send": Budget(0, 3), "mix": Budget(0, 1), "show": Budget(0, 1)},
     "push-sum": {

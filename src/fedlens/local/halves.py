@@ -107,7 +107,9 @@ class Half:
         self, done: Pass, gradient: Tensor, client: Client, also: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """The gradients of the tensors `also` and of the weights, from that of the outputs."""
-        product = (done.outputs * gradient).sum()
+        product = (
+            done.outputs * torch.empty_like(done.outputs).copy_(gradient)
+        ).sum()  # in the layout of the pass
         return gradients_of(product, [*also, *done.weights.values()], self.learner(client).autocast_dtype)
 
     def stepped(
@@ -281,7 +283,10 @@ class Middle:
         passes, seen = {}, state
         for sender, inputs in state["inputs"]:
             node = rng.of_client().child("step", payload["step"], sender)
-            done = self.half.forward(seen, client, inputs.detach().requires_grad_(), node)
+            own = (
+                inputs.detach().clone().requires_grad_()
+            )  # the memory of a letter does not outlive the operation
+            done = self.half.forward(seen, client, own, node)
             seen, passes[sender] = {"tree": {**seen["tree"], **done.rest}}, done
         return passes
 
@@ -302,7 +307,8 @@ class Middle:
 def received(content: Payload, learner: Loadable) -> Tensor:
     """The activations of a letter as the half takes them, a leaf of its graph."""
     dtype = next(iter(learner.trainable.values())).dtype
-    activations: Tensor = content["activations"].detach().to(dtype)
+    # Engines may keep the layout of a letter or not, and dropout draws in the order of the memory.
+    activations: Tensor = content["activations"].detach().to(dtype).contiguous()
     return activations.requires_grad_()
 
 

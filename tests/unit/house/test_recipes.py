@@ -26,6 +26,7 @@ TABLE_2 = [
     ),
 ]
 TABLES = [f"fedcv/table{number}" for number in range(11, 16)]
+SPLIT = ["fashion-mnist/splitfed", "fashion-mnist/split-relay"]
 LAPTOP = ["fedcv/cifar100-laptop", "omniglot/drawers"]
 SHAKESPEARE = ["shakespeare/roles", "shakespeare/roles-centralized"]
 # He et al. 2021, table 5: training of the backbone, distribution, clients.
@@ -80,6 +81,7 @@ def test_they_are_these() -> None:
             *CIFAR,
             *GKT,
             *PEERS,
+            *SPLIT,
             MOCO,
             *TABLE_2,
             *TABLES,
@@ -100,6 +102,7 @@ def test_they_are_these() -> None:
         *CIFAR,
         *GKT,
         *PEERS,
+        *SPLIT,
         MOCO,
         *TABLE_2,
         *TABLES,
