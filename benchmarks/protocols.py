@@ -7,7 +7,8 @@ Split learning: a round of SplitFed v1 on the engine `inline`, with batches of 6
 that runs the two halves forward and backward and takes a plain SGD step of each. The goal is 1.10 times the loop and
 1 ms a request; two requests make a batch. FedGKT: the operations of a client and of the server, each against a loop of
 the same steps and the same pass at their end; the goal is 1.05. Mixing: the operation in which a peer of D-SGD mixes
-the models of a ring, against copying each of these models once; the goal is twice. Each figure is the median of the
+the models of a ring, against copying each of these models once; the goal is twice. FedNAS: a client's epoch of search,
+three passes a step, against a loop with PyTorch's optimizers; the goal is 1.05. Each figure is the median of the
 ratios of pairs with its 95 % interval, of the time of the process and of the clock on the wall.
 """
 
@@ -26,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlens.algorithms.dsgd import MixModels
+from fedlens.algorithms.fednas import searching
 from fedlens.algorithms.peers import Mix, PeerModel
 from fedlens.base.memory import keep_freed_memory
 from fedlens.benchmark.federation import Federation
@@ -41,6 +43,7 @@ from fedlens.local.knowledge_transfer import LOGITS, Distill, TrainAndSend, Trai
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
+from fedlens.models.darts import ARCHITECTURE, darts_search
 from fedlens.models.resnet import gkt_resnet8, resnet20, resnet56
 from fedlens.models.simple import hsu_cnn, small_cnn
 from fedlens.models.stages import cut, stages
@@ -264,10 +267,47 @@ def mix(factory: Callable[..., nn.Module]) -> Case:
     return Case(ours, bare, 2.0)
 
 
+def nas() -> Case:
+    """An epoch of a client of FedNAS on half of its images, and the same steps with PyTorch's Adam and SGD."""
+    images = torch.randint(0, 256, (2 * IMAGES, *SHAPE), dtype=torch.uint8)
+    data = ClientDataset(Examples(images, torch.randint(0, 10, (2 * IMAGES,))), None, MEAN, STD)
+    model = ModelSpec(partial(darts_search, channels=4, cells=3, nodes=2), "darts-search", {}, SHAPE, 10, 0)
+    local = LOCAL.model_copy(update={"clip_norm": 5.0})
+    op = Train(model, Classification(), local, searching(3e-4, 1e-3, 1.0))
+    client = Client(0, data, {}, Secrets((0,)), {}, ON_CPU, LAYOUT)
+    module = LAYOUT.fit(model.build(), ON_CPU)
+    payload = {"lr": RATE, "model": tree_of(model.build())}
+    alphas = [module.get_parameter(name) for name in ARCHITECTURE]
+    weights = [value for name, value in module.named_parameters() if name not in ARCHITECTURE]
+    order = torch.randperm(2 * IMAGES, generator=RNG.of_client(each_round=False).torch("validation"))
+
+    def bare() -> nn.Module:
+        module.train()
+        adam = torch.optim.Adam(alphas, 3e-4, (0.5, 0.999), weight_decay=1e-3, foreach=True)
+        sgd = torch.optim.SGD(weights, RATE, MOMENTUM, foreach=True)
+        for at, other in zip(order[IMAGES:].split(BATCH), order[:IMAGES].split(BATCH), strict=True):
+            (x, y), (there, labels) = data.batch(at, Rng((0,))), data.batch(other, Rng((0,)))
+            losses = [
+                F.cross_entropy(module(images), targets) for images, targets in ((x, y), (there, labels))
+            ]
+            for alpha, slope in zip(alphas, torch.autograd.grad(sum(losses), alphas), strict=True):
+                alpha.grad = slope
+            adam.step()
+            loss = F.cross_entropy(module(x), y)
+            for weight, slope in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                weight.grad = slope
+            nn.utils.clip_grad_norm_(weights, 5.0, foreach=True)
+            sgd.step()
+        return module
+
+    return Case(lambda: op(payload, client, RNG), bare, 1.05)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     **{f"split {workload.name}": partial(split, workload) for workload in SPLIT},
     "gkt client": gkt_client,
     "gkt server": gkt_server,
+    "nas": nas,
     "mix hsu-cnn": partial(mix, hsu_cnn),
     "mix resnet56": partial(mix, resnet56),
 }

@@ -96,12 +96,13 @@ def fednas(
         ['alpha_lr', 'alpha_decay', 'balance']
     """
     refuse_unused("fednas", parts.slots, parts.local)
+    return FedNAS(**vars(averaging(parts, client=searching(alpha_lr, alpha_decay, balance))))
+
+
+def searching(alpha_lr: float, alpha_decay: float, balance: float) -> ClientRule:
+    """The steps of a client, with the settings of `fednas`."""
     adam = LocalSettings(lr=alpha_lr, optimizer="adam", betas=(0.5, 0.999), weight_decay=alpha_decay)
-    rule = ClientRule(
-        name="search",
-        solve=partial(_search, adam=adam, balance=balance),
-    )
-    return FedNAS(**vars(averaging(parts, client=rule)))
+    return ClientRule(name="search", solve=partial(_search, adam=adam, balance=balance))
 
 
 def refuse_fixed_architectures(model: ModelSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +12,25 @@ import torch
 from torch import Tensor
 
 from benchmarks import protocols
-from benchmarks.protocols import CASES, SPLIT, Case, Steps, gkt_client, gkt_server, mix, said, split, timed
+from benchmarks.protocols import (
+    CASES,
+    SPLIT,
+    Case,
+    Steps,
+    gkt_client,
+    gkt_server,
+    mix,
+    nas,
+    said,
+    split,
+    timed,
+)
 from fedlens.benchmark.federation import Federation
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.knowledge_transfer import REST
 from fedlens.local.personal_leaves import PERSONAL
+from fedlens.models.darts import darts_search
 from fedlens.models.resnet import resnet20
 from fedlens.models.stages import cut
 
@@ -67,6 +81,15 @@ def test_the_bare_steps_of_fedgkt_end_at_the_weights_of_its_operations(made: dic
     equal(model, made["Steps"].module.state_dict())
 
 
+def test_the_bare_loop_of_fednas_ends_at_the_weights_of_a_client(made: dict[str, Any]) -> None:
+    case = nas()
+    bare = dict(case.bare().named_parameters())  # type: ignore[attr-defined]
+    model = ModelSpec(partial(darts_search, channels=4, cells=3, nodes=2), "", {}, (3, 32, 32), 10, 0)
+    update = case.ours().payload["update"]  # type: ignore[attr-defined]
+    moved = {name: value - update[name] for name, value in model.build().named_parameters()}
+    equal({n: v.detach() for n, v in moved.items()}, {n: v.detach() for n, v in bare.items()})
+
+
 def test_the_case_of_mixing_mixes_three_models(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocols, "MIXINGS", 2)
     mixed = mix(resnet20).ours().state["after"][PERSONAL]
@@ -92,4 +115,4 @@ def test_a_pair_times_both_sides_and_the_first_pair_warms_up() -> None:
     ours, bare = timed(Case(lambda: calls.append("ours"), lambda: calls.append("bare"), 1.0), 2)
     assert (len(ours), len(bare)) == (2, 2)
     assert calls == ["bare", "ours", "ours", "bare", "bare", "ours"]
-    assert len(CASES) == 7
+    assert len(CASES) == 8
