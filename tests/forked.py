@@ -7,12 +7,17 @@ import pickle
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from typing import Any
 
-from fedlens.engines.worker_pool import WorkerPool
+from fedlens.engines.worker_pool import Worker, WorkerPool
 
 
 class Lasting(WorkerPool):
     """Makes the workers of one engine after the other: that it imports torch is paid once, not at each start."""
+
+    def worker(self, *arguments: Any, module: str = "tests.warm_worker", **more: Any) -> Worker:
+        """A worker that has imported more than torch."""
+        return super().worker(*arguments, module=module, **more)
 
     def close(self) -> None:
         """Stays; the workers end when their engine closes its connections to them."""
