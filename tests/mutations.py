@@ -306,6 +306,12 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/peers.py",
+        "{name: own[name] - value for",
+        "{name: own[name].sub_(value) for",  # one initial model for all peers
+        "identity/test_gradient_tracking.py",
+    ),
+    Mutation(
+        "algorithms/peers.py",
         "square + weight * float",
         "square + float",
         "identity/test_push_sum.py",
