@@ -16,10 +16,9 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor, nn
 
-from fedlens.base.errors import RunDirectoryError
 from fedlens.base.parse_text import parse_json, read_text
 from fedlens.core.tree import Tree
-from fedlens.files.atomic_files import open_readable
+from fedlens.files.regular_file import open_regular
 
 KINDS = ("normal", "reduce")
 ARCHITECTURE = tuple(f"alphas_{kind}" for kind in KINDS)
@@ -31,10 +30,8 @@ def _read(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        with open_readable(Path(value)) as file:
+        with open_regular(Path(value)) as file:
             return parse_json(read_text(file))
-    except RunDirectoryError as error:  # a link, a pipe, a directory
-        raise ValueError(error.what) from error
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error.strerror}") from error
     except ValueError as error:

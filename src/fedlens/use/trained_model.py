@@ -16,7 +16,6 @@ from fedlens.base.registry import INSTANCE
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.protocol import ModelSpec
-from fedlens.core.states import ClientStates
 from fedlens.core.tensorfile import read_metadata
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
@@ -285,9 +284,10 @@ def _load_own(run: RunDir, path: Path, module: nn.Module, personal: Sequence[str
                 where=str(run.path),
                 hint="take the last round of a run whose checkpoints are still there",
             )
-        states = ClientStates(StateFiles(run.states_path))
-        states.restore(RunState.of(loaded.payload).clients.saved())
-        own = states.get(ids.index(client)).get(PERSONAL, {})
+        number, saved = ids.index(client), RunState.of(loaded.payload).clients.saved()
+        key = saved.keys.get(number)
+        state = saved.states.get(number, {}) if key is None else StateFiles(run.states_path).get(key)
+        own = state.get(PERSONAL, {})
     if missing := [name for name in personal if name not in own]:
         raise RunDirectoryError(
             f"client '{client}' never trained, so it has no '{missing[0]}' of its own",

@@ -429,6 +429,7 @@ def test_the_model_of_one_client_comes_from_the_last_checkpoint(
     loaded = checkpoint.load_latest(made.directory / "checkpoint")
     tree, about = checkpoint.read_model(made.directory / "model.safetensors")
     personal = json.loads(about["personal"])
+    files = sorted(path.name for path in made.directory.iterdir())
     for client in ("0", "1"):
         own = loaded.payload["clients"][client]["personal"]
         trained = read_trained(RunDir.open(made.directory), client=client)
@@ -438,6 +439,7 @@ def test_the_model_of_one_client_comes_from_the_last_checkpoint(
         assert (trained.round, trained.chosen.name) == (2, "last")
         assert f"client '{client}'" in trained.notes[-1]
     assert any(not torch.equal(own[name], tree[name]) for name in personal)
+    assert sorted(path.name for path in made.directory.iterdir()) == files  # reading leaves nothing behind
     rows = [list(made.predict(images / "5", client=client)) for client in ("0", "1")]
     assert rows[0] != rows[1]
     for client, fault in (("2", "never trained"), ("9", "no client '9'")):
@@ -446,6 +448,21 @@ def test_the_model_of_one_client_comes_from_the_last_checkpoint(
     shutil.rmtree(made.directory / "checkpoint")
     with pytest.raises(RunDirectoryError, match="no checkpoint"):
         made.export(tmp_path / "model.safetensors", client="0")
+
+
+def test_the_model_of_one_client_comes_from_its_file_if_states_are_on_disk(tmp_path: Path) -> None:
+    data = {**SETTINGS["data"], "validation": 0.2, "validation_from": "client"}
+    local = {"lr": 0.1, "batch_size": 32}
+    trees = []
+    for memory in (2**30, 1):
+        engine = {"name": "inline", "state_memory": memory}
+        net = {"name": "small-cnn", "width": 2, "norm": "batch"}
+        made = run_of(
+            tmp_path / str(memory), net, rounds=1, algorithm="local-only", data=data, local=local, engine=engine
+        )
+        trees.append(read_trained(RunDir.open(made.directory), client="0").tree())
+    assert (tmp_path / "1" / "states").exists()
+    assert all(torch.equal(trees[0][name], trees[1][name]) for name in trees[0])
 
 
 def test_a_client_without_parts_of_its_own_has_no_model(run: Result) -> None:
