@@ -458,7 +458,13 @@ def test_the_model_of_one_client_comes_from_its_file_if_states_are_on_disk(tmp_p
         engine = {"name": "inline", "state_memory": memory}
         net = {"name": "small-cnn", "width": 2, "norm": "batch"}
         made = run_of(
-            tmp_path / str(memory), net, rounds=1, algorithm="local-only", data=data, local=local, engine=engine
+            tmp_path / str(memory),
+            net,
+            rounds=1,
+            algorithm="local-only",
+            data=data,
+            local=local,
+            engine=engine,
         )
         trees.append(read_trained(RunDir.open(made.directory), client="0").tree())
     assert (tmp_path / "1" / "states").exists()
