@@ -58,6 +58,9 @@ LEFT_OUT = {
     "dsgd": "peers mix without a server",
     "push-sum": "peers mix without a server",
     "gradient-tracking": "peers mix without a server",
+    "splitfed": "two parts in turn: see benchmarks.protocols",
+    "split-relay": "two parts in turn: see benchmarks.protocols",
+    "fedgkt": "two networks: see benchmarks.protocols",
     "finetune": "FedAvg; tuning is part of the evaluation",
 }
 

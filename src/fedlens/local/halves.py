@@ -107,10 +107,14 @@ class Half:
         self, done: Pass, gradient: Tensor, client: Client, also: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """The gradients of the tensors `also` and of the weights, from that of the outputs."""
-        product = (
-            done.outputs * torch.empty_like(done.outputs).copy_(gradient)
-        ).sum()  # in the layout of the pass
-        return gradients_of(product, [*also, *done.weights.values()], self.learner(client).autocast_dtype)
+        inputs, dtype = [*also, *done.weights.values()], self.learner(client).autocast_dtype
+        if gradient.stride() != done.outputs.stride():  # other kernels give other bits
+            gradient = torch.empty_like(done.outputs).copy_(gradient)
+        if dtype is torch.float16:  # scaled
+            return gradients_of((done.outputs * gradient).sum(), inputs, dtype)
+        return list(
+            torch.autograd.grad(done.outputs, inputs, gradient, allow_unused=True, materialize_grads=True)
+        )
 
     def stepped(
         self, state: Payload, done: Pass, gradients: list[Tensor], payload: Payload, steps: int
@@ -244,7 +248,7 @@ class Upper:
             content = letters[sender]
             targets = content["targets"] if "targets" in content else state["targets"]
             node = rng.of_client().child("step", payload["step"], sender)
-            done = self.half.forward(state, client, received(content, learner), node, targets)
+            done = self.half.forward(state, client, received(content, learner, client), node, targets)
             loss = self.task.loss(done.outputs, done.targets)
             inputs = [done.inputs, *done.weights.values()]
             gradient, *gradients = gradients_of(loss, inputs, learner.autocast_dtype)
@@ -269,7 +273,7 @@ class Middle:
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """The forward passes. The state keeps what they were given."""
         given, learner = dict(payload["letters"]), self.half.learner(client)
-        inputs = [(sender, received(given[sender], learner).detach()) for sender in payload["order"]]
+        inputs = [(sender, received(given[sender], learner, client).detach()) for sender in payload["order"]]
         state = {**self.half.begun(payload, client), "inputs": inputs}
         passes = self._passes(state, payload, client, rng)
         _keep(client, rng.of_client(), payload["step"], passes)
@@ -304,11 +308,13 @@ class Middle:
         return Outcome({}, {k: state[k] for k in ("tree", "optimizer")}, letters=answers)
 
 
-def received(content: Payload, learner: Loadable) -> Tensor:
+def received(content: Payload, learner: Loadable, client: Client) -> Tensor:
     """The activations of a letter as the half takes them, a leaf of its graph."""
     dtype = next(iter(learner.trainable.values())).dtype
-    # Engines may keep the layout of a letter or not, and dropout draws in the order of the memory.
-    activations: Tensor = content["activations"].detach().to(dtype).contiguous()
+    activations: Tensor = content["activations"].detach().to(dtype)
+    if not client.arithmetic.lays_out(learner.module, client.device):
+        # Engines may keep the layout of a letter or not, and dropout draws in the order of the memory.
+        activations = activations.contiguous()
     return activations.requires_grad_()
 
 
