@@ -83,7 +83,7 @@ def fednas(
         balance: 1. At 0 the alphas follow the training loss alone.
         local.lr: 0.025 with momentum 0.9, weight decay 3e-4 and clip_norm 5, as in DARTS.
 
-    Try: model=darts-search model.channels=4 model.cells=2 model.nodes=2
+    Try: model=darts-search model.channels=4 model.cells=3 model.nodes=2 rounds=5
 
     Not when: The clients cannot hold the search network, which has eight operations on every edge; or where a known
         network is good enough: the search costs many times its training.
