@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[3]
 HOME = ROOT / "docs" / "evidence"
 PAGE = HOME.with_suffix(".md")
 MARKER = re.compile(r"(<!-- (table|figure|cost): (\S+) -->\n)(?:.*\n)*?(<!-- end -->\n)")
-KEPT = ("round", "examples", "batches")  # of each curve, beside the metric and the losses
+KEPT = ("round", "examples", "batches", "bytes")  # of each curve, beside the metric and the losses
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ CURVES = (
     Curve("finetune", "personal", ["finetune"]),
     Curve("local-only", "personal", ["local-only"]),
     Curve("fedbn", "personal", ["fedavg-batch", "fedbn"]),
+    Curve("dsgd", "beyond-averaging", ["dsgd"]),
+    Curve("push-sum", "beyond-averaging", ["push-sum"]),
+    Curve("splitfed", "beyond-averaging", ["splitfed"]),
+    Curve("split-relay", "beyond-averaging", ["split-relay"]),
 )
 
 
