@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,54 @@ def command(arguments: list[str], ending: str | None = None) -> tuple[list[str],
     code = f"{fake}from fedlens.cli.main import main; main()"
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return [sys.executable, "-W", "error", "-c", code, *arguments], {**os.environ, "PYTHONPATH": path}
+
+
+# For each line of JSON, a folder and arguments: runs `fedlens` in a fork, and says how it ended and what it imported.
+FORKS = """
+import json, os, sys
+from fedlens.cli.main import main
+for line in sys.stdin:
+    folder, arguments = json.loads(line)
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        code = "no exit code"
+        try:
+            os.chdir(folder)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.argv[1:] = arguments
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            with os.fdopen(writing, "w") as file:
+                json.dump([code, list(sys.modules)], file)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        print(file.read(), flush=True)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> Iterator[Callable[[list[str], Path], set[str]]]:
+    """The modules that a process has after a command, which has to succeed."""
+    argv, env = command([])
+    argv[argv.index("-c") + 1] = FORKS
+    with subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def modules(arguments: list[str], folder: Path) -> set[str]:
+            print(json.dumps([str(folder), arguments]), file=process.stdin, flush=True)
+            code, found = json.loads(process.stdout.readline())
+            assert code == 0
+            assert "fedlens.cli.main" in found
+            return set(found)
+
+        yield modules
+        process.stdin.close()
 
 
 @pytest.fixture
