@@ -160,21 +160,20 @@ METRICS: dict[str, tuple[dict[str, float], str]] = {
 
 
 @dataclass(frozen=True)
-class Boasting(BatchedOp):
-    """Local training, alone or together, of which the clients from `first` on send the metrics of `METRICS`."""
+class Training(BatchedOp):
+    """Local training, alone or together, whose outcomes are `changed`."""
 
     train: Any
-    first: int
+
+    def changed(self, client: Client, outcome: Any) -> Any:
+        raise NotImplementedError
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        return self.boast(client, self.train(payload, client, rng))
+        changed: Outcome = self.changed(client, self.train(payload, client, rng))
+        return changed
 
     def together(self, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
-        return [self.boast(c.client, o) for c, o in zip(calls, self.train.together(calls), strict=True)]
-
-    def boast(self, client: Client, outcome: Any) -> Any:
-        added = dict(enumerate(METRICS.values(), self.first)).get(int(client.id))
-        return outcome if added is None else outcome._replace(metrics={**outcome.metrics, **added[0]})
+        return [self.changed(c.client, o) for c, o in zip(calls, self.train.together(calls), strict=True)]
 
     def obstacle(self) -> Any:
         return self.train.obstacle()
@@ -184,6 +183,17 @@ class Boasting(BatchedOp):
 
     def trial(self, steps: int) -> Any:
         return self.train.trial(steps)
+
+
+@dataclass(frozen=True)
+class Boasting(Training):
+    """The clients from `first` on send the metrics of `METRICS`."""
+
+    first: int
+
+    def changed(self, client: Client, outcome: Any) -> Any:
+        added = dict(enumerate(METRICS.values(), self.first)).get(int(client.id))
+        return outcome if added is None else outcome._replace(metrics={**outcome.metrics, **added[0]})
 
 
 @dataclass(frozen=True)
@@ -206,16 +216,14 @@ def boasting(parts: Parts, *, first: int) -> Boasters:
 
 
 @dataclass(frozen=True)
-class Huge:
-    """Local training; one client answers with +-`value` everywhere once `after` of its replies were accepted."""
+class Huge(Training):
+    """One client answers with +-`value` everywhere once `after` of its replies were accepted."""
 
-    train: Op
     client: int
     after: int
     value: float
 
-    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        outcome = self.train(payload, client, rng)
+    def changed(self, client: Client, outcome: Any) -> Any:
         if client.id != self.client:
             return outcome
         visits = client.state.get("visits", 0)
