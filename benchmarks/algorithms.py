@@ -61,6 +61,7 @@ LEFT_OUT = {
     "splitfed": "two parts in turn: see benchmarks.protocols",
     "split-relay": "two parts in turn: see benchmarks.protocols",
     "fedgkt": "two networks: see benchmarks.protocols",
+    "fednas": "searches a network of its own: see benchmarks.protocols",
     "finetune": "FedAvg; tuning is part of the evaluation",
 }
 
