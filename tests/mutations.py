@@ -288,8 +288,8 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/peers.py",
-        "total[name].add_(value, alpha=weight)",
-        "total[name].add_(value, alpha=1 - weight)",
+        "for name in floats], alpha=weight)",
+        "for name in floats], alpha=1 - weight)",
         "identity/test_dsgd.py",
     ),
     Mutation(
@@ -300,8 +300,8 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/peers.py",
-        "total[name] = value * weight if",
-        "total[name] = value.mul_(weight) if",  # public code of push-sum
+        "torch._foreach_mul([first[name] for name in floats], weight)",
+        "[first[name].mul_(weight) for name in floats]",  # public code of push-sum
         "identity/test_push_sum.py",
     ),
     Mutation(
