@@ -166,8 +166,8 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     model = {"name": "small-cnn", "norm": "batch" if algorithm == "fedbn" else "none"}
     easy = {"rounds": 8, "model": model, "data": data, "local": local}
     if algorithm == "fednas":
-        search = {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1}
-        easy |= {"model": search, "rounds": 12}
+        search = {"name": "darts-search", "channels": 4, "cells": 3, "nodes": 1}
+        easy |= {"model": search, "rounds": 20}
     if algorithm == "fedgkt":
         client = {"name": "small-cnn", "norm": "none"}
         easy |= {"algorithm": {"name": "fedgkt", "client": client, "cut": "0"}, "rounds": 12}

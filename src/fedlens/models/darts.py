@@ -226,9 +226,7 @@ class SearchNetwork(Network):
 
     def shares(self) -> Mapping[str, Tensor]:
         """softmax(alpha) over the operations of each edge."""
-        return {
-            kind: self.get_parameter(name).softmax(1) for kind, name in zip(KINDS, ARCHITECTURE, strict=True)
-        }
+        return {kind: getattr(self, name).softmax(1) for kind, name in zip(KINDS, ARCHITECTURE, strict=True)}
 
 
 def darts_search(

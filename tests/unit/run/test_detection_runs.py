@@ -24,6 +24,7 @@ from fedlens.models.registry import MODELS
 from fedlens.report.compare import compare, write_comparison
 from fedlens.report.run_page import write_report
 from fedlens.run.session import Session
+from tests.identity.identity_kit import IN_TWO_PARTS, PEERS
 from tests.unit.report.reading import read_page
 from tests.unit.tasks.detection_kit import GridDetector, grid_detector, settings, squares
 
@@ -134,7 +135,7 @@ _CASES = {
     **{name: ["local.epochs=1"] for name in ("admm", "ceadmm", "iceadmm", "liadmm")},
     "admm": ["algorithm.max_iterations=3", "local.momentum=0"],
 }
-_REFUSED = {"fedir", "moon"}
+_REFUSED = {"fedir", "moon", *IN_TWO_PARTS}
 
 
 def _tried(name: str) -> Any:
@@ -145,7 +146,7 @@ def _tried(name: str) -> Any:
 @pytest.mark.parametrize("name", [_tried(name) for name in sorted(set(ALGORITHMS) - _REFUSED)])
 def test_every_algorithm_of_weights_and_gradients_trains_a_detector(name: str, tmp_path: Path) -> None:
     made = settings(algorithm={"name": name}, data=held_out(), rounds=1)
-    if name == "centralized":
+    if name in {"centralized", *PEERS}:
         del made["select"]
     if name == "fedbn":
         made["model"] = {"name": grid_detector, "norm": "batch"}

@@ -29,6 +29,7 @@ from fedlens.cli.main import app
 from fedlens.data.partition.partition import Partition
 from fedlens.report.compare import compare, write_comparison
 from fedlens.report.run_page import write_report
+from tests.identity.identity_kit import IN_TWO_PARTS
 from tests.unit.report.reading import read_page
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -212,7 +213,7 @@ _CASES = {
     "scaffold": ["local.lr=0.1"],
     **{name: ["local.epochs=1"] for name in ("admm", "ceadmm", "iceadmm", "liadmm")},
 }
-_REFUSED = {"fedir"}
+_REFUSED = {"fedir", *IN_TWO_PARTS}
 
 
 def _tried(name: str) -> Any:
