@@ -211,7 +211,8 @@ class Lower:
             content["targets"] = done.targets
         else:
             state = {**state, "targets": done.targets}
-        return Outcome({}, state, letters=[Letter(holder_of(client.id, self.own_holder), content)])
+        letter = Letter(holder_of(client.id, self.own_holder), content)
+        return Outcome({}, state, {"batches": 1.0}, letters=[letter])
 
     def _forward(self, state: Payload, client: Client, node: Rng, at: int) -> Pass:
         rng = node.child("step", at)
@@ -255,8 +256,8 @@ class Upper:
             state = self.half.stepped(state, done, gradients, payload, payload["steps"])
             answers.append(Letter(sender, {"gradient": gradient}))
             losses, examples = losses + float(loss.detach()) * len(done.targets), examples + len(done.targets)
-        sums = {"loss": losses, "examples": examples, "batches": float(len(answers))}
-        return Outcome({}, state, sums, letters=answers)
+        # The batches are the clients' (`Lower`).
+        return Outcome({}, state, {"loss": losses, "examples": examples}, letters=answers)
 
 
 @dataclass(frozen=True)

@@ -221,12 +221,12 @@ class SearchNetwork(Network):
             ]
 
         super().__init__(input_shape, classes, channels, cells, nodes, edges, searching=True)
-        for name in ARCHITECTURE:
-            self.register_parameter(name, nn.Parameter(1e-3 * torch.randn(len(ends), len(NAMES))))
+        self.alphas_normal = nn.Parameter(1e-3 * torch.randn(len(ends), len(NAMES)))
+        self.alphas_reduce = nn.Parameter(1e-3 * torch.randn(len(ends), len(NAMES)))
 
     def shares(self) -> Mapping[str, Tensor]:
         """softmax(alpha) over the operations of each edge."""
-        return {kind: getattr(self, name).softmax(1) for kind, name in zip(KINDS, ARCHITECTURE, strict=True)}
+        return {"normal": self.alphas_normal.softmax(1), "reduce": self.alphas_reduce.softmax(1)}
 
 
 def darts_search(
