@@ -126,7 +126,7 @@ def said(name: str, clock: str, case: Case, ours: Sequence[float], bare: Sequenc
 
     >>> print(said("mix", "wall", Case(int, float, 2.0), [3.0, 3.0], [2.0, 2.0]))
     mix                   wall       3000.0 ms, bare     2000.0 ms: 1.500 [1.500, 1.500]; goal 2.00 met
-    >>> said("split", "wall", Case(int, float, 1.1, 2), [3.0], [2.0])[-70:]
+    >>> said("split", "wall", Case(int, float, 1.1, 2), [3.0], [2.0])[-68:]
     '1.500 [1.500, 1.500]; 500.00 ms a request; goal 1.10 and 1 ms missed'
     """
     found = ratio(ours, bare)
