@@ -166,6 +166,7 @@ ALGORITHMS |= {
     "splitfed-two-cuts": SPLIT | {"upper": Budget(0, 3)},
     "split-relay": RELAY,
     "split-relay-fresh": RELAY | {"upper": Budget(0, 3)},
+    "fedgkt": {"train": Budget(0, 5), "store": Budget(0, 1)},  # the letter is checked, too
     "fedir-population": TRAINING | {"class-counts": Budget(0, 1)},
     "dsgd": {"send": Budget(0, 3), "mix": Budget(0, 1), "show": Budget(0, 1)},
     "push-sum": {
@@ -206,7 +207,11 @@ def test_a_step_never_waits_and_a_visit_twice(
     algorithm = dict(contract_kit.ALGORITHMS[name])
     if "examples" in algorithm:
         algorithm["examples"] = 8
-    model = {"name": "small-cnn", "width": 4, "norm": "batch" if name == "fedbn" else "none"}
+    model: dict[str, Any] = {"name": "small-cnn", "width": 4, "norm": "batch" if name == "fedbn" else "none"}
+    if name == "fedgkt":
+        algorithm |= {"client": model, "cut": "0"}
+    if name == "fednas":
+        model = {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1}
     evaluate = name in contract_kit.PERSONAL
     within(
         visits(simgpu, tmp_path, monkeypatch, evaluate, algorithm=algorithm, model=model), ALGORITHMS[name]
