@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlens.algorithms.averaging import Averaging
 from fedlens.algorithms.client_sampling import Fixed
 from fedlens.algorithms.fednas import fednas
 from fedlens.api import Experiment
-from fedlens.base.errors import ConfigError
+from fedlens.base.errors import ConfigError, HookError
 from fedlens.base.registry import read_settings
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.random import Rng
@@ -106,6 +107,7 @@ def searched(
 
 @pytest.mark.parametrize("balance", [0.7, 0.0], ids=["both losses", "the training loss"])
 def test_two_rounds_are_a_bare_loop(balance: float) -> None:
+    """With two clients absent, so the weights of the others sum to 1."""
     there, cohort = images(), (0, 2, 3)
     found = run(there, 2, cohort, balance=balance)
     for step in found.steps:
@@ -157,14 +159,6 @@ def test_a_client_with_one_example_follows_the_training_loss() -> None:
     assert found.steps[0].tally.clients == 2
 
 
-def test_a_client_that_is_absent_leaves_weights_that_sum_to_one() -> None:
-    there = images()
-    for cohort in ((0, 1, 2), (0, 2)):
-        found = run(there, 1, cohort, {**SGD, "lr": 1e-300}, alpha_lr=1e-300).final
-        for name in ARCHITECTURE:
-            torch.testing.assert_close(found[name], SPEC.build().state_dict()[name], **EXACT)
-
-
 def test_the_derivation_by_table() -> None:
     alphas = torch.full((5, 8), -1.0)
     alphas[:, NAMES.index("none")] = 9.0  # never taken
@@ -207,6 +201,16 @@ def test_a_network_of_one_operation_is_the_search_network_that_is_sure() -> None
     made.load_state_dict({n: given[old] for n, old in there.items() if old in given}, strict=False)
     x = torch.randn(5, *SHAPE, dtype=torch.float64)
     torch.testing.assert_close(made(x), whole(x), rtol=1e-12, atol=1e-12)
+
+
+def test_a_file_of_the_algorithm_may_not_be_one_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"dataset": "digits", "partition": {"name": "iid", "clients": 2}}
+    for name in ("summary.json", "../genotype.json"):
+        monkeypatch.setattr(Averaging, "files", lambda self, state, name=name: {name: b"{}"})
+        with pytest.raises(HookError, match="a file of the run's own or no file's name"):
+            Experiment(rounds=1, data=data, local={"lr": 0.1}, model="linear").run(tmp_path / name[-8:])
 
 
 def test_the_run_directory_gets_the_genotype_and_another_run_trains_it(tmp_path: Path) -> None:
