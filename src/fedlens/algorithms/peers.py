@@ -252,6 +252,7 @@ class PeerToPeer(AlgorithmBase):
     """
 
     has_peers = True
+    tested_model = "the mean of the peers' models"
     parts: Parts
     topology: Topology
     rule: PeerRule

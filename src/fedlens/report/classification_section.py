@@ -16,6 +16,7 @@ from fedlens.report import classification_figures as data
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.confusion import confused_pairs
 from fedlens.report.format import MISSING, count, many, metric_value, percent
+from fedlens.report.own_curves import tested_model
 from fedlens.report.read import Run
 from fedlens.report.render import Plot
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images, why_left_out
@@ -48,7 +49,7 @@ def classification_section(run: Run, evaluation: FinalEvaluation) -> dict[str, A
     images = many(int(results.examples.sum()), "test image")
     empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0).tolist()]
     return {
-        "lead": f"The global model after round {evaluation.round}, on {images}.",
+        "lead": f"{tested_model(run)} after round {evaluation.round}, on {images}.",
         "confusion": heat and Plot.of(heat, shape="square", legend=False),
         "no_confusion": "" if heat else "The confusion matrix is recorded up to 1,000 classes.",
         "pairs": pairs if len(results.classes) > data.COUNTED_UP_TO else [],

@@ -10,6 +10,7 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.detection_figures import BoxResults, precision_recall
 from fedlens.report.format import count, many, percent
+from fedlens.report.own_curves import tested_model
 from fedlens.report.read import Run
 from fedlens.report.render import Plot
 
@@ -29,8 +30,8 @@ def detection_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
         for k in results.known.tolist()
     ]
     return {
-        "lead": f"The global model after round {evaluation.round}, on {boxes}. Average precision (AP) is that of COCO: "
-        "the mean of the precision at 101 recalls, and over the IoU thresholds 0.5, 0.55, ... 0.95.",
+        "lead": f"{tested_model(run)} after round {evaluation.round}, on {boxes}. Average precision (AP) is that of "
+        "COCO: the mean of the precision at 101 recalls, and over the IoU thresholds 0.5, 0.55, ... 0.95.",
         "curves": Plot.of(precision_recall(results), shape="tall") if rows else None,
         "rows": rows,
         "scrolls": len(rows) > SCROLLS_FROM,

@@ -21,6 +21,12 @@ def own_curves(run: Run) -> list[Plot]:
     return [plot for curve in _shown(run, "curves") if (plot := _plot(run, curve))]
 
 
+def tested_model(run: Run) -> str:
+    """What was measured on the test data (`AlgorithmBase.tested_model`), at the beginning of a sentence."""
+    found = subtable(run.summary, "shown").get("model")
+    return found[:1].upper() + found[1:] if isinstance(found, str) else "The global model"
+
+
 def _shown(run: Run, kind: str) -> list[Mapping[str, Any]]:
     found = subtable(run.summary, "shown").get(kind)
     return found if isinstance(found, list) else []

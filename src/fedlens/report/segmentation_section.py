@@ -10,6 +10,7 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.format import MISSING, many, percent
+from fedlens.report.own_curves import tested_model
 from fedlens.report.read import Run
 from fedlens.report.render import Plot
 from fedlens.report.segmentation_figures import OverlapResults, class_overlaps
@@ -24,7 +25,7 @@ def segmentation_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any
     heat = confusion_map(counted, unit="pixel")
     pixels = many(int(results.true.sum()), "pixel")
     return {
-        "lead": f"The global model after round {evaluation.round}, on {pixels} that have a true class.",
+        "lead": f"{tested_model(run)} after round {evaluation.round}, on {pixels} that have a true class.",
         "confusion": heat and Plot.of(heat, shape="square", legend=False),
         "overlaps": Plot.of(class_overlaps(results), legend=False),
         "rows": _rows(results, counted),

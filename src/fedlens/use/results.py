@@ -110,7 +110,7 @@ def summarize(
     }
     curves = [curve._asdict() for curve in built.algorithm.curves]
     if (graphs := [graph._asdict() for graph in built.algorithm.graphs]) or curves:
-        summary["shown"] = {"curves": curves, "graphs": graphs}
+        summary["shown"] = {"curves": curves, "graphs": graphs, "model": built.algorithm.tested_model}
     return {**summary, **{name: value for name, value in added.items() if name not in summary}}
 
 

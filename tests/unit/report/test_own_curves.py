@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedlens.api import Experiment
 from fedlens.core.algorithm_base import ClientGraph, OwnCurve
 from fedlens.report.run_page import write_report
 from tests.unit.report.fake_run import class_counts, line, make_run
@@ -86,3 +87,14 @@ def test_bytes_between_clients_stand_with_the_others(tmp_path: Path) -> None:
     words = read_page(write_report(make_run(tmp_path, rounds=3, metrics=rows)).read_text()).words
     assert "sent up, 4.0 MB between clients" in words
     assert "Sent between clients 4.0 MB" in words
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [("dsgd", "The mean of the peers' models after"), ("fedavg", "The global model after")],
+)
+def test_the_page_says_which_model_was_tested(algorithm: str, said: str, tmp_path: Path) -> None:
+    data = {"dataset": "digits", "partition": {"name": "iid", "clients": 3}}
+    made = Experiment(rounds=1, data=data, local={"lr": 0.1}, model="linear", algorithm=algorithm)
+    page = write_report(made.run(tmp_path / "run").directory).read_text(encoding="utf-8")
+    assert said in read_page(page).words
