@@ -21,10 +21,12 @@ class AlgorithmEntry(Entry):
     Args:
         slots: the tables of single components, of `SLOTS`.
         local: the settings of `[local]`, of `LOCAL`; the learning rate, which has no default, is always one of them.
+        on_parties: whether clients are parties with features of the same examples, as `data.parties` makes them.
     """
 
     slots: tuple[str, ...] = SLOTS
     local: frozenset[str] = LOCAL
+    on_parties: bool = False
 
 
 _ALGORITHMS: dict[str, AlgorithmEntry] = {

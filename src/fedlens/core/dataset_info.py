@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from fedlens.core.random import Rng
 
@@ -96,3 +96,55 @@ class ClientExamples(Protocol):
     def group(self, others: Sequence[Any], /) -> GroupExamples | None:
         """The examples of this client and of `others`, to be read together; None where each is read on its own."""
         return None
+
+
+class Window(NamedTuple):
+    """The rectangle of an image that a party sees, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
+class PartyFacts:
+    """What all parties know of each other before the first round. Their numbers are those of the clients, from 0.
+
+    Attributes:
+        names: of the parties.
+        shapes: of one input of each party.
+        windows: that of each party, where they see parts of the same images; None for data of their own.
+        labels_at: the party that holds the labels.
+        align: how they find the examples that all of them have: "psi" by private set intersection, "ids" in the open.
+
+    >>> halves = (Window(0, 0, 28, 14), Window(0, 14, 28, 14))
+    >>> PartyFacts(("left", "right"), ((1, 28, 14),) * 2, halves, labels_at=0, align="psi").names
+    ('left', 'right')
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    windows: tuple[Window, ...] | None
+    labels_at: int
+    align: Literal["psi", "ids"]
+
+
+class PartyExamples(Protocol):
+    """The examples of a party, in its own order; `test` are those that the model is tested with."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The id of each example."""
+
+    @property
+    def test(self) -> PartyExamples:
+        """The party's test examples."""
+
+    def __len__(self) -> int: ...
+
+    def inputs(self, positions: Tensor) -> Tensor:
+        """The inputs at these positions, int64 [B]; float [B, ...]."""
+
+    def labels(self, positions: Tensor) -> Tensor:
+        """The labels at these positions, int64 [B]; raises at a party without labels."""

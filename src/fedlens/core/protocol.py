@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedlens.core.arithmetic import PLAIN, Arithmetic
-from fedlens.core.dataset_info import ClientExamples, GroupExamples, Kind
+from fedlens.core.dataset_info import ClientExamples, GroupExamples, Kind, PartyFacts
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import ClientStates
@@ -367,6 +367,7 @@ class FederationInfo:
     )
     kind: Kind = "classification"
     counts_of_one: float = 1  # the largest number of occurrences of one class in an example
+    parties: PartyFacts | None = None  # where clients hold features of the same examples
 
     @property
     def clients(self) -> int:
