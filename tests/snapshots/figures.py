@@ -1,0 +1,147 @@
+"""The data of a figure, without its pixels: titles, axes, series and colours, from each form that a figure has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from fedlens.report import figures, pictures
+from fedlens.report.render import Plot
+from fedlens.report.study_figure import StudyFigure
+
+_HOVER = ("hover", "hover_title")  # templates of the one renderer; `texts` are data
+_TRACE = ("type", "name", "x", "y", "z", "text", "base", "offset", "width", "legendgroup", "showlegend")
+_AXIS = ("type", "range", "visible", "autorange", "tickvals", "ticktext")
+
+
+def described(figure: Any) -> Any:
+    """A figure, a map, an axis or a series as data; what has its default is left out."""
+    if isinstance(figure, Sequence) and not isinstance(figure, str | range):
+        return [described(item) for item in figure]
+    if type(figure).__module__ != figures.__name__:
+        return figure
+    shown = {field.name: (getattr(figure, field.name), field.default) for field in fields(figure)}
+    return {
+        name: described(value)
+        for name, (value, usual) in shown.items()
+        if name not in _HOVER and repr(value) != repr(usual) and not (usual == () and not len(value))
+    }
+
+
+def of_study(figure: StudyFigure) -> dict[str, Any]:
+    """The figure of a study: its words and its panels; one without panels as its plots and its picture."""
+    words = {name: getattr(figure, name) for name in ("title", "caption", "gaps", "caveats")}
+    if figure.panels:
+        return words | {"panels": described(figure.panels)}
+    with pictures.style():
+        picture = of_picture(figure.picture())
+    return words | {"plots": [of_plot(plot) for plot in figure.plots()], "picture": picture}
+
+
+def of_plot(plot: Plot) -> dict[str, Any]:
+    """A figure of a page, as its builder hands it to the template."""
+    views = [{"label": view.label, "data": view.data, "layout": view.layout} for view in plot.views]
+    words = {"title": plot.title, "about": plot.about, "shape": plot.shape, "legend": plot.legend}
+    return words | of_plotly(plot.figure) | ({"views": views} if views else {})
+
+
+def of_plotly(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """The traces and the axes of a figure of a page."""
+    layout = figure["layout"]
+    axes = {name: _axis(layout[name]) for name in ("xaxis", "yaxis") if name in layout}
+    marks = {
+        "annotations": [each["text"] for each in layout.get("annotations", ())],
+        "shapes": [[each.get("x0"), each.get("x1")] for each in layout.get("shapes", ())],
+    }
+    traces = [_trace(trace) for trace in figure["data"]]
+    return axes | {name: made for name, made in marks.items() if made} | {"traces": traces}
+
+
+def _axis(axis: Mapping[str, Any]) -> dict[str, Any]:
+    title = axis.get("title", {}).get("text", "")
+    return {"title": title} | {key: axis[key] for key in _AXIS if axis.get(key) is not None}
+
+
+def _trace(trace: Mapping[str, Any]) -> dict[str, Any]:
+    line, marker = trace.get("line", {}), trace.get("marker", {})
+    look = {
+        "color": line.get("color") or marker.get("color") or trace.get("fillcolor"),
+        "dash": line.get("dash"),
+    }
+    bars = {key: trace["error_y"][key] for key in ("array", "arrayminus") if key in trace.get("error_y", {})}
+    shown = {key: trace[key] for key in _TRACE if trace.get(key) is not None}
+    return shown | {key: value for key, value in look.items() if value} | bars
+
+
+def of_picture(picture: Any) -> dict[str, Any]:
+    """What a picture for papers shows: of each of its axes the titles, the ends, and what is drawn."""
+    legends = [text.get_text() for legend in picture.legends for text in legend.get_texts()]
+    title = picture.get_suptitle()
+    shown = {
+        "title": title,
+        "legend": legends,
+        "axes": [_axes(axes) for axes in picture.axes if axes.get_visible()],
+    }
+    return {key: value for key, value in shown.items() if value}
+
+
+def _axes(axes: Any) -> dict[str, Any]:
+    sides = {
+        side: {
+            "title": getattr(axes, f"get_{side}label")(),
+            "scale": getattr(axes, f"get_{side}scale")(),
+            "limits": getattr(axes, f"get_{side}lim")(),
+            "ticks": [
+                text.get_text() for text in getattr(axes, f"get_{side}ticklabels")() if text.get_text()
+            ],
+        }
+        for side in ("x", "y")
+    }
+    drawn = {
+        "lines": [{"x": line.get_xdata(), "y": line.get_ydata()} for line in axes.lines],
+        "points": [dots.get_offsets().tolist() for dots in axes.collections if len(dots.get_offsets())],
+        "bars": [[bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()] for bar in axes.patches],
+        "images": [image.get_array().tolist() for image in axes.images],
+        "texts": [text.get_text() for text in axes.texts],
+    }
+    title = axes.get_title() or axes.get_title(loc="left")
+    return {"title": title} | sides | {key: value for key, value in drawn.items() if value}
+
+
+def _ticks(axis: Any) -> list[str]:
+    """The names at the marks; those that matplotlib chooses itself differ from release to release."""
+    from matplotlib.ticker import FixedLocator
+
+    own = isinstance(axis.get_major_locator(), FixedLocator)
+    return [text.get_text() for text in axis.get_ticklabels() if text.get_text()] if own else []
+
+
+BUILT = (figures.Figure, figures.HeatMap, figures.ValueMap, Plot, StudyFigure)
+"""The forms of a figure that a builder returns."""
+
+
+@contextmanager
+def built() -> Iterator[set[tuple[str, str]]]:
+    """(file, function) of all functions that take part in making a figure meanwhile."""
+    import sys
+
+    import pytest
+
+    seen: set[tuple[str, str]] = set()
+
+    def watched(make: Any) -> Any:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            frame = sys._getframe(1)
+            while frame is not None:
+                seen.add((frame.f_code.co_filename, frame.f_code.co_name))
+                frame = frame.f_back  # type: ignore[assignment]
+            make(self, *args, **kwargs)
+
+        return init
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in BUILT:
+            patch.setattr(kind, "__init__", watched(kind.__init__))
+        yield seen
