@@ -561,6 +561,61 @@ MUTATIONS = [
         "identity/test_fednas.py",
     ),
     Mutation("models/darts.py", "[:, 1:].tolist()", "[:, :7].tolist()", "identity/test_fednas.py"),
+    # -- FedMA: matching --
+    Mutation(
+        "local/matching.py",
+        '([layer["bias"][:, None]] if',
+        '([0 * layer["bias"][:, None]] if',
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "squares[:, None] + 2 * cross + others",
+        "squares[:, None] + cross + others",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "2 * log(prior.gamma / clients)",
+        "log(prior.gamma / clients)",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "(counts + prior.sigma / prior.sigma0)[:, None]",
+        "(counts + prior.sigma0 / prior.sigma)[:, None]",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "wide[:, units.to(wide.device)] = blocks",
+        "wide[:, : len(units)] = blocks",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "blocks = weight.reshape(len(weight), len(units), -1)",
+        "blocks = weight.reshape(len(weight), -1, len(units)).transpose(1, 2)",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "for _ in range(prior.passes):",
+        "for _ in range(0):",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "parts[at + 1][j] = widen_inputs(parts[at + 1][j], mine, width)",
+        "pass",
+        "identity/test_matching.py",
+    ),
+    Mutation(
+        "local/matching.py",
+        "shares = torch.where(nobody, 1.0, counts.double())",
+        "shares = torch.ones_like(counts).double()",
+        "identity/test_matching.py",
+    ),
     # -- local training --
     Mutation(
         "local/optimizers.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
@@ -40,6 +40,11 @@ class Preparation(BaseModel):
         True,
         strict=True,
         description="false leaves out the classifier, so that outputs are features; self-supervised tasks do so",
+    )
+    hidden_widths: list[Annotated[int, Field(ge=1, le=65536)]] | None = Field(
+        None,
+        description="units, or channels, of each hidden layer, in place of those that the model's own settings give "
+        "it; for models that are one sequence of convolutions and linear layers",
     )
     weights: str | None = Field(
         None,
@@ -116,6 +121,10 @@ class Preparation(BaseModel):
             from fedlens.models.head import without_classifier
 
             module = without_classifier(module, spec.classes)
+        if self.hidden_widths is not None:
+            from fedlens.models.chains import resize
+
+            resize(module, self.hidden_widths)
         if initial and self.initial_weights is not None:
             self.initial_weights.load(module, spec.classes)
         if self.freeze is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -106,7 +106,13 @@ def cut(module: nn.Module, cuts: Sequence[str]) -> list[nn.Module]:
                 where=_KEY,
                 hint=f"{nearest(name, choices(module, inside=False))}; layers inside of these have names with a dot",
             )
-    graph = _traced(module, cuts)
+    graph = traced(
+        module,
+        cuts,
+        f"the model cannot be cut after '{cuts[0]}'",
+        _KEY,
+        "cut after a layer that is not inside of it",
+    )
     nodes = list(graph.nodes)
     ends = [_end(nodes, name, layers) for name in cuts]
     if ends != sorted(set(ends)):
@@ -161,7 +167,11 @@ class _Tracer(fx.Tracer):
         return made
 
 
-def _traced(module: nn.Module, cuts: Sequence[str]) -> fx.Graph:
+def traced(module: nn.Module, cuts: Sequence[str], failed: str, where: str, hint: str) -> fx.Graph:
+    """The forward pass as a graph, with the modules around the layers `cuts` opened.
+
+    Raises `ConfigError` that begins with `failed`, for a module around them that decides by values or reads `training`.
+    """
     tracer = _Tracer(cuts)
     around = [at for name, at in module.named_modules() if not name or not tracer.is_leaf_module(at, name)]
     given = inspect.signature(module.forward).parameters.values()
@@ -171,12 +181,12 @@ def _traced(module: nn.Module, cuts: Sequence[str]) -> fx.Graph:
             return tracer.trace(module, defaults or None)
     except (TraceError, TypeError, ValueError, _ModeRead) as error:
         name = tracer.inside[-1]
-        where = f"the layer '{name}'" if name else "the model"
+        inside = f"the layer '{name}'" if name else "the model"
         why = "reads `training`" if isinstance(error, _ModeRead) else "decides by what it computes"
         raise ConfigError(
-            f"the model cannot be cut after '{cuts[0]}': {where} ({type(module.get_submodule(name)).__name__}) {why}",
-            where=_KEY,
-            hint="cut after a layer that is not inside of it" if name else "choose another model",
+            f"{failed}: {inside} ({type(module.get_submodule(name)).__name__}) {why}",
+            where=where,
+            hint=hint if name else "choose another model",
         ) from error
 
 
@@ -211,12 +221,13 @@ def _end(nodes: Sequence[fx.Node], name: str, layers: dict[str, nn.Module]) -> i
             hint="cut after a layer that is called once",
         )
     end = at[0]
-    while (node := next(iter(nodes[end].users))) and len(nodes[end].users) == 1 and _pointwise(node, layers):
+    while (node := next(iter(nodes[end].users))) and len(nodes[end].users) == 1 and pointwise(node, layers):
         end = nodes.index(node)
     return end
 
 
-def _pointwise(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
+def pointwise(node: fx.Node, layers: Mapping[str, nn.Module]) -> bool:
+    """Whether a node of a graph computes each of its outputs from one of its inputs, as ReLU and dropout do."""
     if node.op == "call_module":
         return isinstance(layers[str(node.target)], _MODULES)
     return node.target in (_FUNCTIONS if node.op == "call_function" else _METHODS)
