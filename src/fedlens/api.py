@@ -86,7 +86,7 @@ class Experiment:
         }
         tables = {
             "dataset": config["data"]["dataset"],
-            "partition": config["data"]["partition"],
+            **{key: config["data"][key] for key in ("partition", "parties") if key in config["data"]},
             **{key: config[key] for key in ("model", "algorithm", *SLOTS, "engine") if key in config},
             "local": changed,
             **({"task": config["task"]} if config["task"] else {}),

@@ -210,6 +210,27 @@ def refuse_unused(algorithm: Any, slots: Mapping[str, Any], local: LocalSettings
         )
 
 
+def refuse_other_data(algorithm: Any, parties: bool) -> None:
+    """Raises `ConfigError` if the algorithm is for clients with whole examples and the data for parties, or reversed.
+
+    Args:
+        algorithm: its name, or a user's own, which is for clients with whole examples.
+        parties: whether `data.parties` is set.
+    """
+    entry = _ALGORITHMS.get(algorithm) if isinstance(algorithm, str) else None
+    on_parties = entry is not None and entry.on_parties
+    if on_parties == parties:
+        return
+    holders = ("clients that hold whole images", "parties that hold parts of the same images")
+    named = [f"algorithm.name = '{name}'" for name, row in _ALGORITHMS.items() if row.on_parties]
+    place = "data.partition" if parties else "data.parties = {split = 'quadrants'}"
+    raise ConfigError(
+        f"'{algorithm}' trains {holders[on_parties]}, not {holders[parties]}",
+        where="data.parties" if parties else "data.partition",
+        hint="set " + " or ".join([*(named if parties else ()), f"{place} in its place"]),
+    )
+
+
 _AGGREGATES = {"fednova": "normalized"}
 _SERVERS = {"fedavgm": "momentum", "fedadagrad": "adagrad", "fedadam": "adam", "fedyogi": "yogi"}
 

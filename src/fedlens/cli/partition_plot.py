@@ -40,11 +40,19 @@ def plot(
     --map reads the dataset: that of the run, or the one that the saved partition names, with its settings in --set.
     """
     with reported(debug):
+        from fedlens.base.errors import DataError
+        from fedlens.data.vertical.feature_partition import FeaturePartition
         from fedlens.report.partition_page import write_captions, write_page
         from fedlens.report.pictures import draw
         from fedlens.report.read import read_partition
 
         partition = read_partition(file)
+        if isinstance(partition, FeaturePartition):
+            raise DataError(
+                "the file has the parties of vertical learning, and no clients to plot",
+                where=str(file),
+                hint="'fedlens partition show' prints them, and the page of a run shows their windows",
+            )
         shown = None
         if places:
             from fedlens.report.partition_map import read_places_map

@@ -106,6 +106,10 @@ class Window(NamedTuple):
     height: int
     width: int
 
+    def of(self, images: Any) -> Any:
+        """The pixels in the window, [..., height, width]: a view of `images`, [..., H, W]."""
+        return images[..., self.top : self.top + self.height, self.left : self.left + self.width]
+
 
 @dataclass(frozen=True)
 class PartyFacts:

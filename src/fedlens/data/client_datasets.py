@@ -262,6 +262,11 @@ class ClientDataset(ClientExamples):
         return torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
 
 
+def room_on(device: torch.device) -> int:
+    """Half of the free bytes of a GPU; the processor takes all."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
+
+
 @dataclass(frozen=True)
 class ClientGroup:
     """The examples of several clients of one dataset, read together and never augmented.
@@ -409,7 +414,7 @@ class ClientDatasets(ClientDataSource):
 
     def on(self, device: torch.device, /) -> ClientDatasets:
         """The same for training on `device`; the images are kept there if they fit in half of its free memory."""
-        room = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
+        room = room_on(device)
         train = self.dataset.train.on(device, room)
         # `group` compares examples by identity, so the two splits must stay one object.
         same = self.dataset.test is self.dataset.train

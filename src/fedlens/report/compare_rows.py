@@ -111,7 +111,9 @@ def population(run: Run) -> str:
         if name in _NAMED_CLIENTS
         else subtable(run.config, "seeds").get("partition", run.config.get("seed"))
     )
-    return repr([data.get("dataset"), data.get("partition"), bool(data.get("reassign")), seed])
+    return repr(
+        [data.get("dataset"), data.get("partition", data.get("parties")), bool(data.get("reassign")), seed]
+    )
 
 
 def merged(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
@@ -238,9 +240,9 @@ def _merged_clients(by_run: Sequence[Sequence[Row]]) -> list[Row]:
 def _partition(run: Run) -> str | None:
     """The partition with its settings other than the number of clients: `dirichlet alpha=0.1`."""
     data = subtable(run.config, "data")
-    table = subtable(data, "partition").items()
-    settings = [f"{key}={value}" for key, value in table if key not in ("name", "clients", "seed")]
-    name = run.part("data", "partition")
+    table = subtable(data, "partition") or subtable(data, "parties")
+    settings = [f"{key}={value}" for key, value in table.items() if key not in ("name", "clients", "seed")]
+    name = run.part("data", "partition") or ("parties" if "parties" in data else None)
     return name and " ".join([name, *settings, *(["reassigned"] if data.get("reassign") else [])])
 
 

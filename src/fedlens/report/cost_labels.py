@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.data.partition.partition import Partition
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.cost_measures import listed
 from fedlens.report.format import client_name, many, percent
@@ -161,7 +162,7 @@ def _low_clients(
 ) -> list[dict[str, Any]]:
     partition = next((run.partition for (role, _), run in finished.items() if role == "federated"), None)
     # Without the centralized model, a client that federated training serves badly looks as one with wrong labels.
-    if partition is None or "centralized" not in by_role:
+    if not isinstance(partition, Partition) or "centralized" not in by_role:
         return []
     first = by_role["federated"][0]
     answers = answers_of(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.partition.partition import Partition
+from fedlens.data.vertical.feature_partition import AnyPartition
 from fedlens.report import partition_figures as data
 from fedlens.report import plotly_figures, render
 from fedlens.report.downsample import PartitionSample, unit
@@ -63,9 +64,9 @@ def write_captions(partition: Partition, path: Path, places: Figure | None = Non
     return render.write_page(path, "captions.txt.j2", context)
 
 
-def partition_section(partition: Partition | None) -> dict[str, Any] | None:
-    """Facts and figures of the section "Data per client"; None for an unknown or empty partition."""
-    if partition is None or not len(partition):
+def partition_section(partition: AnyPartition | None) -> dict[str, Any] | None:
+    """Facts and figures of the section "Data per client"; None for an unknown or empty partition, and for parties."""
+    if not isinstance(partition, Partition) or not len(partition):
         return None
     census, curves = partition.census, data.rank_curves(partition)
     section = {

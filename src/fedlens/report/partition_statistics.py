@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedlens.data.partition.partition import Partition
+from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
 from fedlens.report.format import MISSING, count, number, setting
 
 QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
@@ -56,13 +56,15 @@ def quantiles(values: NDArray[Any]) -> dict[str, float]:
     return dict(zip(QUANTILES, levels.tolist(), strict=True))
 
 
-def describe(partition: Partition) -> dict[str, Any]:
+def describe(partition: AnyPartition) -> dict[str, Any]:
     """The output of `fedlens partition show --json`.
 
     `clients`, `examples`, `sizes` [clients], `imbalance` (see `imbalance`), `features` by name [clients],
     `dataset`, `spec` and `digest`; and, if the classes were counted, `classes_per_client` [clients],
-    `client_emds` [clients] and `emd` (see `Census.client_emds`), each None otherwise.
+    `client_emds` [clients] and `emd` (see `Census.client_emds`), each None otherwise. Of a partition of features also
+    `shared`, the number of examples that all parties hold, `labels_at` and the `windows` [parties, 4].
 
+    >>> from fedlens.data.partition.partition import Partition
     >>> told = describe(Partition.of_owners([0, 0, 1, 1], 2).counted([0, 0, 1, 1]))
     >>> told["sizes"], told["classes_per_client"], told["client_emds"], told["emd"]
     ([2, 2], [1, 1], [1.0, 1.0], 1.0)
@@ -80,12 +82,24 @@ def describe(partition: Partition) -> dict[str, Any]:
         "client_emds": None if census is None else census.client_emds().tolist(),
         "imbalance": imbalance(sizes),
         "features": {name: values.tolist() for name, values in partition.features.items()},
+        **_of_parties(partition),
     }
 
 
-def recipe_name(partition: Partition) -> str:
+def _of_parties(partition: AnyPartition) -> dict[str, Any]:
+    if not isinstance(partition, FeaturePartition):
+        return {}
+    return {
+        "shared": len(partition.shared),
+        "labels_at": partition.labels_at,
+        "windows": [list(window) for window in partition.windows],
+    }
+
+
+def recipe_name(partition: AnyPartition) -> str:
     """The name of the recipe that made the partition.
 
+    >>> from fedlens.data.partition.partition import Partition
     >>> recipe_name(Partition.of_owners([0], 1, spec={"name": "file", "of": {"name": "iid", "clients": 1}}))
     'iid, from a file'
     """
@@ -95,14 +109,18 @@ def recipe_name(partition: Partition) -> str:
     return str(name or "an unnamed recipe")
 
 
-def numbers(partition: Partition) -> list[tuple[str, str]]:
+def numbers(partition: AnyPartition) -> list[tuple[str, str]]:
     """The statistics of a partition with their names, for a page or a terminal."""
     sizes, census = partition.sizes(), partition.census
+    parties = isinstance(partition, FeaturePartition)
     statistics = [
-        ("Clients", count(len(partition))),
-        ("Examples", count(int(sizes.sum()))),
+        ("Parties" if parties else "Clients", count(len(partition))),
+        ("Rows of all parties" if parties else "Examples", count(int(sizes.sum()))),
         ("Examples per client", _spread(quantiles(sizes))),
     ]
+    if isinstance(partition, FeaturePartition):
+        statistics.insert(2, ("Examples that all parties hold", count(len(partition.shared))))
+        statistics.insert(3, ("Labels at", f"party {partition.ids[partition.labels_at]}"))
     if census is not None:
         statistics.append(("Classes", count(len(census.classes))))
         statistics.append(("Classes per client", _spread(quantiles(census.classes_per_client()))))
@@ -124,7 +142,7 @@ def _spread(levels: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {number(value)}" for name, value in levels.items())
 
 
-def readable(partition: Partition) -> list[tuple[str, str]]:
+def readable(partition: AnyPartition) -> list[tuple[str, str]]:
     """The output of `fedlens partition show`, name by name."""
     settings = [f"{key} {setting(value, 20)}" for key, value in partition.spec.items() if key != "name"]
     return [

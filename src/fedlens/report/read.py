@@ -14,7 +14,7 @@ from typing import Any
 
 from fedlens.base.errors import DataError
 from fedlens.base.shell_command import quoted_command
-from fedlens.data.partition.partition import Partition
+from fedlens.data.vertical.feature_partition import AnyPartition, load_partition
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.format import finite, is_share, split_of
 from fedlens.run.rundir import RunDir
@@ -37,7 +37,7 @@ class Run:
     metrics: Sequence[Row]
     summary: Mapping[str, Any]
     environment: Mapping[str, Any]
-    partition: Partition | None
+    partition: AnyPartition | None
 
     @property
     def name(self) -> str:
@@ -226,14 +226,14 @@ def read_evaluation(run: Run) -> FinalEvaluation | None:
     return FinalEvaluation.read(path) if path.exists() or path.is_symlink() else None
 
 
-def read_partition(path: Path) -> Partition:
-    """The partition in a file that `Partition.save` wrote, or in a run directory.
+def read_partition(path: Path) -> AnyPartition:
+    """The partition in a file, of examples or of features, or in a run directory.
 
     Raises `DataError` if it is missing or damaged, `RunDirectoryError` if `path` is a directory without a run.
     """
     path = path.expanduser()
     if not path.is_dir():
-        return Partition.load(path)
+        return load_partition(path)
     run = RunDir.open(path)
     if not run.partition_path.exists():
         raise DataError(
@@ -241,7 +241,7 @@ def read_partition(path: Path) -> Partition:
             where=str(path),
             hint=f"start it with {quoted_command('resume', path)}",
         )
-    return Partition.load(run.partition_path)
+    return load_partition(run.partition_path)
 
 
 def _rounds(lines: Sequence[Row]) -> list[Row]:
@@ -255,10 +255,10 @@ def _name(value: Any) -> Any:
     return value.get("name") if isinstance(value, Mapping) else value
 
 
-def _partition(path: Path) -> Partition | None:
+def _partition(path: Path) -> AnyPartition | None:
     """The partition, or None if its file is missing or damaged: the page then only lacks its figures."""
     try:
-        return Partition.load(path)
+        return load_partition(path)
     except DataError:
         return None
 

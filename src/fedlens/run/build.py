@@ -14,7 +14,7 @@ from torch import nn
 from fedlens.algorithms.averaging import Parts
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.frozen import FrozenSplit
-from fedlens.base.registry import OwnSettings, feeding, settings_model
+from fedlens.base.registry import OwnSettings
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
 from fedlens.core.engine_base import EngineBase
@@ -29,6 +29,8 @@ from fedlens.data.normalize import moments
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.table import Table
+from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
+from fedlens.data.vertical.vertical_datasets import federate_parties, party_facts, vertical_datasets
 from fedlens.engines.hardware import announcements, hardware
 from fedlens.local.chain import chain
 from fedlens.local.class_counts import counts_of
@@ -38,7 +40,7 @@ from fedlens.models.weights import InitialWeights
 from fedlens.run.initial_weights import initial_weights, settings_read
 from fedlens.run.neighbours import LabelledImages, labelled_images
 from fedlens.run.session import Session, SharedDataset
-from fedlens.settings.algorithm_check import check_combinations, check_evaluation
+from fedlens.settings.algorithm_check import check_combinations, check_evaluation, refuse_replaced
 from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.datadir import data_directory
@@ -63,7 +65,7 @@ class Built:
 
     config: Config
     client_data: ClientDatasets
-    partition: Partition
+    partition: AnyPartition
     algorithm: AlgorithmBase
     engine: EngineBase
     model: ModelSpec
@@ -140,7 +142,7 @@ def _build(
     client_data, partition, task, tables, shared = _client_data(planned, data_dir, download, say, session)
     data = client_data.dataset
     choice = with_vocabulary(chosen["model"], data.info)
-    federation = _federation(client_data, partition, task)
+    federation = _federation(config, client_data, partition, task)
     model, unwrapped, module, weights = _model(config, choice, client_data, task, initial, download)
     config = filled(config, {**tables, "model": choice.table() | settings_read(weights)})
     parts = _parts(planned, config, model, task, federation, data.info)
@@ -153,7 +155,7 @@ def _build(
     size = algorithm.clients_per_round(federation)
     recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
     _refuse_single_images(config.local, model, task, client_data, partition, algorithm, federation)
-    source = _source(planned, client_data, model, module)
+    source = _source(planned, client_data, partition, model, module)
     engine = planned.engine() if engine is None else engine
     config = _fitting(engine, config, algorithm, source, federation, size, say)
     check_letters(algorithm.letter_bytes(federation), config.engine)
@@ -229,8 +231,10 @@ def _model(
     return _BuiltModel(replace(model, fixed=fixed_leaves(module)), unwrapped, module, weights)
 
 
-def _federation(client_data: ClientDatasets, partition: Partition, task: Task) -> FederationInfo:
-    data = client_data.dataset
+def _federation(
+    config: Config, client_data: ClientDatasets, partition: AnyPartition, task: Task
+) -> FederationInfo:
+    data, parties = client_data.dataset, config.data.parties
     return FederationInfo(
         partition.sizes(),
         len(data.classes),
@@ -239,6 +243,7 @@ def _federation(client_data: ClientDatasets, partition: Partition, task: Task) -
         client_data.held_out_sizes(),
         data.kind,
         task.most_counts(data.input_shape),
+        None if parties is None else party_facts(client_data.dataset, partition, parties.align),
     )
 
 
@@ -273,7 +278,7 @@ def _refuse_single_images(
     model: ModelSpec,
     task: Task,
     client_data: ClientDatasets,
-    partition: Partition,
+    partition: AnyPartition,
     algorithm: AlgorithmBase,
     federation: FederationInfo,
 ) -> None:
@@ -315,12 +320,18 @@ def _about_boxes(module: torch.nn.Module, targets: object) -> list[str]:
 
 
 def _source(
-    planned: Plan, client_data: ClientDatasets, model: ModelSpec, module: torch.nn.Module
+    planned: Plan,
+    client_data: ClientDatasets,
+    partition: AnyPartition,
+    model: ModelSpec,
+    module: torch.nn.Module,
 ) -> ClientDataSource:
-    """What workers read: the data, or the features of a frozen part that are kept.
+    """What workers read: the data, the parts of the parties, or the features of a frozen part that are kept.
 
     Raises `ConfigError` where the training images change from epoch to epoch.
     """
+    if isinstance(partition, FeaturePartition):
+        return vertical_datasets(client_data.dataset, partition)
     if (split := FrozenSplit.of(module)) is None:
         return client_data
     if planned.augments:
@@ -345,7 +356,7 @@ class _ClientData(NamedTuple):
     """The clients' data, their partition, the task, the tables that the data fill in, and what a session shares."""
 
     client_data: ClientDatasets
-    partition: Partition
+    partition: AnyPartition
     task: Task
     tables: dict[str, Any]
     shared: SharedDataset | None
@@ -372,15 +383,24 @@ def _client_data(
         drawn: Partition = chosen["data.partition"](table, seeds.partition)
         return reassigned(drawn, seeds.partition) if config.data.reassign else drawn
 
+    parties = config.data.parties
     held_out = (config.data.validation, seeds.data, config.data.validation_from)
 
-    def federated() -> tuple[ClientDatasets, Partition]:
+    def federated() -> tuple[ClientDatasets, AnyPartition]:
+        if parties is not None:
+            return federate_parties(dataset, seeds.partition, **parties.model_dump(exclude={"align"}))
         return federate(dataset, partitioner, *held_out)
 
     if session is None or shared is None:
         data, partition = federated()
     else:
-        key = (cache, chosen["data.partition"].identity, seeds.partition, config.data.reassign, *held_out)
+        key = (
+            cache,
+            parties or chosen["data.partition"].identity,
+            seeds.partition,
+            config.data.reassign,
+            *held_out,
+        )
         data, partition = session.federated(shared, key, federated)
     notes = (*dataset.notes, *augment_notes, *data.dataset.notes[len(dataset.notes) :])
     data = replace(
@@ -446,29 +466,6 @@ def _fitting(
     config = filled(config, {"engine": table})
     check_evaluation(config.evaluation, algorithm, engine.ahead)
     return config
-
-
-def refuse_replaced(
-    paper: Resolved, algorithm: AlgorithmBase, parts: Parts, overridden: frozenset[str] = frozenset()
-) -> None:
-    """Raises `ConfigError` if a setting of the algorithm feeds a component that the user's table replaces.
-
-    A setting is accepted if the component is the same anyway. One at its default is accepted unless it was
-    `overridden`: a run's own config.toml contains all settings.
-    """
-    fields = settings_model(paper.factory).model_fields
-    for slot, part in algorithm.replaced.items():
-        for name in feeding(paper.factory, slot) if part != parts.slots[slot] else ():
-            value, default = paper.settings[name], fields[name].default
-            # A default that is a word, such as tau_eff = "mean", is not a value that the table could ignore.
-            asked = f"algorithm.{name}" in overridden and not isinstance(default, str)
-            given = value != default or asked
-            if given and not fields[name].is_required():
-                raise ConfigError(
-                    f"the table [{slot}] replaces the {slot} component that '{paper.name}' sets up with '{name}'",
-                    where=f"algorithm.{name}",
-                    hint=f"set {slot}.{name} instead where it exists, or remove [{slot}]",
-                )
 
 
 def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | None) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fedlens.base.errors import RunDirectoryError
-from fedlens.data.partition.partition import Partition
+from fedlens.data.vertical.feature_partition import load_partition
 from fedlens.run.build import Built
 from fedlens.run.environment import command_words, describe_environment
 from fedlens.run.initial_weights import write_initial
@@ -55,7 +55,7 @@ def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]
     differ.
     """
     what = None
-    if Partition.load(directory.partition_path).digest != built.partition.digest:
+    if load_partition(directory.partition_path).digest != built.partition.digest:
         what = "the data now give a different partition than at the start of the run"
     elif environment.get("data_sha256", (now := data_digest(built))) != now:
         what = "the images or labels differ from those at the start of the run"

@@ -16,13 +16,13 @@ from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles
 from fedlens.data.lazy_images import LazyImages
 from fedlens.data.loading import loaded
-from fedlens.data.partition.partition import Partition
+from fedlens.data.vertical.feature_partition import AnyPartition
 from fedlens.files.read_files import Stamp, recorded_files, stamp_of, unchanged
 from fedlens.run.environment import machine
 from fedlens.settings.resolve import Resolved
 
 MEMORY = 2 * 2**30
-Federated = tuple[ClientDatasets, Partition]
+Federated = tuple[ClientDatasets, AnyPartition]
 
 
 @dataclass
@@ -183,7 +183,8 @@ def _nbytes(split: Examples) -> int:
 
 
 def _partition_nbytes(federated: Federated) -> int:
-    client_data, partition = federated
-    held = client_data.held_out
-    tensors = [client_data.indices, *client_data.features.values(), *([] if held is None else [held])]
-    return sum(tensor.nbytes for tensor in tensors) + partition.indices.nbytes + partition.offsets.nbytes
+    client_data, _ = federated
+    indices, held = client_data.indices, client_data.held_out
+    tensors = [indices, *client_data.features.values(), *([] if held is None else [held])]
+    # The partition has its indices once more.
+    return sum(tensor.nbytes for tensor in tensors) + indices.nbytes + client_data.offsets.nbytes

@@ -12,11 +12,13 @@ import torch
 from fedlens.algorithms.averaging import Parts
 from fedlens.algorithms.registry import SLOTS
 from fedlens.base.errors import ConfigError
+from fedlens.base.registry import feeding, settings_model
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import FederationInfo, ModelSpec
 from fedlens.local.chain import chain
 from fedlens.settings.config import Config, Evaluation
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
+from fedlens.settings.resolve import Resolved
 from fedlens.tasks.registry import TASKS
 
 _MANY = 10**5  # clients of a dataset that has its own
@@ -32,6 +34,12 @@ def check_combinations(config: Config, locate: Callable[[str], str] = str) -> No
             "learning rate would never reach local.lr",
             where=locate("local.lr_warmup"),
             hint="set it below rounds",
+        )
+    if config.data.parties is not None and config.model.get("cache_features"):
+        raise ConfigError(
+            "the features of whole images cannot be kept where parties have parts of them",
+            where=locate("model.cache_features"),
+            hint="set model.cache_features = false",
         )
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
@@ -87,6 +95,29 @@ def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bo
         )
 
 
+def refuse_replaced(
+    paper: Resolved, algorithm: AlgorithmBase, parts: Parts, overridden: frozenset[str] = frozenset()
+) -> None:
+    """Raises `ConfigError` if a setting of the algorithm feeds a component that the user's table replaces.
+
+    A setting is accepted if the component is the same anyway. One at its default is accepted unless it was
+    `overridden`: a run's own config.toml contains all settings.
+    """
+    fields = settings_model(paper.factory).model_fields
+    for slot, part in algorithm.replaced.items():
+        for name in feeding(paper.factory, slot) if part != parts.slots[slot] else ():
+            value, default = paper.settings[name], fields[name].default
+            # A default that is a word, such as tau_eff = "mean", is not a value that the table could ignore.
+            asked = f"algorithm.{name}" in overridden and not isinstance(default, str)
+            given = value != default or asked
+            if given and not fields[name].is_required():
+                raise ConfigError(
+                    f"the table [{slot}] replaces the {slot} component that '{paper.name}' sets up with '{name}'",
+                    where=f"algorithm.{name}",
+                    hint=f"set {slot}.{name} instead where it exists, or remove [{slot}]",
+                )
+
+
 def algorithm_settings(config: Config) -> dict[str, Any]:
     """The settings that `check_algorithm` depends on, for a check of each combination once."""
     tables = config.model_dump(
@@ -97,7 +128,7 @@ def algorithm_settings(config: Config) -> dict[str, Any]:
     return {
         **tables,
         "rounds": config.rounds,
-        "partition": repr(data.partition),
+        "partition": repr(data.partition or data.parties),
         "held_out": [data.validation > 0, data.validation_from],
     }
 
@@ -121,7 +152,9 @@ def _rules(config: Config) -> list[Mapping[str, Any]]:
 
 
 def _federation(config: Config) -> FederationInfo:
-    clients = config.data.partition.get("clients")
+    given = config.data.parties
+    parties = None if given is None else given.of_one_shape(_SHAPE)
+    clients = len(parties.shapes) if parties else (config.data.partition or {}).get("clients")
     number = clients if isinstance(clients, int) else _MANY
     held, held_out = {"@train": 100 * number, "@test": 100}, None
     if config.data.validation > 0:
@@ -129,7 +162,7 @@ def _federation(config: Config) -> FederationInfo:
     if config.data.validation > 0 and config.data.validation_from == "client":
         held_out = np.full(number, 10)
     sizes = np.full(number, 100)
-    return FederationInfo(sizes, _classes(config), _SHAPE, held, held_out)
+    return FederationInfo(sizes, _classes(config), _SHAPE, held, held_out, parties=parties)
 
 
 def _classes(config: Config) -> int:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedlens.algorithms.registry import default_table
 from fedlens.base.errors import nearest
@@ -14,6 +23,7 @@ from fedlens.core.random import derive
 from fedlens.local.settings import LocalSettings
 from fedlens.settings.config_errors import explained, refuse_loose
 from fedlens.settings.kept_images import keeps_images
+from fedlens.settings.party_settings import PartySettings
 
 
 def _named(value: Any) -> Any:
@@ -50,11 +60,15 @@ class _Table(BaseModel):
 _Settings = TypeVar("_Settings", bound=_Table)
 
 
+# What is done to the images of clients that hold whole images, and would be ignored of parties.
+_OF_WHOLE_IMAGES = ("augment", "validation", "validation_from", "prefetch", "reassign")
+
+
 class DataSettings(_Table):
     """The `[data]` table."""
 
     dataset: Named
-    partition: Named
+    partition: Named | None
     validation: float = Field(
         0.0, ge=0, lt=1, description="share of the training data that is held out for validation"
     )
@@ -90,6 +104,34 @@ class DataSettings(_Table):
         description="reassign the images to the clients at random, each keeping its number of images: the IID twin of "
         "the partition",
     )
+    parties: PartySettings | None = Field(
+        None,
+        description="vertical learning, in place of `data.partition`: each party holds a part of every image; a table, "
+        "see below",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _either(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("parties") is not None:
+            return {"partition": None, **values}
+        return {key: value for key, value in values.items() if key != "partition" or value is not None}
+
+    @field_validator("parties")
+    @classmethod
+    def _alone(cls, parties: PartySettings | None, known: ValidationInfo) -> PartySettings | None:
+        if parties is None:
+            return None
+        if known.data.get("partition") is not None:
+            raise ValueError("the table takes the place of data.partition: leave one of them out")
+        for name in _OF_WHOLE_IMAGES:
+            if name in known.data and known.data[name] != cls.model_fields[name].default:
+                raise ValueError(
+                    f"the table has no use for data.{name}, which is for clients with whole images"
+                )
+        return parties
 
 
 class Seeds(_Table):

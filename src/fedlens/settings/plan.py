@@ -14,6 +14,7 @@ from fedlens.algorithms.registry import (
     ALGORITHMS,
     RULES,
     default_table,
+    refuse_other_data,
     refuse_unused,
     unused_slots,
 )
@@ -65,17 +66,19 @@ def plan(config: Config, source: Source) -> Plan:
     """Resolves every factory and checks its settings. Raises `ConfigError` for a wrong name or setting."""
     tables: dict[str, tuple[Registry, Mapping[str, Any]]] = {
         "data.dataset": (DATASETS, config.data.dataset),
-        "data.partition": (PARTITIONS, config.data.partition),
         "model": (MODELS, config.model),
         "algorithm": (ALGORITHMS, config.algorithm),
         "engine": (ENGINES, config.engine),
     }
+    if config.data.partition is not None:
+        tables["data.partition"] = PARTITIONS, config.data.partition
     neighbours = config.evaluation.neighbours
     if neighbours is not None:
         tables[_LABELLED] = DATASETS, neighbours.dataset
     slots, notes = _slots(config, source)
     try:
         refuse_unused(config.algorithm["name"], slots, config.local)
+        refuse_other_data(config.algorithm["name"], config.data.parties is not None)
     except ConfigError as error:
         raise located(error, "", source.locate) from error
     tables |= {slot: (registry, slots[slot]) for slot, registry in SLOT_REGISTRIES.items() if slots[slot]}

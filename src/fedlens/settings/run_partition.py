@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.errors import ConfigError
 from fedlens.data.dataset import Dataset, marks_of, refuse_features
 from fedlens.data.federated import hold_out, hold_out_each
 from fedlens.data.loading import loaded
@@ -54,6 +55,12 @@ def run_partition(settings: Mapping[str, Any], *, root: Path, download: bool = F
     if dataset.on_error == "skip":
         # What cannot be decoded is left out of a run, and the positions are those of the rest.
         dataset = loaded(dataset, int(config.data.cache * 2**30))
+    if "data.partition" not in planned.chosen:
+        raise ConfigError(
+            "parties hold parts of the same images, and have no classes of their own to count",
+            where="data.parties",
+            hint="set data.partition in its place",
+        )
     table, share = dataset.table(), config.data.validation
     each = config.data.validation_from == "client"
     kept, held = hold_out(len(table), 0.0 if each else share, config.seeds.data)

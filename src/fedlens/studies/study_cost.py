@@ -139,12 +139,12 @@ def run_work(config: Config) -> RunWork:
     RunWork(trained=100000.0, evaluated=30000.0, test=10000.0, cohort=10.0)
     """
     facts = CATALOGUE.get(config.data.dataset["name"])
-    partition = config.data.partition
+    partition = config.data.partition or {}
     train = config.data.dataset.get("train") or (facts and facts.train) or BALANCED
     test = config.data.dataset.get("test") if isinstance(config.data.dataset.get("test"), int) else None
     test = test or (facts and facts.test) or 0
     clients = partition.get("clients") or (facts and facts.clients) or 1
-    if partition["name"] == "s2":
+    if partition.get("name") == "s2":
         clients = max(1, round(train / (_CELL * partition["n_max"])))
     size = partition.get("size")
     if size is not None and config.data.validation_from == "client":

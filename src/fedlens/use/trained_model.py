@@ -20,7 +20,7 @@ from fedlens.core.tensorfile import read_metadata
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.image_form import ImageForm
 from fedlens.data.licences import UNKNOWN
-from fedlens.data.partition.partition import Partition
+from fedlens.data.vertical.feature_partition import load_partition
 from fedlens.files.text_files import parsed_fact
 from fedlens.local.personal_leaves import PERSONAL
 from fedlens.run import checkpoint
@@ -269,7 +269,7 @@ def _personal(path: Path, about: Mapping[str, str], algorithm: str, client: str 
 
 def _load_own(run: RunDir, path: Path, module: nn.Module, personal: Sequence[str], client: str) -> str:
     """Loads a client's own leaves from the last checkpoint into the module, and returns a note that says so."""
-    ids = list(Partition.load(run.partition_path).ids)
+    ids = list(load_partition(run.partition_path).ids)
     if client not in ids:
         raise ConfigError(
             f"the run has no client '{client}'",

@@ -19,6 +19,7 @@ from fedlens.cli.main import app
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.data.table import Table
+from fedlens.data.vertical.feature_partition import partition_features
 from fedlens.report.partition_map import places_map, read_places_map
 from tests.unit.report.fake_run import class_counts, make_partition, make_run
 
@@ -307,3 +308,22 @@ def test_nothing_heavy_is_imported(
 ) -> None:
     Partition.of_owners([0, 0, 1], 2).save(tmp_path / "p.npz")
     assert not imported(arguments, tmp_path) & {*absent}
+
+
+def test_show_prints_parties_and_plot_says_that_there_are_no_clients(tmp_path: Path) -> None:
+    p = partition_features(10, (1, 8, 8), seed=0, split="halves", overlap=0.8, labels_at=1, dataset="toy")
+    p.save(tmp_path / "p.npz")
+    told = rows(partition("show", tmp_path / "p.npz"))
+    assert (told["Parties"], told["Rows of all parties"], told["Examples that all parties hold"]) == (
+        "2",
+        "18",
+        "8",
+    )
+    assert (told["Recipe"], told["Labels at"], told["Digest"]) == ("parties", "party 1", p.digest)
+    as_json = json.loads(partition("show", tmp_path / "p.npz", "--json").stdout)
+    assert as_json["shared"] == 8
+    assert as_json["windows"] == [[0, 0, 8, 4], [0, 4, 8, 4]]
+    answer = partition("plot", tmp_path / "p.npz", "--out", tmp_path / "figures")
+    assert answer.exit_code != 0
+    assert "the file has the parties of vertical learning, and no clients to plot" in answer.output
+    assert not (tmp_path / "figures").exists()

@@ -25,6 +25,7 @@ from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.settings.config import Config, Neighbours, Seeds
+from fedlens.settings.party_settings import PartySettings
 from fedlens.tasks.registry import TASKS
 
 REGISTRIES: dict[str, Registry] = {
@@ -58,6 +59,7 @@ def tables() -> dict[str, list[str]]:
     """Every table of the page by its name: `top`, or the table of the TOML file that it is about."""
     made = {"top": [*SHORT, *_fields(Config, skip={*REGISTRIES, "data", "seeds"})]}
     made["evaluation.neighbours"] = [*SHORT, *_fields(Neighbours, skip=())]
+    made["data.parties"] = [*SHORT, *_fields(PartySettings, skip=())]
     made["model.any"] = [*SHORT, *_fields(Preparation, skip=())]
     for name, field in Config.model_fields.items():
         kind = field.annotation

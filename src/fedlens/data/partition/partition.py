@@ -9,11 +9,12 @@ import os
 import secrets
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import MappingProxyType
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -72,8 +73,8 @@ class Partition:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", tuple(self.ids))
-        object.__setattr__(self, "indices", _read_only(self.indices, "indices"))
-        object.__setattr__(self, "offsets", _read_only(self.offsets, "offsets"))
+        object.__setattr__(self, "indices", whole_numbers(self.indices, "indices"))
+        object.__setattr__(self, "offsets", whole_numbers(self.offsets, "offsets"))
         object.__setattr__(self, "spec", dict(self.spec))
         features = {name: np.asarray(values, np.float64) for name, values in sorted(self.features.items())}
         object.__setattr__(self, "features", features)
@@ -213,33 +214,20 @@ class Partition:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects; an error leaves no partial file."""
-        path = Path(path)
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # A new file of a random name: a link that someone planted is never followed.
-            with part.open("xb") as file:
-                np.savez(
-                    file,
-                    format=_text(FORMAT),
-                    ids=_text(json.dumps(self.ids)),
-                    indices=self.indices.astype("<i8", copy=False),
-                    offsets=self.offsets.astype("<i8", copy=False),
-                    spec=_text(json.dumps(self.spec)),
-                    dataset=_text(self.dataset),
-                    digest=_text(self.digest),
-                    **self._more(),
-                )
-            part.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise DataError(f"the partition cannot be written: {error.strerror}", where=str(path)) from error
+        arrays = {
+            "format": text_of(FORMAT),
+            "ids": text_of(json.dumps(self.ids)),
+            "indices": self.indices.astype("<i8", copy=False),
+            "offsets": self.offsets.astype("<i8", copy=False),
+            "spec": text_of(json.dumps(self.spec)),
+            "dataset": text_of(self.dataset),
+        }
+        write_npz(path, arrays, self.digest, self._more())
 
     def _more(self) -> dict[str, Any]:
         """The optional arrays of the file."""
         features = {f"feature_{name}": values for name, values in self.features.items()}
-        data = {"data": _text(self.data)} if self.data else {}
+        data = {"data": text_of(self.data)} if self.data else {}
         return features | data | _census_arrays(self.census)
 
     @classmethod
@@ -248,39 +236,83 @@ class Partition:
 
         Raises `DataError` if the file is missing, is not a partition, or is corrupt (the digest is compared).
         """
-        path = Path(path)
-        try:
-            with open_regular(path) as opened, _npz(opened) as file:
-                version = _string(file["format"])
-                if version != FORMAT:
-                    raise DataError(
-                        f"the format is '{version}', but fedlens reads '{FORMAT}'", where=str(path)
-                    )
-                ids = tuple(parse_json(_string(file["ids"])))
-                spec = parse_json(_string(file["spec"]))
-                digest, dataset = _string(file["digest"]), _string(file["dataset"])
-                features = {
-                    name.removeprefix("feature_"): file[name]
-                    for name in file.files
-                    if name.startswith("feature_")
-                }
-                partition = cls(ids, file["indices"], file["offsets"], spec, dataset, features)
-                if "data" in file.files:
-                    partition = replace(partition, data=_string(file["data"]))
-                if "census_counts" in file.files:
-                    partition = replace(partition, census=_read_census(file, partition))
-        except FileNotFoundError:
-            raise DataError("the partition file does not exist", where=str(path)) from None
-        except DataError as error:
-            raise DataError(error.what, where=str(path), hint=error.hint) from None
-        except _UNREADABLE as error:
-            raise DataError(f"not a readable partition file: {error}", where=str(path)) from error
-        if partition.digest != digest:
-            raise DataError(
-                f"the partition is corrupt: its digest is {partition.digest}, but the file states {digest}",
-                where=str(path),
-            )
+        return read_npz(path, {FORMAT: cls.read})
+
+    @classmethod
+    def read(cls, file: Any) -> Partition:
+        """The partition in the arrays of a file that `save` wrote."""
+        ids = tuple(parse_json(string_of(file["ids"])))
+        spec, dataset = parse_json(string_of(file["spec"])), string_of(file["dataset"])
+        features = {
+            name.removeprefix("feature_"): file[name] for name in file.files if name.startswith("feature_")
+        }
+        partition = cls(ids, file["indices"], file["offsets"], spec, dataset, features)
+        if "data" in file.files:
+            partition = replace(partition, data=string_of(file["data"]))
+        if "census_counts" in file.files:
+            partition = replace(partition, census=_read_census(file, partition))
         return partition
+
+
+class _Saved(Protocol):
+    """What a file holds: a partition of examples, or of features."""
+
+    @property
+    def digest(self) -> str: ...
+
+
+_Read = TypeVar("_Read", bound=_Saved)
+
+
+def write_npz(
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, NDArray[Any]],
+    digest: str,
+    more: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+) -> None:
+    """Writes a partition's arrays, its digest and `more` arrays; an error leaves no partial file.
+
+    Raises `DataError` if the file cannot be written.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A new file of a random name: a link that someone planted is never followed.
+        with part.open("xb") as file:
+            np.savez(file, **arrays, digest=text_of(digest), **more)  # type: ignore[arg-type]
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise DataError(f"the partition cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def read_npz(path: str | os.PathLike[str], readers: Mapping[str, Callable[[Any], _Read]]) -> _Read:
+    """The partition in a file, by the reader of its format.
+
+    Raises `DataError` if the file is missing, is not a partition of these formats, or is corrupt.
+    """
+    path = Path(path)
+    try:
+        with open_regular(path) as opened, _npz(opened) as file:
+            version = string_of(file["format"])
+            if version not in readers:
+                known = "' and '".join(readers)
+                raise DataError(f"the format is '{version}', but fedlens reads '{known}'")
+            partition, digest = readers[version](file), string_of(file["digest"])
+    except FileNotFoundError:
+        raise DataError("the partition file does not exist", where=str(path)) from None
+    except DataError as error:
+        raise DataError(error.what, where=str(path), hint=error.hint) from None
+    except _UNREADABLE as error:
+        raise DataError(f"not a readable partition file: {error}", where=str(path)) from error
+    if partition.digest != digest:
+        raise DataError(
+            f"the partition is corrupt: its digest is {partition.digest}, but the file states {digest}",
+            where=str(path),
+        )
+    return partition
 
 
 def _npz(opened: BinaryIO) -> Any:
@@ -291,7 +323,8 @@ def _npz(opened: BinaryIO) -> Any:
     return np.load(opened, allow_pickle=False)
 
 
-def _read_only(array: ArrayLike, name: str) -> NDArray[np.int64]:
+def whole_numbers(array: ArrayLike, name: str) -> NDArray[np.int64]:
+    """The numbers as a read-only int64 [n]. Raises `DataError` that names them if they are not whole numbers [n]."""
     given = np.asarray(array)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise DataError(
@@ -322,7 +355,7 @@ def _census_arrays(census: Census | None) -> dict[str, NDArray[Any]]:
     if census is None:
         return {}
     return {
-        "census_classes": _text(json.dumps(census.classes)),
+        "census_classes": text_of(json.dumps(census.classes)),
         "census_columns": census.columns,
         "census_counts": census.counts,
         "census_offsets": census.offsets,
@@ -330,14 +363,16 @@ def _census_arrays(census: Census | None) -> dict[str, NDArray[Any]]:
 
 
 def _read_census(file: Mapping[str, NDArray[Any]], partition: Partition) -> Census:
-    classes = tuple(parse_json(_string(file["census_classes"])))
+    classes = tuple(parse_json(string_of(file["census_classes"])))
     columns, counts, offsets = (file[f"census_{name}"] for name in ("columns", "counts", "offsets"))
     return Census(classes, columns, counts, offsets, partition.sizes())
 
 
-def _text(value: str) -> NDArray[np.uint8]:
+def text_of(value: str) -> NDArray[np.uint8]:
+    """The bytes of a text as an array of a file."""
     return np.frombuffer(value.encode(), np.uint8)
 
 
-def _string(array: NDArray[np.uint8]) -> str:
+def string_of(array: NDArray[np.uint8]) -> str:
+    """The text in an array of a file."""
     return array.tobytes().decode()

@@ -47,3 +47,20 @@ Balance = Annotated[
     bool,
     Field(description="a client that already has its even share of examples gets none of the next classes"),
 ]
+
+_GRIDS = {"quadrants": (2, 2), "halves": (1, 2)}
+
+
+def grid_of(split: str) -> tuple[int, int]:
+    """How many windows a split of images has from top to bottom, and from left to right.
+
+    Args:
+        split: "quadrants", "halves" (left and right), "rows:K" or "columns:K".
+
+    >>> grid_of("quadrants"), grid_of("halves"), grid_of("rows:3")
+    ((2, 2), (1, 2), (3, 1))
+    """
+    if split in _GRIDS:
+        return _GRIDS[split]
+    kind, _, number = split.partition(":")
+    return (int(number), 1) if kind == "rows" else (1, int(number))

@@ -1,0 +1,1 @@
+"""Vertical learning: parties that hold parts of the same examples."""

@@ -1,0 +1,201 @@
+"""A partition of features: which part of the images, and which examples, each party of vertical learning holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.parse_text import parse_json
+from fedlens.core.dataset_info import Window
+from fedlens.data.partition.drawing import streams
+from fedlens.data.partition.partition import FORMAT as OF_EXAMPLES
+from fedlens.data.partition.partition import Partition, read_npz, string_of, text_of, whole_numbers, write_npz
+from fedlens.data.partition.settings import grid_of
+
+FORMAT = "fedlens parties 1"
+
+
+@dataclass(frozen=True, eq=False)
+class FeaturePartition:
+    """The window and the examples of each party, in an order of its own.
+
+    Args:
+        ids: a unique name for each party.
+        rows: int64 [n_k] for each party, positions in the training split; those that all parties have are trained on.
+        windows: the window of each party in the images.
+        labels_at: the number of the party that has the labels.
+        spec: the settings and the seed that made the partition; not part of the digest.
+        dataset: the dataset's name.
+        names: the id of each example of each party, in the order of `rows`; None means the position as text.
+
+    Raises `DataError` if they contradict each other, a party has an example twice, or no example is held by all.
+
+    >>> p = partition_features(10, (1, 8, 8), seed=0, split="halves", overlap=0.8)
+    >>> len(p), p.sizes().tolist(), len(p.shared), p.windows[1]
+    (2, [9, 9], 8, Window(top=0, left=4, height=8, width=4))
+    """
+
+    ids: tuple[str, ...]
+    rows: tuple[NDArray[np.int64], ...]
+    windows: tuple[Window, ...]
+    labels_at: int = 0
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = ""
+    names: tuple[tuple[str, ...], ...] | None = None
+
+    census = None  # a party has all classes, or none
+    features: Mapping[str, NDArray[np.float64]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(whole_numbers(rows, "rows") for rows in self.rows))
+        error = self._contradiction()
+        if error:
+            raise DataError(f"not a valid partition of features: {error}", where=self.dataset or None)
+
+    def _contradiction(self) -> str | None:
+        parties = len(self.ids)
+        if not parties == len(self.rows) == len(self.windows) or len(set(self.ids)) < parties or parties < 2:
+            return "it needs at least two parties with different names, and rows and a window for each"
+        if not 0 <= self.labels_at < parties:
+            return f"party {self.labels_at} has the labels, and the last of the parties is {parties - 1}"
+        for party, rows, keys in zip(self.ids, self.rows, self.keys, strict=True):
+            if len(keys) != len(rows) or len(set(keys)) < len(keys):
+                return f"party '{party}' holds an example twice, or not one id for each example"
+        return None if self.shared else "no example is held by all parties"
+
+    def __len__(self) -> int:
+        """The number of parties."""
+        return len(self.ids)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 [parties]: how many examples each party holds."""
+        return np.array([len(rows) for rows in self.rows], np.int64)
+
+    @cached_property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The id of each example of each party, in the party's order."""
+        if self.names is not None:
+            return self.names
+        return tuple(tuple(map(str, rows.tolist())) for rows in self.rows)
+
+    @cached_property
+    def shared(self) -> tuple[str, ...]:
+        """The ids of the examples that all parties hold, sorted."""
+        first, *others = map(set, self.keys)
+        return tuple(sorted(first.intersection(*others)))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hexadecimal of all but `spec`; the same on every machine."""
+        head = [FORMAT, self.dataset, self.ids, self.windows, self.labels_at, self.names]
+        hashed = hashlib.sha256(json.dumps(head, ensure_ascii=True, separators=(",", ":")).encode("ascii"))
+        for rows in self.rows:
+            hashed.update(np.array([len(rows)], "<i8").tobytes())
+            hashed.update(rows.astype("<i8", copy=False).tobytes())
+        return hashed.hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the partition as an npz file without pickled objects; an error leaves no partial file."""
+        names = ("ids", "windows", "labels_at", "spec", "dataset", "names")
+        head = {name: vars(self)[name] for name in names}
+        rows = {f"rows_{k}": rows.astype("<i8", copy=False) for k, rows in enumerate(self.rows)}
+        write_npz(path, {"format": text_of(FORMAT), "head": text_of(json.dumps(head)), **rows}, self.digest)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FeaturePartition:
+        """Reads what `save` wrote.
+
+        Raises `DataError` if the file is missing, is not a partition of features, or is corrupt.
+        """
+        return read_npz(path, {FORMAT: cls.read})
+
+    @classmethod
+    def read(cls, file: Any) -> FeaturePartition:
+        """The partition in the arrays of a file that `save` wrote."""
+        head = parse_json(string_of(file["head"]))
+        windows = tuple(Window(*map(int, window)) for window in head["windows"])
+        names = head["names"] and tuple(map(tuple, head["names"]))
+        rows = tuple(file[f"rows_{k}"] for k in range(len(head["ids"])))
+        ids, labels_at = tuple(head["ids"]), int(head["labels_at"])
+        return cls(ids, rows, windows, labels_at, head["spec"], head["dataset"], names)
+
+
+AnyPartition = Partition | FeaturePartition
+
+
+def load_partition(path: str | os.PathLike[str]) -> AnyPartition:
+    """The partition in a file, of examples or of features.
+
+    Raises `DataError` if the file is missing, is no partition, or is corrupt.
+    """
+    readers: dict[str, Callable[[Any], AnyPartition]] = {
+        OF_EXAMPLES: Partition.read,
+        FORMAT: FeaturePartition.read,
+    }
+    return read_npz(path, readers)
+
+
+def partition_features(
+    examples: int,
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    split: str,
+    labels_at: int = 0,
+    overlap: float = 1.0,
+    dataset: str = "",
+) -> FeaturePartition:
+    """Cuts images into windows, and deals out the examples that not all parties have.
+
+    Of n examples, round(overlap n), drawn at random, are held by all parties; the others go to one party each, in
+    turn. The examples of a party are in a random order of its own.
+
+    Args:
+        examples: n.
+        shape: that of the images, (C, H, W).
+        split: "quadrants", "halves", "rows:K" or "columns:K"; windows that cannot be equal differ by one pixel.
+        labels_at: the party that has the labels.
+        overlap: the share of the examples that all parties have.
+        dataset: the dataset's name.
+
+    Raises `ConfigError` if the images are too small for the split, or no example would be held by all.
+    """
+    (height, width), (down, across) = shape[-2:], grid_of(split)
+    if height < down or width < across:
+        raise ConfigError(
+            f"images of {height} x {width} pixels cannot be cut into {down} x {across} windows",
+            where="data.parties.split",
+            hint="choose a split with fewer parties, such as 'halves'",
+        )
+    shared = round(overlap * examples)
+    if not shared:
+        raise ConfigError(
+            f"'overlap' is {overlap}, which is none of {examples:,} examples",
+            where="data.parties.overlap",
+            hint="set a larger share",
+        )
+    lines, columns = (
+        list(pairwise(k * size // parts for k in range(parts + 1)))
+        for size, parts in ((height, down), (width, across))
+    )
+    windows = tuple(
+        Window(top, left, end - top, right - left) for top, end in lines for left, right in columns
+    )
+    dealing, *orders = streams(seed, 1 + len(windows))
+    dealt = dealing.permutation(examples)
+    rows = tuple(
+        stream.permutation(np.concatenate([dealt[:shared], dealt[shared + k :: len(windows)]]))
+        for k, stream in enumerate(orders)
+    )
+    spec = {"name": "parties", "split": split, "labels_at": labels_at, "overlap": overlap, "seed": seed}
+    return FeaturePartition(tuple(map(str, range(len(windows)))), rows, windows, labels_at, spec, dataset)

@@ -1,0 +1,171 @@
+"""The data of the parties of vertical learning: each holds a part of the same images, and one has the labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.core.dataset_info import PartyFacts, Window
+from fedlens.core.protocol import ClientDataSource, ClientId
+from fedlens.core.types import is_client
+from fedlens.data.client_datasets import ClientDataset, ClientDatasets, room_on
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.lazy_images import LazyImages
+from fedlens.data.normalize import normalize
+from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition, partition_features
+
+
+@dataclass(frozen=True)
+class PartyDataset:
+    """The examples of one party, or its part of the test images.
+
+    Args:
+        examples: what `rows` point into. At a party without labels it has none.
+        rows: int64 [n], the positions of its examples, in the party's own order.
+        ids: the id of each example, in the same order.
+        mean, std: for `normalize`.
+        has_labels: whether the party has the labels.
+        classes: the number of classes.
+        window: what the party sees of each of the `examples`, if they are whole images.
+        test: its part of the test images, which all parties have in the same order.
+
+    >>> images = torch.arange(32, dtype=torch.uint8).view(2, 1, 4, 4)
+    >>> examples, rows = Examples(images, torch.tensor([5, 6])), torch.tensor([1, 0])
+    >>> party = PartyDataset(examples, rows, ("b", "a"), (0.0,), (1 / 255,), True, 7, Window(0, 0, 1, 2))
+    >>> party.inputs(torch.tensor([0])).tolist(), party.labels(torch.tensor([0, 1])).tolist(), party.input_shape
+    ([[[[16.0, 17.0]]]], [6, 5], (1, 1, 2))
+    """
+
+    examples: Examples
+    rows: Tensor
+    ids: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    has_labels: bool
+    classes: int
+    window: Window | None = None
+    test: PartyDataset | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, h, w): the shape of one input."""
+        whole = tuple(self.examples.inputs.shape[1:])
+        return whole if self.window is None else (*whole[:-2], self.window.height, self.window.width)
+
+    def inputs(self, positions: Tensor) -> Tensor:
+        """float32 [k, C, h, w], normalized: this party's part of its examples at `positions`, int64 [k]."""
+        images, _ = self.examples.batch(self.rows[positions])
+        return normalize(images if self.window is None else self.window.of(images), self.mean, self.std)
+
+    def labels(self, positions: Tensor) -> Tensor:
+        """int64 [k]: the classes of its examples at `positions`, int64 [k]. Raises `DataError` where it has none."""
+        if not self.has_labels:
+            raise DataError("this party has no labels: only the party data.parties.labels_at has them")
+        labels: Tensor = self.examples.targets_at(self.rows[positions])
+        return labels
+
+    def on(self, device: torch.device, room: int) -> PartyDataset:
+        """The same for training on `device`; its images are kept there if they take at most `room` bytes."""
+        return replace(self, examples=self.examples.on(device, room))
+
+
+@dataclass(frozen=True)
+class VerticalDatasets(ClientDataSource):
+    """The data of each party, by its number, and the whole test images.
+
+    Args:
+        parties: of each party.
+        whole: the whole test images with their labels, if the parties hold windows of them.
+    """
+
+    parties: tuple[PartyDataset, ...]
+    whole: ClientDataset | None = None
+
+    @property
+    def largest(self) -> int:
+        """The number of examples of the largest party."""
+        return max(map(len, self.parties))
+
+    def data_of(self, client: ClientId, /) -> PartyDataset | ClientDataset:
+        """The data of this party, or of `@test`, the whole test images. Raises `KeyError` for an unknown name."""
+        if is_client(client):
+            return self.parties[client]
+        if client == "@test" and self.whole is not None:
+            return self.whole
+        raise KeyError(client)
+
+    def on(self, device: torch.device, /) -> VerticalDatasets:
+        """The same for training on `device`; images are kept there if they fit in half of its free memory."""
+        room, parties = room_on(device) // len(self.parties), []
+        for party in self.parties:
+            test = None if party.test is None else party.test.on(device, room // 4)
+            parties.append(replace(party.on(device, room), test=test))
+        return replace(self, parties=tuple(parties))
+
+
+def federate_parties(dataset: Dataset, seed: int, **settings: Any) -> tuple[ClientDatasets, FeaturePartition]:
+    """Partitions the features of `dataset` among parties; `settings` are those of `partition_features`.
+
+    The datasets that are returned have each party's examples whole and by position; `vertical_datasets` cuts them.
+
+    Raises `ConfigError` if the examples are no images of one class each, or do not fit the settings.
+    """
+    drawn = isinstance(dataset.train.inputs, LazyImages) and dataset.train.inputs.changing
+    if dataset.kind != "classification" or drawn:
+        kind = "images that are drawn anew" if drawn else dataset.kind
+        raise ConfigError(
+            f"parties hold parts of images of one class each, and '{dataset.name}' is for {kind}",
+            where="data.parties",
+            hint="choose a dataset for classification, such as 'fashion-mnist', or set data.partition in its place",
+        )
+    shape, name = dataset.input_shape, dataset.name
+    partition = partition_features(len(dataset.train), shape, seed=seed, dataset=name, **settings)
+    whole = replace(dataset, train=dataset.train.tensors(), test=dataset.test.tensors())
+    offsets = np.concatenate([[0], np.cumsum(partition.sizes())])
+    return ClientDatasets(whole, torch.from_numpy(np.concatenate(partition.rows)), offsets), partition
+
+
+def party_facts(dataset: Dataset, partition: AnyPartition, align: Literal["psi", "ids"]) -> PartyFacts | None:
+    """What parties know of each other; None for clients with whole examples."""
+    if not isinstance(partition, FeaturePartition):
+        return None
+    channels, windows = dataset.input_shape[0], partition.windows
+    shapes = tuple((channels, window.height, window.width) for window in windows)
+    return PartyFacts(partition.ids, shapes, windows, partition.labels_at, align)
+
+
+def vertical_datasets(dataset: Dataset, partition: FeaturePartition) -> VerticalDatasets:
+    """The data of each party of this partition. The splits of `dataset` are tensors or files."""
+    tested = tuple(f"test-{row}" for row in range(len(dataset.test)))
+    parties = []
+    for k, (window, rows) in enumerate(zip(partition.windows, partition.rows, strict=True)):
+        has_labels = k == partition.labels_at
+        examples, test = (_seen(split, window, has_labels) for split in (dataset.train, dataset.test))
+        party = PartyDataset(
+            examples,
+            torch.from_numpy(rows.copy()),
+            partition.keys[k],
+            dataset.mean,
+            dataset.std,
+            has_labels,
+            len(dataset.classes),
+            window if examples.lazy else None,
+        )
+        of_test = replace(party, examples=test, rows=torch.arange(len(tested)), ids=tested)
+        parties.append(replace(party, test=of_test))
+    return VerticalDatasets(tuple(parties), ClientDataset(dataset.test, None, dataset.mean, dataset.std))
+
+
+def _seen(examples: Examples, window: Window, has_labels: bool) -> Examples:
+    """What a party holds of these examples: its window, if they are in memory, and labels if it has them."""
+    inputs = examples.inputs if examples.lazy else window.of(examples.inputs).contiguous()
+    labels = examples.targets if has_labels else torch.zeros(len(examples), 0, dtype=torch.uint8)
+    return Examples(inputs, labels, names=examples.names)
