@@ -188,7 +188,7 @@ def make(name: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in started.rglob("environment.json"):
         path.write_text(json.dumps(_placeless(json.loads(path.read_text())), indent=2) + "\n")
-    _pack(ARCHIVES / f"{name}.tar.xz", [started, ended])
+    pack(ARCHIVES / f"{name}.tar.xz", [started, ended])
 
 
 def _placeless(environment: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +196,8 @@ def _placeless(environment: dict[str, Any]) -> dict[str, Any]:
     return {**environment, "data_dir": "data", "os": "Linux", "command": "fedlens run", "git": None}
 
 
-def _pack(archive: Path, folders: list[Path]) -> None:
+def pack(archive: Path, folders: list[Path]) -> None:
+    """Writes an archive of the files in some folders, with the same bytes whenever and wherever it is written."""
     with tarfile.open(archive, "w:xz") as tar:
         for path in sorted(p for folder in folders for p in folder.rglob("*") if p.is_file()):
             if path.name in (".lock", ".working"):
@@ -208,7 +209,8 @@ def _pack(archive: Path, folders: list[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _elsewhere() -> Iterator[None]:
+def elsewhere() -> Iterator[None]:
+    """A temporary folder as the working directory."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         yield
 
@@ -218,7 +220,7 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     ARCHIVES.mkdir(exist_ok=True)
     for name in names or [*RUNS, "study", "cost"]:
-        with _elsewhere():
+        with elsewhere():
             make(name)
 
 

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fedlens.report import figures, pictures
 from fedlens.report.render import Plot
 from fedlens.report.study_figure import StudyFigure
 
 _HOVER = ("hover", "hover_title")  # templates of the one renderer; `texts` are data
-_TRACE = ("type", "name", "x", "y", "z", "text", "base", "offset", "width", "legendgroup", "showlegend")
+_TRACE = (
+    "type",
+    "mode",
+    "name",
+    "x",
+    "y",
+    "z",
+    "text",
+    "base",
+    "offset",
+    "width",
+    "legendgroup",
+    "showlegend",
+)
 _AXIS = ("type", "range", "visible", "autorange", "tickvals", "ticktext")
 
 
@@ -87,6 +105,19 @@ def of_picture(picture: Any) -> dict[str, Any]:
     return {key: value for key, value in shown.items() if value}
 
 
+@contextmanager
+def instead_of_files() -> Iterator[dict[str, Any]]:
+    """What the pictures show that are saved meanwhile, by the name of their file; no file is written."""
+    drawn: dict[str, Any] = {}
+
+    def keep(picture: Any, path: Path, hint: str | None = None) -> Path:
+        drawn[path.name] = of_picture(picture)
+        return path
+
+    with mock.patch("fedlens.report.pictures.save", keep):
+        yield drawn
+
+
 def _axes(axes: Any) -> dict[str, Any]:
     sides = {
         side: {
@@ -119,29 +150,40 @@ def _ticks(axis: Any) -> list[str]:
 
 
 BUILT = (figures.Figure, figures.HeatMap, figures.ValueMap, Plot, StudyFigure)
-"""The forms of a figure that a builder returns."""
+"""The forms of a figure that a builder returns, beside a picture."""
 
 
 @contextmanager
-def built() -> Iterator[set[tuple[str, str]]]:
-    """(file, function) of all functions that take part in making a figure meanwhile."""
-    import sys
-
-    import pytest
+def watched() -> Iterator[set[tuple[str, str]]]:
+    """(file, function) of all functions that take part in making a figure or a picture meanwhile."""
+    from matplotlib.figure import Figure as PictureOfMatplotlib
 
     seen: set[tuple[str, str]] = set()
 
-    def watched(make: Any) -> Any:
+    def watching(make: Any) -> Any:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            frame = sys._getframe(1)
+            frame: Any = sys._getframe(1)
             while frame is not None:
                 seen.add((frame.f_code.co_filename, frame.f_code.co_name))
-                frame = frame.f_back  # type: ignore[assignment]
+                frame = frame.f_back
             make(self, *args, **kwargs)
 
         return init
 
-    with pytest.MonkeyPatch.context() as patch:
-        for kind in BUILT:
-            patch.setattr(kind, "__init__", watched(kind.__init__))
+    with ExitStack() as stack:
+        for kind in (*BUILT, PictureOfMatplotlib):
+            stack.enter_context(mock.patch.object(kind, "__init__", watching(kind.__init__)))
         yield seen
+
+
+def builders(source: Path) -> set[tuple[str, str]]:
+    """(file, function) of all functions in the source that say that they return a figure or a picture."""
+    names = {*(kind.__name__ for kind in BUILT), "Picture"}
+    found = set()
+    for path in source.rglob("*.py"):
+        text = path.read_text("utf-8")
+        for node in ast.parse(text).body if re.search("|".join(names), text) else ():
+            if isinstance(node, ast.FunctionDef) and node.returns is not None:
+                returned = {each for each in re.findall(r"\w+", ast.unparse(node.returns)) if each in names}
+                found |= {(str(path), node.name)} if returned else set()
+    return found

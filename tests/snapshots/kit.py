@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 EXPECTED = Path(__file__).with_name("expected")
+ARCHIVES = Path(__file__).with_name("folders")  # of the runs that `folders.py` made
 DIGITS = 5  # significant ones: the last bits of a sum differ between processors
 _WIDE = 110  # characters of a line
 
@@ -56,3 +58,10 @@ def _lines(value: Any, indent: str) -> str:
         ]
         return "{\n" + ",\n".join(entries) + f"\n{indent}}}"
     return "[\n" + ",\n".join(f"{inner}{_lines(item, inner)}" for item in value) + f"\n{indent}]"
+
+
+def unpack(name: str, root: Path) -> Path:
+    """The folder of an archive, below `root`."""
+    with tarfile.open(ARCHIVES / f"{name}.tar.xz") as tar:
+        tar.extractall(root, filter="data")
+    return root / name

@@ -12,8 +12,8 @@ from tests.snapshots.figures import of_plotly
 from tests.snapshots.kit import as_text
 from tests.unit.report.reading import VOID
 
-_LINES = {"p", "li", "tr", "dt", "dd", "pre", "figcaption", "summary", "footer", "header", "section", "figure", "b",
-          "div", "svg", "thead", "tbody", "table"}  # fmt: skip
+_LINES = {"p", "li", "tr", "dt", "dd", "pre", "figcaption", "summary", "footer", "header", "section", "figure",
+          "div", "thead", "tbody", "table"}  # fmt: skip
 _BEFORE = {"h1": "# ", "h2": "## ", "h3": "### ", "li": "- ", "summary": "> ", "dd": "    ", "pre": "$ "}
 _AFTER_CELL = " | "
 
@@ -28,6 +28,7 @@ class PageText(HTMLParser):
         super().__init__()
         self.lines: list[str] = [""]
         self.figures: list[dict[str, Any]] = []
+        self._views: list[dict[str, Any]] = []  # of the figure that comes next
         self._open: list[tuple[str, dict[str, str | None]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -41,12 +42,21 @@ class PageText(HTMLParser):
             self.lines[-1] += _AFTER_CELL
         if tag in ("strong", "em"):
             self.lines[-1] += {"strong": "**", "em": "_"}[tag]
+        if tag in ("line", "circle", "rect", "text"):
+            self._new_line(f"[{tag} {' '.join(str(value) for _, value in attrs)}] ")
+        if tag == "svg":
+            self._new_line(f"[drawing: {given.get('aria-label')}]")
         if tag == "img":
             self._new_line(f"[picture: {given.get('alt')}]")
         if tag == "div" and given.get("role") == "img":
             self._new_line(f"[figure {len(self.figures) + 1}: {given.get('aria-label')}]")
+        if tag in ("span", "small") and self.lines[-1].strip():
+            self.lines[-1] += " "
         if tag == "button" and "data-layout" in given:
-            self._new_line(f"[view {given.get('data-layout')}] ")
+            read = {key: json.loads(given[f"data-{key}"] or "null") for key in ("data", "layout")}
+            titles = {key: text for key, text in read["layout"].items() if key.endswith(".title.text")}
+            self._views.append({"data": read["data"], "titles": titles})
+            self._new_line("[view] ")
         elif tag == "button" and given.get("class") == "key":
             self._new_line("[key] ")
 
@@ -63,8 +73,10 @@ class PageText(HTMLParser):
         inside, given = self._open[-1] if self._open else ("", {})
         if inside == "script":
             if given.get("type") == "application/json":
-                self.figures.append(of_plotly(json.loads(data)))
-        elif inside not in ("style", "title"):
+                views = {"views": self._views} if self._views else {}
+                self.figures.append(of_plotly(json.loads(data)) | views)
+                self._views = []
+        elif inside != "style" and not (inside == "title" and self._open[-2][0] == "head"):
             words = re.sub(r"\s+", " ", data) if inside != "pre" else data.replace("\n", "\n  ")
             self.lines[-1] += words if self.lines[-1].strip() or inside == "pre" else words.lstrip()
 

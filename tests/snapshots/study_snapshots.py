@@ -206,6 +206,14 @@ TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "relative": (full, {"kind": "relative"}),
     "relative-cases": (lambda: full(document=DOCUMENT), {"kind": "relative", "to": "centralized", "rows": "cases"}),
     "ranks": (lambda: full(tables=[{"kind": "summary"}, {"kind": "ranks"}]), {"kind": "ranks"}),
+    "ranks-of-cases": (
+        lambda: results_of(
+            {alpha: {m: [v + by for v in SCORES[0.1][m]] for m in ("fedavg", "fedavgm", "fedprox")}
+             for alpha, by in ((0.1, 0.0), (0.5, 0.01), (1.0, 0.02), (2.0, 0.03))},
+            tables=[{"kind": "summary"}, {"kind": "ranks"}],
+        ),
+        {"kind": "ranks"},
+    ),
     "ranks-least": (lambda: full(tables=[{"kind": "summary"}, {"kind": "ranks"}]),
                     {"kind": "ranks", "least_examples": 500}),
     "clients": (over_clients, {"kind": "clients"}),
@@ -328,7 +336,9 @@ def page_of_a_tuned_study() -> str:
     lines[final[1]] = replace(lines[final[1]], facts={**lines[final[1]].facts, "warnings": 2}, device="cuda")
     lines[final[2]] = replace(lines[final[2]], device="cpu")
     del lines[final[3]]
-    return page(replace(study, lines=lines))
+    before = StudyEntry("pre", "pre", "rotations", {}, {}, "pretrain", 0)
+    info = replace(study.info, pretrained=[before], pretrained_labels={"rotations": "Rotations"})
+    return page(replace(study, info=info, lines={**lines, "pre": line("pre", 0.6, 0)}))
 
 
 def tables(kind: str) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+import fedlens
 from fedlens.report import study_figures, study_tables
 from tests.snapshots import study_snapshots
+from tests.snapshots.figures import builders, watched
 from tests.snapshots.kit import EXPECTED
 from tests.snapshots.write import SNAPSHOTS, left_over
 
@@ -15,12 +20,35 @@ ANEW = (
     "If users are to see this, write it with `python -m tests.snapshots.write {}`, and say why in the commit."
 )
 
+# They hand on what other functions make: a picture that is given, functions, and a map of a dataset that is read.
+HANDED_ON = {"_fill", "pictures", "read_places_map"}
+
+
+class Made:
+    """The texts of the snapshots, each made once, and the functions that made a figure for them."""
+
+    def __init__(self, builders: set[tuple[str, str]]) -> None:
+        self.builders, self.text = builders, cache(lambda name: SNAPSHOTS[name]())
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Made]:
+    with watched() as seen:
+        yield Made(seen)
+
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
-def test_what_users_see_is_what_the_snapshot_says(name: str) -> None:
+def test_what_users_see_is_what_the_snapshot_says(name: str, made: Made) -> None:
     assert (EXPECTED / name).is_file(), ANEW.format(name)
-    lines, expected = SNAPSHOTS[name]().splitlines(), (EXPECTED / name).read_text("utf-8").splitlines()
+    lines, expected = made.text(name).splitlines(), (EXPECTED / name).read_text("utf-8").splitlines()
     assert lines == expected, ANEW.format(name)
+
+
+def test_every_function_that_makes_a_figure_takes_part_in_a_snapshot(made: Made) -> None:
+    for name in SNAPSHOTS:
+        made.text(name)
+    missing = builders(Path(fedlens.__file__).parent) - made.builders
+    assert {name for _, name in missing} == HANDED_ON, "draw their figures in tests/snapshots/*_snapshots.py"
 
 
 def test_no_snapshot_is_left_over_and_all_are_small() -> None:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.snapshots import study_snapshots
+from tests.snapshots import page_snapshots, study_snapshots
 from tests.snapshots.kit import EXPECTED, Snapshots
 
-SNAPSHOTS: Snapshots = {**study_snapshots.SNAPSHOTS}
+SNAPSHOTS: Snapshots = {**study_snapshots.SNAPSHOTS, **page_snapshots.SNAPSHOTS}
 
 
 def left_over() -> list[Path]:

@@ -59,12 +59,17 @@ def windows(text: str, start: int, stop: int) -> tuple[list[str], list[str]]:
     return [text[at : at + 80] for at in starts], [text[at + 80] for at in starts]
 
 
-@pytest.fixture
-def plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def write_plays(root: Path) -> None:
     """A data directory with the sonnets in LEAF's layout: 24 training and 6 test windows of each."""
     for split, stretch in (("train", (0, 24)), ("test", (90, 96))):
         people = {name: windows(text, *stretch) for name, text in SONNETS.items()}
-        write_leaf(tmp_path / "data" / "shakespeare" / split, leaf(people))
+        write_leaf(root / "shakespeare" / split, leaf(people))
+
+
+@pytest.fixture
+def plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the data directory of `write_plays`."""
+    write_plays(tmp_path / "data")
     monkeypatch.setenv("FEDLENS_DATA", str(tmp_path / "data"))
     return tmp_path
 

@@ -40,8 +40,14 @@ CLIENTS = ("bonn", "celle", "mainz", "ulm")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """500 pairs as PNG files, a table whose cells name the digits, and a few images of blank paper without a label."""
+    """A folder that `write_pairs` filled."""
     root = tmp_path_factory.mktemp("pairs")
+    write_pairs(root)
+    return root
+
+
+def write_pairs(root: Path) -> None:
+    """500 pairs as PNG files, a table whose cells name the digits, and a few images of blank paper without a label."""
     digits, rng = load_digits(), np.random.default_rng(0)
     lines = ["path,label,client,split"]
     for row in range(500):
@@ -52,7 +58,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         label = "" if blank else ";".join(CLASSES[digits.target[k]] for k in at)
         lines.append(f"{row:03}.png,{label},{CLIENTS[row % 7 % 4]},{'test' if row % 5 == 1 else 'train'}")
     (root / "pairs.csv").write_text("\n".join(lines), encoding="utf-8")
-    return root
 
 
 def dataset(root: Path, **changed: Any) -> dict[str, Any]:
