@@ -32,6 +32,19 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- models whose shapes change --
+    Mutation(
+        "core/modules.py",
+        "kept.model is not model and kept.model != model",
+        "False",
+        "seam/test_grown_models.py",
+    ),
+    Mutation(
+        "core/protocol.py",
+        "origin=self.origin or self,",
+        "origin=self,",
+        "seam/test_grown_models.py",
+    ),
     # -- peers: their models on the test data, and the graph on the page --
     Mutation(
         "algorithms/peer_evaluation.py",

@@ -306,7 +306,7 @@ def _carry_out(
     """
     from fedlens.run.run_description import describe
     from fedlens.run.runner import Runner
-    from fedlens.use.results import outline, summarize, write_final
+    from fedlens.use.results import exported, outline, summarize, write_final
 
     observers.started(outline(built, directory))
     for sentence in built.notes[:_NOTES]:
@@ -349,8 +349,7 @@ def _carry_out(
                 directory.write_summary(summary)
         observers.finished(summary)
     assert runner.run_state is not None
-    model, _ = built.algorithm.model(runner.run_state.state)
-    return Result(directory.path, built.unwrapped if model is built.model else model)
+    return Result(directory.path, exported(built, runner.run_state.state)[0])
 
 
 def _report(directory: Path, progress: Listener) -> str | None:

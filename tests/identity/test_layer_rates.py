@@ -161,7 +161,7 @@ def test_scaffold_divides_each_leaf_by_its_own_rate(local: dict[str, Any]) -> No
 def test_steps_leaf_by_leaf_respect_it(monkeypatch: pytest.MonkeyPatch) -> None:
     there, local = world(), {**PLAIN, "lr_scale": {"head": 3.0}}
     usual = course(fedavg(parts(there, local)), there, 2).final
-    monkeypatch.setattr(training, "leafwise", lambda learner, scratch: True)
+    monkeypatch.setattr(training, "leafwise", lambda learner: True)
     assert same(course(fedavg(parts(there, local)), there, 2).final, usual)
 
 

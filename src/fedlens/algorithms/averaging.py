@@ -57,7 +57,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.reduction import Update
-from fedlens.core.tree import Leaf, Tree, part, select, spec_of, tree_of
+from fedlens.core.tree import Leaf, Tree, part, select, tree_of
 from fedlens.local.chain import chain
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
@@ -101,7 +101,7 @@ class Parts:
     @cached_property
     def spec(self) -> dict[str, Leaf]:
         """The spec of the model's tree."""
-        return spec_of(self.model.build(initial=False))
+        return self.model.leaves
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,10 @@ Who = int | Literal["all", "none"]
 class EvaluateOwn:
     """The operation that evaluates the model that a client would use, on the client's held-out examples.
 
-    Payload: `model`, the global tree; `lr`, of tuning; and `also`: "confidences" also sends the probabilities of
-    classes of each held-out example (see `fedlens.tasks.central_evaluation.measured`). The client's personal leaves
-    replace the global ones. With `tune` the client first trains on its own data; the result is discarded afterwards.
+    Payload: `model`, the global tree, and `varied` as in `Train`; `lr`, of tuning; and `also`: "confidences" also sends
+    the probabilities of classes of each held-out example (see `fedlens.tasks.central_evaluation.measured`). The
+    client's personal leaves replace the global ones. With `tune` the client first trains on its own data; the result is
+    discarded afterwards.
     The reply has the task's sums, and those `before` tuning. A client without held-out examples fails.
     """
 
@@ -64,8 +65,9 @@ class EvaluateOwn:
         held = client.data.validation
         if held is None or len(held) == 0:
             raise ValueError("the client has no held-out examples")
-        tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
-        learner = loadable(self.model, client)
+        model = self.model.of(payload)
+        tree = {**payload["model"], **own_leaves(model, self.personal, client)}
+        learner = loadable(model, client)
         learner.load(tree)
         confidences = payload.get("also") == "confidences"
         if self.tune is None:
@@ -90,7 +92,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     """Asks clients to evaluate the model on their held-out examples, and returns the spread over them.
 
     Args:
-        shared: the payload: `model`, the global tree without personal leaves, and `lr` if clients tune.
+        shared: the payload: `model`, the global tree without personal leaves, `ModelSpec.varying`, and `lr` if clients
+            tune.
         who: "all" clients with held-out examples, or how many of them, drawn anew each time.
         pooled: also return `validation_loss` and so on, over all those examples together.
 

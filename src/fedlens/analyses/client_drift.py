@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlens.analyses.drift import ALL, LayerDrift, drift, updates_of
 from fedlens.analyses.opened_run import OpenedRun
-from fedlens.core.tree import Tree, scale, spec_of
+from fedlens.core.tree import Tree, scale
 from fedlens.observers.read_recordings import RecordedReply, RecordedRound
 
 
@@ -27,7 +27,7 @@ def client_drift(run: OpenedRun) -> list[dict[str, Any]]:
     rounds = [each for each in run.recorded if each.trained or _senders(each)]
     if not rounds:
         raise run.missing("local models or updates", "record.updates")
-    spec = spec_of(run.built.model.build(initial=False))
+    spec = run.built.model.leaves
     rows: list[dict[str, Any]] = []
     for recorded in rounds:
         updates: list[Tree]

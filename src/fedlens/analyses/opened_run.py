@@ -14,7 +14,6 @@ from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
 from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.shell_command import quoted_command
-from fedlens.core.tree import spec_of
 from fedlens.observers.read_recordings import RecordedRound, recorded_rounds
 from fedlens.report.format import many
 from fedlens.run.build import Built, build, data_directory
@@ -94,9 +93,8 @@ class OpenedRun:
                 hint="analyze a run of another algorithm",
             )
         if setting == "record.local_models" and built.algorithm.training_op is None:
-            spec = spec_of(built.model.build(initial=False))
             return RunDirectoryError(
-                no_local_models(built.config, built.algorithm, built.task, spec),
+                no_local_models(built.config, built.algorithm, built.task, built.model.leaves),
                 where=str(self.directory.path),
                 hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
             )
@@ -165,5 +163,12 @@ def open_run(
     built = build(planned, root, False, initial=initial)
     if initial is not None:
         check_same_data(run, built, environment)
+    if built.algorithm.grows:
+        raise RunDirectoryError(
+            f"'{planned.config.algorithm['name']}' changes the shapes of the model, and analyses compare models of the "
+            "same shapes",
+            where=str(run.path),
+            hint="analyze a run of another algorithm",
+        )
     chosen = tuple(recorded[round] for round in sorted(rounds)) if rounds else tuple(recorded.values())
     return OpenedRun(run, built, chosen, on, say)

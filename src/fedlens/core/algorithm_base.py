@@ -68,6 +68,7 @@ class AlgorithmBase(Algorithm):
             that trained has their values in its state, as `personal`.
         has_peers: whether clients are peers with a model of their own each, which `evaluation.test_peers` measures on
             the test data.
+        grows: whether the shapes of the model change during a run: `model` returns a varied spec (`ModelSpec.varied`).
         tested_model: what is measured on the test data, in the words of the run's page.
         replaced: by the name of their table, the components that the algorithm sets up from its own settings and that
             the user's table replaces.
@@ -76,6 +77,7 @@ class AlgorithmBase(Algorithm):
     asks_each_step: bool = False
     personal: frozenset[str] = frozenset()
     has_peers: bool = False
+    grows: bool = False
     tested_model: str = "the global model"
     replaced: Mapping[str, Any] = MappingProxyType({})
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
 
 from fedlens.core.random import Rng
 
@@ -152,3 +155,49 @@ class PartyExamples(Protocol):
 
     def labels(self, positions: Tensor) -> Tensor:
         """The labels at these positions, int64 [B]; raises at a party without labels."""
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """What the server knows about its clients: their number, their numbers of examples, and the task."""
+
+    sizes: np.ndarray
+    classes: int
+    input_shape: tuple[int, ...]
+    held: Mapping[str, int] = field(default_factory=dict)  # examples at the server, by name: "@test", ...
+    held_out: np.ndarray | None = (
+        None  # int64 [clients]: how many each client holds out of its own, where they do
+    )
+    kind: Kind = "classification"
+    counts_of_one: float = 1  # the largest number of occurrences of one class in an example
+    parties: PartyFacts | None = None  # where clients hold features of the same examples
+
+    @property
+    def clients(self) -> int:
+        """The number of clients in the population."""
+        return len(self.sizes)
+
+    @cached_property
+    def eligible(self) -> np.ndarray:
+        """The clients that hold at least one example, int64; computed once."""
+        return np.flatnonzero(self.sizes)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """int64: the cumulative numbers of examples of the eligible clients."""
+        return np.cumsum(self.sizes[self.eligible], dtype=np.int64)
+
+    @cached_property
+    def holding_out(self) -> np.ndarray:
+        """The clients that hold out at least one example of their own, int64; empty where clients do not."""
+        return np.flatnonzero(self.held_out) if self.held_out is not None else np.zeros(0, np.int64)
+
+    @property
+    def most_counts(self) -> float:
+        """The largest number of occurrences of a class that a client can report."""
+        return self.largest * self.counts_of_one
+
+    @cached_property
+    def largest(self) -> int:
+        """The examples of the largest client."""
+        return int(self.sizes.max())

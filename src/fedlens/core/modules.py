@@ -28,6 +28,7 @@ class Loadable:
     autocast_dtype: torch.dtype | None = None  # of its passes; None for 32 bits
     # The shapes and dtypes of weights that were given away; `load` allocates their memory.
     donated: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[Any, Any] = field(default_factory=dict)  # what was computed from the module's structure
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -82,7 +83,8 @@ class Loadable:
 def loadable(model: ModelSpec, client: Client, which: str = "") -> Loadable:
     """The module of this spec on the client's device, in its arithmetic; `which` tells several modules apart.
 
-    It is built at the first call and kept in the worker's `scratch`.
+    It is built at the first call and kept in the worker's `scratch`. Of a model that is varied, the last module is kept
+    and built again where the changes are others: one made in each round would never be released.
     """
     return module_in(model, client.scratch, client.device, client.arithmetic, which)
 
@@ -95,13 +97,14 @@ def module_in(
     which: str = "",
 ) -> Loadable:
     """Like `loadable`, without a client."""
-    key = ("module", id(model), which)
-    if key not in scratch:
+    key = ("module", id(model.origin or model), which)
+    kept: Loadable | None = scratch.get(key)
+    if kept is None or (kept.model is not model and kept.model != model):
         module = arithmetic.fit(model.build(initial=False), device)
         spec, state = spec_of(module), module.state_dict(keep_vars=True)
         _fix(state, model.fixed)
         trainable = part(spec, "weight", trainable=True)
-        scratch[key] = Loadable(
+        scratch[key] = kept = Loadable(
             model,
             module,
             spec,
@@ -113,8 +116,7 @@ def module_in(
             },
             arithmetic.autocast_dtype,
         )
-    found: Loadable = scratch[key]
-    return found
+    return kept
 
 
 def _fix(state: dict[str, Tensor], fixed: Tree) -> None:

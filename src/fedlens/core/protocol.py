@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.arithmetic import PLAIN, Arithmetic
-from fedlens.core.dataset_info import ClientExamples, GroupExamples, Kind, PartyFacts
+from fedlens.core.dataset_info import ClientExamples, FederationInfo, GroupExamples
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import ClientStates
-from fedlens.core.tree import Tree, TreeSpec
+from fedlens.core.tree import Leaf, Tree, TreeSpec, spec_of
 from fedlens.core.types import ClientId, Metrics, Payload, is_server
 
 
@@ -315,6 +315,18 @@ class Program:
         return self.arithmetic.on(torch.device(self.device))
 
 
+class Prepare(Protocol):
+    """What changes the module that a model's factory made, as the keys of `[model]` that work on any model say."""
+
+    @abstractmethod
+    def __call__(self, module: torch.nn.Module, model: ModelSpec, initial: bool, /) -> torch.nn.Module:
+        """The module of the model; see `ModelSpec`."""
+
+    @abstractmethod
+    def varied(self, **keys: Any) -> Prepare:
+        """The same with other values of these keys."""
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """How a model is built: its name or import path, its settings, the input shape and the classes.
@@ -325,6 +337,9 @@ class ModelSpec:
     trained, with the layers that a task puts around the model. `fixed` holds the leaves that no training changes, if
     they are known: workers get them once, with the operations, and no message needs to carry them (`sent`). A resumed
     run takes their values from its checkpoint. If it is empty, messages carry every leaf.
+
+    A model whose shapes change during a run is `varied`: `origin` is the first model then, and `changes` what differs.
+    An operation builds it from its payload, `model.of(payload)`.
     """
 
     factory: Callable[..., torch.nn.Module]
@@ -333,9 +348,48 @@ class ModelSpec:
     input_shape: tuple[int, ...]
     classes: int
     seed: int
-    prepare: Callable[[torch.nn.Module, ModelSpec, bool], torch.nn.Module] | None = None
+    prepare: Prepare | None = None
     wrapper: Callable[[torch.nn.Module, ModelSpec], torch.nn.Module] | None = None
     fixed: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    origin: ModelSpec | None = field(default=None, compare=False, repr=False)
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def varied(
+        self, settings: Mapping[str, Any] | None = None, prepare: Mapping[str, Any] | None = None
+    ) -> ModelSpec:
+        """The same model with other settings of its factory, such as widths, or other keys of its preparation.
+
+        Its messages carry every leaf. Raises `ConfigError` for keys of a preparation that it does not have.
+        """
+        if prepare and self.prepare is None:
+            raise ConfigError(
+                f"the model '{self.name}' has no keys that could change, and {', '.join(prepare)} should",
+                where="model",
+            )
+        given = {"settings": settings or {}, "prepare": prepare or {}}
+        changes = {part: {**self.changes.get(part, {}), **values} for part, values in given.items()}
+        return replace(
+            self,
+            settings={**self.settings, **given["settings"]},
+            prepare=self.prepare.varied(**prepare) if self.prepare and prepare else self.prepare,
+            fixed={},
+            origin=self.origin or self,
+            changes=changes,
+        )
+
+    def of(self, payload: Payload) -> ModelSpec:
+        """The model of a payload or a state: varied by its field `varied`, if it has one."""
+        return self.varied(**payload["varied"]) if "varied" in payload else self
+
+    @property
+    def varying(self) -> Payload:
+        """The field of a payload from which `of` makes this model; empty for the first one."""
+        return {} if self.origin is None else {"varied": self.changes}
+
+    @cached_property
+    def leaves(self) -> dict[str, Leaf]:
+        """The spec of its tree."""
+        return spec_of(self.build(initial=False))
 
     def sent(self, tree: Tree) -> Tree:
         """The leaves of a tree that have to be sent: all except those that workers already have."""
@@ -352,52 +406,6 @@ class ModelSpec:
             module = self.factory(self.input_shape, self.classes, **self.settings)
             module = module if self.prepare is None else self.prepare(module, self, initial)
             return module if self.wrapper is None else self.wrapper(module, self)
-
-
-@dataclass(frozen=True)
-class FederationInfo:
-    """What the server knows about its clients: their number, their numbers of examples, and the task."""
-
-    sizes: np.ndarray
-    classes: int
-    input_shape: tuple[int, ...]
-    held: Mapping[str, int] = field(default_factory=dict)  # examples at the server, by name: "@test", ...
-    held_out: np.ndarray | None = (
-        None  # int64 [clients]: how many each client holds out of its own, where they do
-    )
-    kind: Kind = "classification"
-    counts_of_one: float = 1  # the largest number of occurrences of one class in an example
-    parties: PartyFacts | None = None  # where clients hold features of the same examples
-
-    @property
-    def clients(self) -> int:
-        """The number of clients in the population."""
-        return len(self.sizes)
-
-    @cached_property
-    def eligible(self) -> np.ndarray:
-        """The clients that hold at least one example, int64; computed once."""
-        return np.flatnonzero(self.sizes)
-
-    @cached_property
-    def ends(self) -> np.ndarray:
-        """int64: the cumulative numbers of examples of the eligible clients."""
-        return np.cumsum(self.sizes[self.eligible], dtype=np.int64)
-
-    @cached_property
-    def holding_out(self) -> np.ndarray:
-        """The clients that hold out at least one example of their own, int64; empty where clients do not."""
-        return np.flatnonzero(self.held_out) if self.held_out is not None else np.zeros(0, np.int64)
-
-    @property
-    def most_counts(self) -> float:
-        """The largest number of occurrences of a class that a client can report."""
-        return self.largest * self.counts_of_one
-
-    @cached_property
-    def largest(self) -> int:
-        """The examples of the largest client."""
-        return int(self.sizes.max())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, Letter, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TreeField
-from fedlens.core.tree import TreeSpec, copied, part, select, spec_of
+from fedlens.core.tree import TreeSpec, copied, part, select
 from fedlens.local.optimizers import OptimizerState, optimizer
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.task import Task
@@ -74,8 +74,7 @@ class Half:
     @cached_property
     def leaves(self) -> list[str]:
         """The names of the leaves that are sent."""
-        names = self.model.build(initial=False).state_dict()
-        return [name for name in names if name not in self.model.fixed]
+        return [name for name in self.model.leaves if name not in self.model.fixed]
 
     def begun(self, payload: Payload, client: Client) -> Payload:
         """The state at the beginning of the operation."""
@@ -135,7 +134,7 @@ class Half:
     @cached_property
     def optimizer_leaves(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """The leaves of the optimizer's state after a step, as a flat tree."""
-        spec = spec_of(self.model.build(initial=False))
+        spec = self.model.leaves
         weights = [
             torch.zeros(spec[n].shape, dtype=spec[n].dtype) for n in part(spec, "weight", trainable=True)
         ]

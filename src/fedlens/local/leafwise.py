@@ -60,15 +60,13 @@ def heavy(learner: Loadable) -> bool:
     return learner.weight_bytes >= HEAVY
 
 
-def leafwise(learner: Loadable, scratch: dict[Any, Any]) -> bool:
+def leafwise(learner: Loadable) -> bool:
     """Whether plain training of this model takes its steps leaf by leaf."""
-    return learner.autocast_dtype is not torch.float16 and heavy(learner) and scratch.get(_key(learner), True)
+    return (
+        learner.autocast_dtype is not torch.float16 and heavy(learner) and learner.kept.get("leafwise", True)
+    )
 
 
-def forgo(learner: Loadable, scratch: dict[Any, Any]) -> None:
+def forgo(learner: Loadable) -> None:
     """Records that the weights of this model are needed after their steps."""
-    scratch[_key(learner)] = False
-
-
-def _key(learner: Loadable) -> tuple[str, int]:
-    return "leafwise", id(learner.module)
+    learner.kept["leafwise"] = False

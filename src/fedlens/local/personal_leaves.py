@@ -22,10 +22,9 @@ def own_leaves(model: ModelSpec, personal: frozenset[str], client: Client) -> Ma
 
 
 def _initial(model: ModelSpec, personal: frozenset[str], client: Client) -> Mapping[str, Tensor]:
-    key = ("initial", id(model))
-    if key not in client.scratch:
-        client.scratch[key] = {
-            name: value.to(client.device) for name, value in tree_of(model.build()).items()
-        }
-    initial: Mapping[str, Tensor] = client.scratch[key]
+    key = ("initial", id(model.origin or model))
+    of, initial = client.scratch.get(key, (None, {}))
+    if of != model:
+        initial = {name: value.to(client.device) for name, value in tree_of(model.build()).items()}
+        client.scratch[key] = model, initial
     return {name: value for name, value in initial.items() if name in personal}

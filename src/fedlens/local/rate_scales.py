@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -75,12 +74,12 @@ def model_scales(settings: LocalSettings, model: ModelSpec) -> tuple[float, ...]
     return module_scales(settings, model.build(initial=False), model.classes) if settings.lr_scale else ()
 
 
-def learner_scales(settings: LocalSettings, learner: Loadable, scratch: dict[Any, Any]) -> tuple[float, ...]:
-    """`module_scales` of a module in a worker, cached in `scratch`."""
+def learner_scales(settings: LocalSettings, learner: Loadable) -> tuple[float, ...]:
+    """`module_scales` of a module in a worker, computed once."""
     if not settings.lr_scale:
         return ()
-    key = "lr_scale", id(learner), *settings.lr_scale.items()
-    if key not in scratch:
-        scratch[key] = module_scales(settings, learner.module, learner.model.classes)
-    found: tuple[float, ...] = scratch[key]
+    key = "lr_scale", *settings.lr_scale.items()
+    if key not in learner.kept:
+        learner.kept[key] = module_scales(settings, learner.module, learner.model.classes)
+    found: tuple[float, ...] = learner.kept[key]
     return found

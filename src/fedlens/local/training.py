@@ -41,9 +41,10 @@ Weighting = Literal["examples", "uniform"]
 class Train:
     """Local training.
 
-    Payload: `model`, the global tree; `lr`; `schedule`, the round and the number of rounds, if the rate changes with
-    every step; for a straggler `work` (epochs, or steps if the settings use steps); and `positions`, int64 [n], to
-    train on these of the client's examples only. It sends back
+    Payload: `model`, the global tree; `varied`, if its shapes are not those of the first one (`ModelSpec.of`); `lr`;
+    `schedule`, the round and the number of rounds, if the rate changes with every step; for a straggler `work` (epochs,
+    or steps if the settings use steps); and `positions`, int64 [n], to train on these of the client's examples only. It
+    sends back
 
     - `update`: w^t - w_k of the trainable weights (Delta w_k of Hsu et al. 2019);
     - `buffers` and `counters`: their values after training;
@@ -70,12 +71,12 @@ class Train:
             return train._visit(payload, client, rng)
 
     def _visit(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        learner = loadable(self.model, client)
+        learner = loadable(self.model.of(payload), client)
         plain = self.rule.grad is None and self.settings.plain_steps
-        if plain and leafwise(learner, client.scratch):
+        if plain and leafwise(learner):
             with suppress(WeightReused), random_state_kept(client.device):
                 return self._train(payload, client, rng, leaf_by_leaf=True)
-            forgo(learner, client.scratch)
+            forgo(learner)
         return self._train(payload, client, rng)
 
     def _train(self, payload: Payload, client: Client, rng: Rng, leaf_by_leaf: bool = False) -> Outcome:
@@ -142,8 +143,8 @@ class Train:
         data = virtual(client.data, self.settings.examples, rng)
         if "positions" in payload:
             data = data.take(payload["positions"])
-        learner = loadable(self.model, client)
-        tree = {**payload["model"], **own_leaves(self.model, self.personal, client)}
+        learner = loadable(model := self.model.of(payload), client)
+        tree = {**payload["model"], **own_leaves(model, self.personal, client)}
         if load:
             learner.load(tree)
         steps = self.settings.steps_at(len(data), payload.get("work"))
@@ -159,7 +160,7 @@ class Train:
             self.settings,
             proximal=self.rule.traits.proximal,
             rate_factors=[rate / lr if lr else 1.0 for rate in rates],
-            scales=learner_scales(self.settings, learner, client.scratch),
+            scales=learner_scales(self.settings, learner),
         )
         batch = self.settings.batch(len(data))
         weights = self.task.client_weights(partial(class_counts, self.task, client, self.model.classes))
@@ -168,7 +169,7 @@ class Train:
             loss = partial(loss, weights=uploaded(weights.to(context.anchor[0].dtype), client.device))
         risk = partial(_risk, self.rule, context) if self.rule.risk else loss
         context.problem = LocalProblem(
-            self.model,
+            model,
             client,
             learner,
             tree,

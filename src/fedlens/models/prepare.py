@@ -137,9 +137,9 @@ class Preparation(BaseModel):
             split(module, spec.input_shape, check=initial)
         return module
 
-    def without_classifier(self) -> Preparation:
-        """The same keys for a model without its classifier."""
-        changed = self.model_copy(update={"classifier": False})
+    def varied(self, **keys: Any) -> Preparation:
+        """The same keys, but for the values of these."""
+        changed = self.model_copy(update=keys)
         changed._initial = self.initial_weights
         return changed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Annotated, Literal
 
@@ -13,6 +14,10 @@ from fedlens.base.errors import ConfigError
 from fedlens.models.norms import Norm, with_norm
 
 Width = Annotated[int, Field(ge=1, le=65536, description="units per layer")]
+Layers = Annotated[
+    Width | Annotated[list[Width], Field(min_length=1)],
+    Field(description="units per hidden layer, or a list with those of each one"),
+]
 
 
 def linear(input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -24,20 +29,19 @@ def linear(input_shape: Sequence[int], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))
 
 
-def mlp(input_shape: Sequence[int], classes: int, *, hidden: Width = 200) -> nn.Module:
+def mlp(input_shape: Sequence[int], classes: int, *, hidden: Layers = 200) -> nn.Module:
     """The 2NN of McMahan et al. 2017 (arXiv 1602.05629, section 3): two hidden layers with ReLU.
+
+    A list `hidden` gives each hidden layer its own units, and their number.
 
     >>> sum(p.numel() for p in mlp((1, 28, 28), 10).parameters())
     199210
+    >>> [layer for layer in mlp((1, 8, 8), 10, hidden=[50, 30]) if isinstance(layer, nn.Linear)][1]
+    Linear(in_features=50, out_features=30, bias=True)
     """
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(prod(input_shape), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, classes),
-    )
+    widths = [prod(input_shape), *([hidden] * 2 if isinstance(hidden, int) else hidden)]
+    layers = [layer for pair in pairwise(widths) for layer in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-1], classes))
 
 
 def small_cnn(

@@ -382,6 +382,11 @@ class InitialWeights:
         return Path(self.setting) / FILES[0] if self._published else Path(self.setting)
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says of itself, once it was read."""
+        return {} if self._file is None else self._file.metadata
+
+    @property
     def _published(self) -> bool:
         """Whether the weights lie beside a configuration, and are not a copy in a run."""
         return self._copy is None and (self.setting.startswith(HUB) or Path(self.setting, _CONFIG).is_file())

@@ -37,10 +37,15 @@ from fedlens.local.class_counts import counts_of
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.models.weights import InitialWeights
-from fedlens.run.initial_weights import initial_weights, settings_read
+from fedlens.run.initial_weights import initial_weights, settings_read, with_trained_widths
 from fedlens.run.neighbours import LabelledImages, labelled_images
 from fedlens.run.session import Session, SharedDataset
-from fedlens.settings.algorithm_check import check_combinations, check_evaluation, refuse_replaced
+from fedlens.settings.algorithm_check import (
+    check_combinations,
+    check_evaluation,
+    refuse_frozen,
+    refuse_replaced,
+)
 from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.datadir import data_directory
@@ -141,7 +146,7 @@ def _build(
             prepare.initial_weights.read_before_data()
     client_data, partition, task, tables, shared = _client_data(planned, data_dir, download, say, session)
     data = client_data.dataset
-    choice = with_vocabulary(chosen["model"], data.info)
+    choice, widened = with_trained_widths(with_vocabulary(chosen["model"], data.info))
     federation = _federation(config, client_data, partition, task)
     model, unwrapped, module, weights = _model(config, choice, client_data, task, initial, download)
     config = filled(config, {**tables, "model": choice.table() | settings_read(weights)})
@@ -151,6 +156,7 @@ def _build(
     at_clients = task.local_leaves(parts.spec) | algorithm.personal
     if weights is not None:  # clients begin with their own leaves of the initial model
         weights.travels = bool(at_clients)
+    refuse_frozen(algorithm, config)
     refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
     recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
@@ -181,6 +187,7 @@ def _build(
         parts.evaluation_size,
         (
             *((weights.note,) if weights is not None and weights.note else ()),
+            *widened,
             *data.notes,  # mistakes in the data before what was chosen
             *planned.notes,
             *recorded,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import tree_of
+from fedlens.files.text_files import parsed_fact
 from fedlens.models.prepare import Preparation
 from fedlens.models.weights import InitialWeights
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
+from fedlens.settings.resolve import Resolved
 
 _NOTE = "note"
 
@@ -33,6 +36,25 @@ def settings_read(weights: InitialWeights | None) -> dict[str, str]:
     if weights is None or weights.sha256 is None:
         return {}
     return {"weights": weights.setting, "weights_sha256": weights.sha256}
+
+
+def with_trained_widths(model: Resolved) -> tuple[Resolved, tuple[str, ...]]:
+    """The model with the widths that the file of its weights states, if they grew in its run; and a note of them."""
+    weights = None if model.shared is None else model.shared.initial_weights
+    about = {} if weights is None else weights.metadata
+    if model.shared is None or weights is None or "varied" not in about:
+        return model, ()
+    path = Path(weights.setting)
+    if parsed_fact(about, "model", path)["name"] != model.name:
+        return model, ()
+    changes, now = parsed_fact(about, "varied", path), model.table()
+    varied = replace(
+        model,
+        settings={**model.settings, **changes["settings"]},
+        shared=model.shared.varied(**changes["prepare"]),
+    )
+    new = [f"model.{name} = {value}" for name, value in varied.table().items() if now.get(name) != value]
+    return varied, (f"{', '.join(new)}: the widths of {weights.setting}",) if new else ()
 
 
 def write_initial(model: ModelSpec, directory: RunDir) -> dict[str, Any]:

@@ -48,13 +48,14 @@ def restored(
 
 
 def _check_fits(run: RunDir, built: Built, run_state: RunState, edited: bool) -> None:
-    if edited:
+    if edited and not built.algorithm.grows:  # the shapes of a first state say nothing of later ones
         changes.check_fits(run, built.algorithm.init(built.model, built.federation), run_state.state)
     elif nbytes(run_state.state) < HEAVY:
         try:
             model, tree = built.algorithm.model(run_state.state)
-            fits = {name: value.shape for name, value in model.build(initial=False).state_dict().items()}
-            right = fits == {name: value.shape for name, value in tree.items()}
+            right = {n: leaf.shape for n, leaf in model.leaves.items()} == {
+                n: v.shape for n, v in tree.items()
+            }
         except (AttributeError, KeyError, TypeError, ValueError):
             right = False
         if not right:

@@ -95,6 +95,17 @@ def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bo
         )
 
 
+def refuse_frozen(algorithm: AlgorithmBase, config: Config) -> None:
+    """Raises `ConfigError` if a part of a model is to be frozen whose shapes change."""
+    for key in ("freeze", "cache_features"):
+        if algorithm.grows and config.model.get(key):
+            raise ConfigError(
+                f"'{config.algorithm['name']}' changes the shapes of the model, so no part of it can stay as it is",
+                where=f"model.{key}",
+                hint="remove it, or choose another algorithm",
+            )
+
+
 def refuse_replaced(
     paper: Resolved, algorithm: AlgorithmBase, parts: Parts, overridden: frozenset[str] = frozenset()
 ) -> None:

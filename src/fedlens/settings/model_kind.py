@@ -49,4 +49,4 @@ def prepared_for(task: Task, keys: Preparation | None) -> Preparation | None:
             where="model.cache_features",
             hint="set model.cache_features = false",
         )
-    return keys if task.classifier else (keys or Preparation()).without_classifier()
+    return keys if task.classifier else (keys or Preparation()).varied(classifier=False)

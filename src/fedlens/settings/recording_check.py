@@ -38,6 +38,13 @@ def check_recording(
             raise ConfigError(
                 no_clients(config), where="record", hint="remove the table, or choose another algorithm"
             )
+        if wanted is not None and algorithm.grows:
+            raise ConfigError(
+                f"'{config.algorithm['name']}' changes the shapes of the model, and recordings are of models of the "
+                "same shapes",
+                where=where,
+                hint="remove the table, or choose another algorithm",
+            )
         if wanted is not None and wanted.every is None and not wanted.rounds:
             raise ConfigError(
                 f"the table [{where}] names no round", where=where, hint="set every = 5, or rounds = [1, 10]"

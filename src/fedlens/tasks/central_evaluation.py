@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,7 @@ from fedlens.tasks.task import Task
 
 MISTAKES = "mistakes."  # the beginning of the names of rows
 CONFIDENCES = "confidences."
+FIRST: Payload = MappingProxyType({})  # of a model with the shapes of the first
 TOP_CLASSES = 5  # most probable classes of each example, in `confidences.classes`
 
 
@@ -45,9 +47,10 @@ TOP_CLASSES = 5  # most probable classes of each example, in `confidences.classe
 class Evaluate:
     """The operation that measures a model on a stretch of data at the server.
 
-    Payload: `model`, a tree; `start` and `stop`, positions; and `mistakes`, how many of the most confidently wrong
-    answers to send, none by default. It sends back the task's measurements, with `mistakes.index` and so on among the
-    rows; see `fedlens.tasks.task.Task.mistakes`. The index is a position in that data.
+    Payload: `model`, a tree, and `varied` if its shapes are not those of the first one (`ModelSpec.of`); `start` and
+    `stop`, positions; and `mistakes`, how many of the most confidently wrong answers to send, none by default. It sends
+    back the task's measurements, with `mistakes.index` and so on among the rows; see
+    `fedlens.tasks.task.Task.mistakes`. The index is a position in that data.
     """
 
     model: ModelSpec
@@ -57,7 +60,7 @@ class Evaluate:
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Runs the model in evaluation mode, without gradients."""
-        learner = loadable(self.model, client)
+        learner = loadable(self.model.of(payload), client)
         learner.load(payload["model"])
         stretch = payload["start"], payload["stop"]
         most = payload.get("mistakes", 0)
@@ -213,9 +216,16 @@ def evaluation_batch(
 
 
 def central(
-    model: Tree, federation: FederationInfo, task: Task, names: Sequence[str], op: str = "evaluate"
+    model: Tree,
+    federation: FederationInfo,
+    task: Task,
+    names: Sequence[str],
+    op: str = "evaluate",
+    varying: Payload = FIRST,
 ) -> Generator[Ask, Answers, dict[str, Measured]]:
     """Asks for the measurements of `model` on each of `names` (`@test`, ...), stretch by stretch; `op` makes them.
+
+    `varying` is that of the model (`ModelSpec.varying`).
 
     The stretches are a fixed cut (`stretch_of`) and are added in order, so the number of workers does not show in the
     result. A name without examples is left out.
@@ -228,16 +238,18 @@ def central(
         for start, stop in stretches_of(federation.held[name], federation.input_shape)
     ]
     parts: dict[str, Total] = {}
-    for answer in (yield Ask(op, requests, {"model": model}, expect=MEASUREMENTS)):
+    for answer in (yield Ask(op, requests, {"model": model, **varying}, expect=MEASUREMENTS)):
         if isinstance(answer, Failure):
             raise RunFailed(f"evaluating the model on {answer.client} failed: {answer.reason}")
         parts.setdefault(str(answer.client), Total()).add(Measured.from_payload(answer.payload))
     return {name: part.result().downloaded() for name, part in parts.items()}
 
 
-def central_metrics(model: Tree, federation: FederationInfo, task: Task, names: Sequence[str]) -> Evaluation:
+def central_metrics(
+    model: Tree, federation: FederationInfo, task: Task, names: Sequence[str], varying: Payload = FIRST
+) -> Evaluation:
     """Asks for the metrics of `model` on each of `names`: `test_loss`, `test_accuracy` and so on; see `central`."""
-    found = yield from central(model, federation, task, names)
+    found = yield from central(model, federation, task, names, varying=varying)
     metrics: Metrics = {}
     for name in names:
         values = task_metrics(task, found.get(name))

@@ -99,6 +99,7 @@ def _tested(run: RunDir, built: Built, reached: RunState) -> dict[str, dict[str,
     for client in clients:
         # The global tree has the initial values, which a client that never took part has too.
         own = {**tree, **states.get(client).get(PERSONAL, {})}
-        measured = driver.drive(central(model.sent(own), federation, built.task, [TEST]), reached.round)
+        asks = central(model.sent(own), federation, built.task, [TEST], varying=model.varying)
+        measured = driver.drive(asks, reached.round)
         tested[built.partition.ids[client]] = dict(built.task.metrics(measured[TEST]))
     return tested

@@ -15,7 +15,7 @@ from fedlens.base.errors import HookError, RunDirectoryError
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
-from fedlens.core.tree import load_into
+from fedlens.core.tree import Tree, count, load_into
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.multiply_adds import multiply_adds
@@ -96,7 +96,7 @@ def summarize(
             "held_out_digest": built.client_data.held_out_digest(),
             "emd": emd(built),
         },
-        "model": model_cost(built),
+        "model": model_cost(built, run_state),
         "algorithm": config.algorithm["name"],
         "dataset": config.data.dataset["name"],
         "notes": list(built.notes),
@@ -120,8 +120,8 @@ def emd(built: Built) -> float:
     return float("nan") if census is None else census.emd()
 
 
-def model_cost(built: Built) -> dict[str, Any]:
-    """The size of the model, and the multiply-adds of a forward pass for one example of `input_shape`.
+def model_cost(built: Built, run_state: RunState | None) -> dict[str, Any]:
+    """The size of the last model, and the multiply-adds of a forward pass for one example of `input_shape`.
 
     `multiply_adds` is None for a model with layers whose multiply-adds are not known.
     """
@@ -133,8 +133,12 @@ def model_cost(built: Built) -> dict[str, Any]:
         "input_shape": list(built.model.input_shape),
     }
     with suppress(Exception):  # the summary says how the run ended, even where the model is what ended it
-        example = built.task.blank(1, built.model.input_shape)
-        cost["multiply_adds"] = multiply_adds(built.model.build(initial=False), example)
+        model = built.model
+        if run_state is not None:
+            model = model.of(built.algorithm.model(run_state.state)[0].varying)
+            cost |= {"parameters": count(model.leaves), "trainable": count(model.leaves, trainable=True)}
+        example = built.task.blank(1, model.input_shape)
+        cost["multiply_adds"] = multiply_adds(model.build(initial=False), example)
     return cost
 
 
@@ -186,13 +190,19 @@ def write_final(built: Built, directory: RunDir, observers: Observers, run_state
 
 
 def _write_model(built: Built, path: Path, state: State, round: int) -> None:
-    model, tree = built.algorithm.model(state)
-    if model is built.model:
-        model, tree = built.unwrapped, built.task.export(tree)
+    model, tree = exported(built, state)
     about = {**metadata(built, model), "round": str(round)}
     checkpoint.write_model(
         path, tree, about, named=False
     )  # the name is on the disk before that of the summary
+
+
+def exported(built: Built, state: State) -> tuple[ModelSpec, Tree]:
+    """The model of a state as model files hold it, without the layers that the task puts around it."""
+    model, tree = built.algorithm.model(state)
+    if model.wrapper is not built.model.wrapper:  # a model that the algorithm composes
+        return model, tree
+    return replace(model, wrapper=None), built.task.export(tree)
 
 
 def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
@@ -215,6 +225,7 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     if data.kind == "language":
         preprocessing = {"vocabulary": data.vocabulary}
     return {
+        **({"varied": json.dumps(model.changes)} if model.changes else {}),
         "model": json.dumps(spec),
         "classes": json.dumps(list(data.classes)),
         "preprocessing": json.dumps(preprocessing),

@@ -34,7 +34,7 @@ class StackedModel:
 
     Args:
         learner: the module; only its frozen parameters are used.
-        scratch: the cache of the worker; it stores which form the module uses, and the count of steps.
+        scratch: the cache of the worker, with the count of steps.
         task: its `outputs` is the forward pass, if it needs no targets there; None calls the module.
     """
 
@@ -46,12 +46,11 @@ class StackedModel:
         self.slots = [_slot(learner.module, name) for name in self.names]
         leaves = list(learner.trainable.values())
         self.tied = len({id(leaf) for leaf in leaves}) < len(leaves)
-        key = _key(learner)
-        if key not in scratch:
-            scratch[key] = known(learner.module) and alike(
+        if "stacked" not in learner.kept:
+            learner.kept["stacked"] = known(learner.module) and alike(
                 learner.model, next(iter(learner.trainable.values())).device
             )
-        self.flat: bool = scratch[key]
+        self.flat: bool = learner.kept["stacked"]
         self.taken = steps_of(scratch)
 
     @contextmanager
@@ -133,10 +132,6 @@ def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
     return module.get_submodule(path)._parameters, leaf
 
 
-def _key(learner: Loadable) -> tuple[str, int]:
-    return "stacked", id(learner.module)
-
-
 def alike(model: ModelSpec, device: torch.device) -> bool:
     """Whether both forms give the same outputs for two clients with different weights, including dropout.
 
@@ -158,7 +153,8 @@ def alike(model: ModelSpec, device: torch.device) -> bool:
 def _outputs(model: ModelSpec, device: torch.device, flat: bool) -> Tensor:
     """The outputs of a new module in this form for three images of each of two clients, in training mode."""
     learner = module_in(model, {}, device)
-    stacked = StackedModel(learner, {_key(learner): flat})
+    learner.kept["stacked"] = flat
+    stacked = StackedModel(learner, {})
     g, own = torch.Generator().manual_seed(0), [value.detach() for value in learner.trainable.values()]
     weights = [torch.stack([w, w + 0.1 * torch.randn(w.shape, generator=g).to(w)]) for w in own]
     images = torch.randn(2, 3, *model.input_shape, generator=g).to(own[0])

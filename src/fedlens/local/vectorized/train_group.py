@@ -73,14 +73,15 @@ def _by_kind(
             results[at] = _failure(error)
         else:
             payload = made[at].payload
-            kinds.setdefault((id(payload.get("model")), payload.get("lr")), []).append(at)
-    for kind in kinds.values():
-        payload, client, _ = made[kind[0]]
-        learner = loadable(train.model, client)
+            kind = id(payload.get("model")), id(payload.get("varied")), payload.get("lr")
+            kinds.setdefault(kind, []).append(at)
+    for members_of in kinds.values():
+        payload, client, _ = made[members_of[0]]
+        learner = loadable(train.model.of(payload), client)
         learner.load(payload["model"])
         with ExitStack() as closing:
             members = []
-            for at in kind:
+            for at in members_of:
                 try:
                     call = made[at]
                     context = train.context(call.payload, call.client, call.rng, closing, load=False)
@@ -102,7 +103,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     if (
         special
         or not isinstance(calls, Calls)
-        or any("model" in own or "lr" in own for own in calls.payloads)
+        or any({"model", "varied", "lr"} & own.keys() for own in calls.payloads)
     ):
         return None
     examples = _examples(train, calls)
@@ -114,7 +115,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
     size_of = {n: settings.batch(n) for n in set(counts)}
     order = sorted(range(len(calls)), key=lambda k: -steps_of[kinds[k]])
     tree = calls.shared["model"]
-    learner = loadable(train.model, calls[0].client)
+    learner = loadable(train.model.of(calls.shared), calls[0].client)
     learner.load(tree)
     model = StackedModel(learner, calls.scratch, train.task)
     rngs = [calls.rng(k) for k in order]
@@ -128,7 +129,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
         rngs,
         [mask_generator(rng, calls.device) for rng in rngs] if model.random else [None] * len(rngs),
         settings.last_batch == "drop",
-        scales=learner_scales(settings, learner, calls.scratch),
+        scales=learner_scales(settings, learner),
     )
     updates, losses, _ = _moved(train, model, group)
     by_examples = train.weighting == "examples"
