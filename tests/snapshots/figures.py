@@ -108,13 +108,16 @@ def of_picture(picture: Any) -> dict[str, Any]:
 @contextmanager
 def instead_of_files() -> Iterator[dict[str, Any]]:
     """What the pictures show that are saved meanwhile, by the name of their file; no file is written."""
+    from matplotlib.figure import Figure as PictureOfMatplotlib
+
     drawn: dict[str, Any] = {}
 
-    def keep(picture: Any, path: Path, hint: str | None = None) -> Path:
+    def keep(picture: Any, path: Path, *more: Any, **how: Any) -> Path:
         drawn[path.name] = of_picture(picture)
         return path
 
-    with mock.patch("fedlens.report.pictures.save", keep):
+    patch = mock.patch
+    with patch("fedlens.report.pictures.save", keep), patch.object(PictureOfMatplotlib, "savefig", keep):
         yield drawn
 
 
@@ -124,9 +127,7 @@ def _axes(axes: Any) -> dict[str, Any]:
             "title": getattr(axes, f"get_{side}label")(),
             "scale": getattr(axes, f"get_{side}scale")(),
             "limits": getattr(axes, f"get_{side}lim")(),
-            "ticks": [
-                text.get_text() for text in getattr(axes, f"get_{side}ticklabels")() if text.get_text()
-            ],
+            "ticks": _ticks(getattr(axes, f"{side}axis")),
         }
         for side in ("x", "y")
     }

@@ -17,6 +17,9 @@ from unittest import mock
 import numpy as np
 
 from fedlens import Experiment, cost
+from fedlens.benchmark import picture
+from fedlens.benchmark.comparison import ComparisonRow
+from fedlens.benchmark.pairs import Ratio
 from fedlens.cli.cost import show
 from fedlens.core.algorithm_base import ClientGraph, OwnCurve
 from fedlens.cost_runs import CostResult
@@ -278,7 +281,16 @@ def _cost_of_fakes() -> str:
 
 
 def of_pictures() -> str:
-    """The pictures for papers: of a classifier, of compared runs, and of studies with each mark and each map."""
+    """The pictures for papers: of a classifier, of compared runs, of studies with each mark and map, of a benchmark."""
+    times = {"seconds": (1.0,), "to_limit": Ratio(1.25, 1.1, 1.4)}
+    rows = [
+        ComparisonRow("small", "limit", "limit", images_per_s=1000.0),
+        ComparisonRow(
+            "small", "workers", "fedlens", {"processes": 2, "threads": 1}, images_per_s=1250.0, **times
+        ),
+        ComparisonRow("small", "another", "peer", reason="not installed"),
+        ComparisonRow("large", "by hand", "by hand", images_per_s=20.0),
+    ]
     with somewhere() as root, instead_of_files() as drawn:
         pictures.draw_evaluation(unpack("classification", root), root, ["svg"])
         write_plot(_compared(root / "runs"), root / "compare.svg")
@@ -292,6 +304,7 @@ def of_pictures() -> str:
         ):
             study, spec = FIGURES[name]
             draw(study(), spec, root / f"study-{name}.svg")
+        picture.draw(rows, root / "bench.svg")
         return as_text(drawn)
 
 
