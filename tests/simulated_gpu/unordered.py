@@ -38,6 +38,7 @@ SIDE = {
     "small-cnn": 28,
     "mcmahan-cnn": 28,
     "hsu-cnn": 32,
+    "vgg9": 32,
 }
 
 

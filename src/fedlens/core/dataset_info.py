@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-import numpy as np
-
 from fedlens.core.random import Rng
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
@@ -180,17 +179,18 @@ class FederationInfo:
     @cached_property
     def eligible(self) -> np.ndarray:
         """The clients that hold at least one example, int64; computed once."""
-        return np.flatnonzero(self.sizes)
+        return self.sizes.nonzero()[0]
 
     @cached_property
     def ends(self) -> np.ndarray:
         """int64: the cumulative numbers of examples of the eligible clients."""
-        return np.cumsum(self.sizes[self.eligible], dtype=np.int64)
+        ends: np.ndarray = self.sizes[self.eligible].cumsum(dtype="int64")
+        return ends
 
     @cached_property
     def holding_out(self) -> np.ndarray:
         """The clients that hold out at least one example of their own, int64; empty where clients do not."""
-        return np.flatnonzero(self.held_out) if self.held_out is not None else np.zeros(0, np.int64)
+        return self.eligible[:0] if self.held_out is None else self.held_out.nonzero()[0]
 
     @property
     def most_counts(self) -> float:

@@ -13,9 +13,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.models.stages import pointwise, traced
 
 _KEY = "model.name"
-_HINT = (
-    "choose 'mlp', 'small-cnn', 'mcmahan-cnn', 'hsu-cnn' or another chain of convolutions and linear layers"
-)
+_HINT = "choose 'mlp', 'small-cnn', 'mcmahan-cnn', 'hsu-cnn', 'vgg9' or another chain of convolutions and linear layers"
 _POOLING = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _POOLING_FUNCTIONS = {
     functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d,

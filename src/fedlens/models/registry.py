@@ -159,6 +159,11 @@ MODELS = ModelRegistry(
             "the CNN of Hsu et al. 2019, 1,756,426 parameters on CIFAR-10",
             "Hsu et al. 2019 (arXiv 1909.06335), section 4",
         ),
+        "vgg9": ModelEntry(
+            "fedlens.models.simple:vgg9",
+            "the VGG-9 of FedMA, 3,491,530 parameters on CIFAR-10",
+            "Wang et al. 2020 (arXiv 2002.06440); written by fedlens",
+        ),
         "resnet20": _cifar_resnet(20, 3),
         "resnet32": _cifar_resnet(32, 5),
         "resnet44": _cifar_resnet(44, 7),

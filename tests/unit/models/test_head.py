@@ -15,6 +15,7 @@ from tests.unit.models.zoo_kit import CLASSIFIERS, OF_TIMM, experiment, images, 
 
 PREFIXES = {
     "linear": "1", "mlp": "5", "small-cnn": "6", "mcmahan-cnn": "9", "hsu-cnn": "11", "projection": "6.3",
+    "vgg9": "23",
     "resnet20": "linear", "resnet32": "linear", "resnet44": "linear", "resnet56": "linear",
     "gkt-resnet8": "linear", "gkt-resnet56": "linear", "darts-search": "classifier", "darts": "classifier",
     "resnet18": "fc", "resnet34": "fc", "resnet50": "fc", "mobilenet-v2": "classifier",

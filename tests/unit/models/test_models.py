@@ -18,6 +18,7 @@ def parameters(name: str, shape, classes: int = 10, **settings) -> int:
     [
         ("mcmahan-cnn", (1, 28, 28), 10, 1_663_370),  # McMahan et al. 2017, ghaemi2022 section 3
         ("hsu-cnn", (3, 32, 32), 10, 1_756_426),  # hsu2019, "same" padding
+        ("vgg9", (3, 32, 32), 10, 3_491_530),  # FedMA
         ("mlp", (1, 28, 28), 10, 199_210),  # McMahan's 2NN
         ("linear", (1, 28, 28), 10, 7_850),
         ("linear", (3, 32, 32), 100, 307_300),
@@ -60,6 +61,7 @@ def test_every_small_model_takes_every_image(name: str, shape, classes: int) -> 
     [
         ("mcmahan-cnn", (1, 3, 28)),
         ("hsu-cnn", (3, 32, 3)),
+        ("vgg9", (3, 32, 7)),
         ("small-cnn", (1, 1, 8)),
     ],
 )
@@ -81,6 +83,7 @@ def test_widths_are_settings() -> None:
 def test_every_classifier_is_of_the_small_ones_the_cifar_resnets_or_of_timm() -> None:
     assert [
         *SMALL[:-1],
+        "vgg9",
         *CIFAR_RESNETS,
         "gkt-resnet8",
         "gkt-resnet56",

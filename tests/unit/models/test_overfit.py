@@ -23,7 +23,7 @@ NIGHTLY = {
     "vit-tiny",
 }
 SIDES = {
-    "linear": 8, "mlp": 8, "small-cnn": 8, "mcmahan-cnn": 8, "hsu-cnn": 8, "projection": 8,
+    "linear": 8, "mlp": 8, "small-cnn": 8, "mcmahan-cnn": 8, "hsu-cnn": 8, "vgg9": 32, "projection": 8,
     "resnet20": 8, "resnet32": 8, "resnet44": 8, "resnet56": 8,
     "gkt-resnet8": 8, "gkt-resnet56": 8, "resnet18": 32, "resnet34": 32, "resnet50": 32,
     "mobilenet-v2": 32, "mobilenet-v3-large": 32, "efficientnet-b0": 32, "vit-tiny": 64,
