@@ -17,11 +17,17 @@ from fedlens.report.format import many
 if TYPE_CHECKING:
     from fedlens.data.formats.folder_check import Check
 
+_OF_A_PARTY = ("images", "sizes", "training")
 _MOST = 20  # classes or clients named in a summary; --json names all
 
 
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of your data.")],
+    data: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR", help="The folder of your data, or the CSV file of each party (data.parties.files)."
+        ),
+    ],
     format: Annotated[
         str | None,
         typer.Option(
@@ -42,7 +48,9 @@ def check(
 ) -> None:
     """Read all of your data, decode every image, and list problems (exit code 1) and warnings (exit code 0)."""
     with reported(debug, as_json):
+        from fedlens.base.errors import ConfigError
         from fedlens.data.formats.folder_check import check_folder
+        from fedlens.data.vertical.party_files import check_parties
         from fedlens.settings.config_source import Source, override
         from fedlens.settings.own_data_recipe import check_writable, write_recipe
 
@@ -50,8 +58,17 @@ def check(
             check_writable(write)
         # Messages name settings as an experiment's file does: data.dataset.label_column.
         settings = override(Source({}), [c.removeprefix("data.dataset.") for c in changes or ()]).values
-        with _working(f"reading all of {folder}"):
-            checked = check_folder(folder, format, settings)
+        parties = len(data) > 1
+        if parties and (format or write or changes):
+            raise ConfigError(
+                "--format, --set and --write are for one folder, and several files are the tables of parties",
+                hint="name the tables alone; data.parties.files of an experiment takes them",
+            )
+        with _working(f"reading all of {', '.join(map(str, data))}"):
+            if parties:
+                checked = check_parties([str(table) for table in data])
+            else:
+                checked = check_folder(data[0], format, settings)
         written = write if checked.ready is not None else None
         if written is not None and checked.ready is not None:
             write_recipe(checked.ready, checked.facts, written)
@@ -114,12 +131,13 @@ def _show_use(checked: Check, write: Path | None) -> None:
     from fedlens.base.shell_command import shell_command
     from fedlens.settings.own_data_recipe import dataset_table
 
+    key = "parties" if "parties" in checked.facts else "dataset"
     if checked.ready is None or (write is None and checked.hardly_any_left):
         if write is not None:
             say(f"{write} is not written, because no run could start: fix the problems first")
         return
     which = "it without these problems" if checked.findings else "it"
-    say(f"to train on {which}, write in an experiment: [data] dataset = {dataset_table(checked.ready)}")
+    say(f"to train on {which}, write in an experiment: [data] {key} = {dataset_table(checked.ready)}")
     if write is not None:
         say(f"or run the experiment that was written: {shell_command('run', write)}")
 
@@ -155,6 +173,13 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         each = f"{facts['labels'] / images:.2f} an image" if images else ""
         without = f"{many(facts['without_label'], 'image')} without any"
         yield "labels", ", ".join(filter(None, [f"{facts['labels']:,}", each, without]))
+    if "parties" in facts:
+        for name, each in facts["parties"].items():
+            told = "; ".join(f"{key} {value}" for key, value in _lines(each) if key in _OF_A_PARTY)
+            yield name, told.replace("; size=N changes it", "")  # there is no such setting
+        counts = [f"{count:,} {split} images" for split, count in facts["shared"].items() if count]
+        yield "at all parties", " and ".join(counts)
+        return
     yield "splits", _counted(facts.get("splits", {})) or "none; a share is held out as test data"
     clients = facts.get("clients", {})
     yield "clients", f"{len(clients):,}: {_counted(clients)}" if clients else "none named"
@@ -199,6 +224,8 @@ def _verdict(checked: Check) -> str:
     if checked.hardly_any_left and all(finding.example for finding in checked.findings):
         return f"{problems}; hardly any image is without one, so correct what they have in common first"
     whole = sum(not finding.example for finding in checked.findings)
+    if "parties" in checked.facts:
+        return f"{problems}; a run stops at problems"
     if not whole:
         return f'{problems}; a run stops at problems, or leaves them out with data.dataset.on_error = "skip"'
     affects = "affects" if whole == 1 else "affect"

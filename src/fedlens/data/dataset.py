@@ -208,6 +208,7 @@ class Dataset:
         read_as: how image files become such images, if they are no longer in files; see `form`.
         vocabulary: the number of different tokens of texts: ids are 0 to `vocabulary` - 1. By default one more than the
             largest id in both splits. None for images.
+        parties: of data of several parties (`fedlens.data.vertical.party_files`), that of each; None is this one.
         moments_of: the number of training images that `mean` and `std` were computed of; 0 if they were stated.
 
     Raises `DataError` if a label has no class, a token is not in the vocabulary, or the splits differ in shape.
@@ -229,6 +230,7 @@ class Dataset:
     read_as: ImageForm | None = None
     vocabulary: int | None = None
     moments_of: int = 0
+    parties: tuple[Dataset | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.train.kind != self.test.kind:
@@ -261,6 +263,16 @@ class Dataset:
     def kind(self) -> Kind:
         """The task that the data are for."""
         return self.train.kind
+
+    @property
+    def of_parties(self) -> tuple[Dataset, ...]:
+        """The dataset of each party; none if the data are not of several parties."""
+        return tuple(self if party is None else party for party in self.parties)
+
+    @property
+    def splits(self) -> list[Examples]:
+        """The training and test splits of this dataset, and of those of other parties."""
+        return [split for each in self.of_parties or (self,) for split in (each.train, each.test)]
 
     @property
     def input_shape(self) -> tuple[int, ...]:

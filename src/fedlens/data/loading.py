@@ -23,6 +23,10 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     boxes and notes it, as `dataset.on_error` says. A set that does not fit is decoded in full for this check, once
     until a file changes (`fedlens.data.decode_cache`); later its files are decoded on demand.
     """
+    if dataset.parties:
+        each = nbytes // len(dataset.parties)
+        parties = tuple(party and loaded(party, each, say) for party in dataset.parties)
+        return replace(loaded(replace(dataset, parties=()), each, say), parties=parties)
     files = [part for split in (dataset.train, dataset.test) for part in _files(split)]
     if not files:
         return dataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import ConfigError
+from fedlens.data.dataset import Dataset
 
 Normalization = Literal["standard", "unit", "half", "imagenet"]
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
@@ -60,6 +62,13 @@ def moments(name: Normalization, mean: Sequence[float], std: Sequence[float]) ->
         where=where,
         hint='set data.normalize = "standard"',
     )
+
+
+def normalized(dataset: Dataset, name: Normalization) -> Dataset:
+    """The dataset with the `moments` of this name; each party's images with those of their own."""
+    mean, std = moments(name, dataset.mean, dataset.std)
+    parties = tuple(party and normalized(party, name) for party in dataset.parties)
+    return replace(dataset, mean=mean, std=std, parties=parties)
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

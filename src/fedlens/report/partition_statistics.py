@@ -62,7 +62,7 @@ def describe(partition: AnyPartition) -> dict[str, Any]:
     `clients`, `examples`, `sizes` [clients], `imbalance` (see `imbalance`), `features` by name [clients],
     `dataset`, `spec` and `digest`; and, if the classes were counted, `classes_per_client` [clients],
     `client_emds` [clients] and `emd` (see `Census.client_emds`), each None otherwise. Of a partition of features also
-    `shared`, the number of examples that all parties hold, `labels_at` and the `windows` [parties, 4].
+    `shared`, the number of examples that all parties hold, `labels_at` and the `windows` [parties, 4] or None.
 
     >>> from fedlens.data.partition.partition import Partition
     >>> told = describe(Partition.of_owners([0, 0, 1, 1], 2).counted([0, 0, 1, 1]))
@@ -92,7 +92,7 @@ def _of_parties(partition: AnyPartition) -> dict[str, Any]:
     return {
         "shared": len(partition.shared),
         "labels_at": partition.labels_at,
-        "windows": [list(window) for window in partition.windows],
+        "windows": partition.windows and [list(window) for window in partition.windows],
     }
 
 

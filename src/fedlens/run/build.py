@@ -25,7 +25,7 @@ from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
-from fedlens.data.normalize import moments
+from fedlens.data.normalize import normalized
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.table import Table
@@ -383,7 +383,6 @@ def _client_data(
     refuse_image_settings(dataset.info, planned.augments, chosen["model"])
     cache = int(config.data.cache * 2**30)
     dataset = loaded(dataset, cache, say) if shared is None else shared.loaded(cache, say)
-    mean, std = moments(config.data.normalize, dataset.mean, dataset.std)
     augment, augment_notes = augment_chain(planned.augments, dataset, task)
 
     def partitioner(table: Table) -> Partition:
@@ -395,7 +394,9 @@ def _client_data(
 
     def federated() -> tuple[ClientDatasets, AnyPartition]:
         if parties is not None:
-            return federate_parties(dataset, seeds.partition, **parties.model_dump(exclude={"align"}))
+            return federate_parties(
+                dataset, seeds.partition, **parties.model_dump(exclude={"align", "files"})
+            )
         return federate(dataset, partitioner, *held_out)
 
     if session is None or shared is None:
@@ -412,7 +413,7 @@ def _client_data(
     notes = (*dataset.notes, *augment_notes, *data.dataset.notes[len(dataset.notes) :])
     data = replace(
         data,
-        dataset=replace(data.dataset, mean=mean, std=std, notes=notes),
+        dataset=replace(normalized(data.dataset, config.data.normalize), notes=notes),
         augment=augment,
         prefetch=config.data.prefetch,
         views=task.views,

@@ -81,7 +81,7 @@ def data_digest(built: Built) -> str:
         return built.shared.digest
     data = built.client_data.dataset
     hashed = hashlib.sha256()
-    for split in (data.train, data.test):
+    for split in data.splits:
         split.feed(hashed)
     digest = hashed.hexdigest()
     if built.shared is not None:

@@ -49,7 +49,7 @@ class SharedDataset:
     def nbytes(self) -> int:
         """The bytes of its arrays, its cache of decoded images, and its partitions."""
         dataset = self.dataset if self._loaded is None else self._loaded[1]
-        arrays = sum(_nbytes(split) for split in (dataset.train, dataset.test))
+        arrays = sum(_nbytes(split) for split in dataset.splits)
         return arrays + sum(_partition_nbytes(federated) for federated, _ in self._partitions.values())
 
     def loaded(self, cache: int, say: Callable[[str], None]) -> Dataset:
@@ -170,7 +170,7 @@ class Session:
 
 def _stamps(dataset: Dataset) -> dict[str, Stamp]:
     """The stamps of the image files of a dataset that is not decoded yet."""
-    parts = [part for split in (dataset.train, dataset.test) for part in (split.inputs, split.targets)]
+    parts = [part for split in dataset.splits for part in (split.inputs, split.targets)]
     paths = [str(part.path(at)) for part in parts if isinstance(part, ImageFiles) for at in range(len(part))]
     return {path: stamp for path in paths if (stamp := stamp_of(path)) is not None}
 

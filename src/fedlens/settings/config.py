@@ -60,6 +60,8 @@ class _Table(BaseModel):
 _Settings = TypeVar("_Settings", bound=_Table)
 
 
+PARTY_FILES = "party-files"  # the dataset of data.parties.files
+
 # What is done to the images of clients that hold whole images, and would be ignored of parties.
 _OF_WHOLE_IMAGES = ("augment", "validation", "validation_from", "prefetch", "reassign")
 
@@ -115,8 +117,15 @@ class DataSettings(_Table):
     def _either(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        if values.get("parties") is not None:
-            return {"partition": None, **values}
+        if (parties := values.get("parties")) is not None:
+            values = {"partition": None, **values}
+            files, dataset = (
+                parties.get("files") if isinstance(parties, Mapping) else None,
+                values.get("dataset", {}),
+            )
+            if files and isinstance(dataset, Mapping) and dataset.get("name", PARTY_FILES) == PARTY_FILES:
+                values["dataset"] = {"name": PARTY_FILES, **dataset, "files": files}
+            return values
         return {key: value for key, value in values.items() if key != "partition" or value is not None}
 
     @field_validator("parties")
@@ -126,6 +135,10 @@ class DataSettings(_Table):
             return None
         if known.data.get("partition") is not None:
             raise ValueError("the table takes the place of data.partition: leave one of them out")
+        if parties.files is not None and known.data.get("dataset", {}).get("name") != PARTY_FILES:
+            raise ValueError(
+                "the table has files, which take the place of data.dataset: leave one of them out"
+            )
         for name in _OF_WHOLE_IMAGES:
             if name in known.data and known.data[name] != cls.model_fields[name].default:
                 raise ValueError(

@@ -176,7 +176,14 @@ def find_beside(values: dict[str, Any], folder: Path, absolute: bool = False) ->
         kind = "run:" if given.startswith("run:") else ""
         values["model"]["weights"] = kind + _existing(given.removeprefix(kind), folder, absolute)
     data = values.get("data")
-    tables = {key: data.get(key) for key in ("dataset", "partition")} if isinstance(data, dict) else {}
+    tables = (
+        {key: data.get(key) for key in ("dataset", "partition", "parties")} if isinstance(data, dict) else {}
+    )
+    for table in (tables.get("dataset"), tables.get("parties")):
+        if isinstance(table, dict) and isinstance(table.get("files"), list):
+            table["files"] = [
+                _existing(file, folder, absolute) for file in table["files"] if isinstance(file, str)
+            ]
     for kind, key in (("dataset", "path"), ("partition", "path"), ("dataset", "table")):
         table = tables.get(kind)
         if not isinstance(table, dict) or not isinstance(table.get(key), str):

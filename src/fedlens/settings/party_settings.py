@@ -6,10 +6,10 @@ import re
 from math import prod
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from fedlens.core.dataset_info import PartyFacts, Window
-from fedlens.data.partition.settings import grid_of
+from fedlens.data.partition.settings import PartyPaths, grid_of
 
 _SPLIT = r"quadrants|halves|(rows|columns):([2-9]|[1-9]\d{1,3})"
 
@@ -19,9 +19,15 @@ class PartySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    split: str = Field(
+    split: str | None = Field(
+        None,
         description="how images are cut: quadrants, halves (left and right), rows:K or columns:K; parties are numbered "
-        "from the top left, row by row"
+        "from the top left, row by row",
+    )
+    files: PartyPaths | None = Field(
+        None,
+        description="your own data, in place of `split` and `data.dataset`: the table of each party, a CSV file with "
+        "the columns id and path, one of them also with label and split",
     )
     labels_at: int = Field(0, ge=0, description="the number of the party that has the labels")
     overlap: float = Field(
@@ -38,20 +44,32 @@ class PartySettings(BaseModel):
 
     @field_validator("split")
     @classmethod
-    def _known(cls, split: str) -> str:
-        if re.fullmatch(_SPLIT, split) is None:
+    def _known(cls, split: str | None) -> str | None:
+        if split is not None and re.fullmatch(_SPLIT, split) is None:
             raise ValueError("must be 'quadrants', 'halves', 'rows:K' or 'columns:K', K being at least 2")
         return split
 
     @field_validator("labels_at")
     @classmethod
     def _one_of_them(cls, labels_at: int, known: ValidationInfo) -> int:
-        if "split" in known.data and labels_at >= (parties := prod(grid_of(known.data["split"]))):
+        split = known.data.get("split")
+        if split is not None and labels_at >= (parties := prod(grid_of(split))):
             raise ValueError(f"must be at most {parties - 1}, the last of {parties} parties")
         return labels_at
 
+    @model_validator(mode="after")
+    def _either(self) -> PartySettings:
+        if (self.split is None) is (self.files is None):
+            raise ValueError("the table needs either split or files, such as split = 'quadrants'")
+        if self.files is not None and (self.labels_at or self.overlap != 1):
+            raise ValueError(
+                "the table has files, which say where the labels are and what overlaps: remove "
+                "labels_at and overlap"
+            )
+        return self
+
     def of_one_shape(self, shape: tuple[int, ...]) -> PartyFacts:
         """The parties, as if each held whole images of this shape."""
-        count = prod(grid_of(self.split))
+        count = len(self.files) if self.files is not None else prod(grid_of(self.split or "halves"))
         names, windows = tuple(map(str, range(count))), (Window(0, 0, *shape[-2:]),) * count
         return PartyFacts(names, (shape,) * count, windows, self.labels_at, self.align)

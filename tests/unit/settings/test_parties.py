@@ -14,11 +14,14 @@ from fedlens.base.errors import ConfigError
 from fedlens.data.vertical.feature_partition import FeaturePartition
 from fedlens.data.vertical.vertical_datasets import VerticalDatasets
 from fedlens.run.build import Built, build
+from fedlens.run.run_description import data_digest
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
-from fedlens.settings.config_source import Source, override
+from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan
 from fedlens.settings.run_partition import run_partition
+from tests.unit.data.pictures import pixels, write
+from tests.unit.data.vertical.tables import write_parties
 
 PARTIES: dict[str, Any] = {"split": "quadrants", "overlap": 0.5, "labels_at": 3}
 
@@ -46,7 +49,7 @@ def test_the_table_takes_the_place_of_the_partition() -> None:
     config = read_config(settings())
     assert config.data.partition is None
     assert config.data.parties is not None
-    assert config.data.parties.model_dump() == {**PARTIES, "align": "psi"}
+    assert config.data.parties.model_dump() == {**PARTIES, "files": None, "align": "psi"}
     written = plain(config)
     assert "partition" not in written["data"]
     assert Config.model_validate(written) == config == Config.model_validate(config.model_dump())
@@ -71,7 +74,17 @@ def test_the_table_takes_the_place_of_the_partition() -> None:
             "'rows:K' or 'columns:K', K being at least 2 (data.parties.split)",
         ),
         ({"parties": {"split": "halfs"}}, "'split' is 'halfs', but must be 'quadrants', 'halves'"),
-        ({"parties": {}}, "the setting 'split' is missing"),
+        ({"parties": {}}, "[data.parties] needs either split or files"),
+        ({"parties": {**PARTIES, "files": ["a.csv", "b.csv"]}}, "[data.parties] needs either split or files"),
+        (
+            {"parties": {"files": ["a.csv", "b.csv"]}},
+            "which take the place of data.dataset: leave one of them out",
+        ),
+        ({"parties": {"files": ["a.csv"]}, "dataset": {"name": "party-files"}}, "'files' is ['a.csv'], but"),
+        (
+            {"parties": {"files": ["a.csv", "b.csv"], "overlap": 0.5}, "dataset": {"name": "party-files"}},
+            "remove labels_at and overlap",
+        ),
         ({"parties": "quadrants"}, "'parties' is 'quadrants', but must be a table"),
         ({"parties": {**PARTIES, "align": "hash"}}, "'align' is 'hash', but must be 'psi' or 'ids'"),
         ({"parties": {**PARTIES, "overlaps": 1}}, "unknown setting 'overlaps'"),
@@ -86,6 +99,29 @@ def test_what_does_not_fit_is_refused_in_a_sentence(data: dict[str, Any], what: 
     with pytest.raises(ConfigError) as caught:
         read_config(settings(**data))
     assert what in str(caught.value)
+
+
+def test_tables_of_parties_are_the_dataset_and_are_found_beside_the_experiment(
+    tmp_path: Path, fedavg_on_parties: None
+) -> None:
+    tables = write_parties(tmp_path / "data")
+    text = 'rounds = 1\nmodel = "linear"\nlocal = {lr = 0.1}\n[data]\nparties = '
+    (tmp_path / "own.toml").write_text(f'{text}{{files = ["data/grey.csv", "data/colour.csv"]}}')
+    source = read_source(str(tmp_path / "own.toml"))
+    made = build(plan(read_config(source.values, source.locate), source), Path("nowhere"), False)
+    written = plain(made.config)["data"]
+    assert written["dataset"] == {"name": "party-files", "files": list(tables)}
+    assert written["parties"] == {"files": list(tables), "labels_at": 0, "overlap": 1.0, "align": "psi"}
+    assert plain(Config.model_validate(plain(made.config))) == plain(made.config)
+    facts = made.federation.parties
+    assert facts is not None
+    assert (facts.labels_at, facts.shapes, facts.names) == (1, ((1, 8, 8), (3, 6, 10)), ("grey", "colour"))
+    assert made.federation.held["@test"] == 2
+    before = data_digest(made)
+    write(tmp_path / "data/grey/3.png", pixels(99, 8, 8, 1))
+    again = build(plan(read_config(source.values, source.locate), source), Path("nowhere"), False)
+    assert again.partition.digest == made.partition.digest
+    assert data_digest(again) != before
 
 
 def test_an_algorithm_is_for_parties_or_for_clients_with_whole_images() -> None:

@@ -72,6 +72,10 @@ DATASETS = Registry(
         "image-folder": Entry(
             f"{_OWN}.image_folder:image_folder", "your own images, in folders or listed in a table"
         ),
+        "party-files": Entry(
+            "fedlens.data.vertical.party_files:party_files",
+            "your own images of several parties, a table each (data.parties.files)",
+        ),
         "mask-folder": Entry(f"{_OWN}.mask_folder:mask_folder", "your own images, each with a mask"),
         "coco-json": Entry(f"{_OWN}.coco_json:coco_json", "your own images, with boxes in a COCO file"),
         "voc-xml": Entry(f"{_OWN}.voc_xml:voc_xml", "your own images, with boxes in Pascal VOC files"),

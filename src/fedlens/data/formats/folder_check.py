@@ -29,7 +29,8 @@ class Check:
         findings: the problems that stop a run: first those of the whole set, then those of examples, each sorted by
             file, then line.
         warnings: what is likely a mistake, but stops no run.
-        dataset: the table `data.dataset` of an experiment that reads the same data, but for examples with problems.
+        dataset: the table `data.dataset` of an experiment that reads the same data, but for examples with problems; of
+            several parties, the table `data.parties`.
         guessed: why the format was chosen; empty if it was given.
     """
 
@@ -51,7 +52,7 @@ class Check:
 
         These are problems of the whole dataset, or of so many examples that too few images, or no boxes, remain.
         """
-        if any(not finding.example for finding in self.findings):
+        if any(not finding.example or "parties" in self.facts for finding in self.findings):
             return None
         if self.findings and (self.facts["images"] < 2 or self.facts.get("boxes") == 0):
             return None

@@ -16,6 +16,9 @@ def whole_path(path: str) -> str:
 WholePath = AfterValidator(whole_path)
 """For the annotation of a setting that names a file, beside its `Field`."""
 
+PartyPaths = Annotated[tuple[Annotated[str, WholePath], ...], Field(min_length=2)]
+"""The table of each party."""
+
 Clients = Annotated[int, Field(ge=1, description="number of clients")]
 
 Size = Annotated[

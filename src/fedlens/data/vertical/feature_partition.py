@@ -32,7 +32,7 @@ class FeaturePartition:
     Args:
         ids: a unique name for each party.
         rows: int64 [n_k] for each party, positions in the training split; those that all parties have are trained on.
-        windows: the window of each party in the images.
+        windows: the window of each party in the images; None if each party has images of its own.
         labels_at: the number of the party that has the labels.
         spec: the settings and the seed that made the partition; not part of the digest.
         dataset: the dataset's name.
@@ -47,7 +47,7 @@ class FeaturePartition:
 
     ids: tuple[str, ...]
     rows: tuple[NDArray[np.int64], ...]
-    windows: tuple[Window, ...]
+    windows: tuple[Window, ...] | None
     labels_at: int = 0
     spec: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
@@ -64,7 +64,8 @@ class FeaturePartition:
 
     def _contradiction(self) -> str | None:
         parties = len(self.ids)
-        if not parties == len(self.rows) == len(self.windows) or len(set(self.ids)) < parties or parties < 2:
+        windows = parties if self.windows is None else len(self.windows)
+        if not parties == len(self.rows) == windows or len(set(self.ids)) < parties or parties < 2:
             return "it needs at least two parties with different names, and rows and a window for each"
         if not 0 <= self.labels_at < parties:
             return f"party {self.labels_at} has the labels, and the last of the parties is {parties - 1}"
@@ -123,7 +124,7 @@ class FeaturePartition:
     def read(cls, file: Any) -> FeaturePartition:
         """The partition in the arrays of a file that `save` wrote."""
         head = parse_json(string_of(file["head"]))
-        windows = tuple(Window(*map(int, window)) for window in head["windows"])
+        windows = head["windows"] and tuple(Window(*map(int, window)) for window in head["windows"])
         names = head["names"] and tuple(map(tuple, head["names"]))
         rows = tuple(file[f"rows_{k}"] for k in range(len(head["ids"])))
         ids, labels_at = tuple(head["ids"]), int(head["labels_at"])

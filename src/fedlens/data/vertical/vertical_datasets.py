@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -115,6 +116,7 @@ def federate_parties(dataset: Dataset, seed: int, **settings: Any) -> tuple[Clie
     """Partitions the features of `dataset` among parties; `settings` are those of `partition_features`.
 
     The datasets that are returned have each party's examples whole and by position; `vertical_datasets` cuts them.
+    Data of several parties are partitioned already, and have no settings.
 
     Raises `ConfigError` if the examples are no images of one class each, or do not fit the settings.
     """
@@ -126,46 +128,82 @@ def federate_parties(dataset: Dataset, seed: int, **settings: Any) -> tuple[Clie
             where="data.parties",
             hint="choose a dataset for classification, such as 'fashion-mnist', or set data.partition in its place",
         )
-    shape, name = dataset.input_shape, dataset.name
-    partition = partition_features(len(dataset.train), shape, seed=seed, dataset=name, **settings)
-    whole = replace(dataset, train=dataset.train.tensors(), test=dataset.test.tensors())
+    if dataset.parties:
+        partition = _of_files(dataset)
+    else:
+        shape, name = dataset.input_shape, dataset.name
+        partition = partition_features(len(dataset.train), shape, seed=seed, dataset=name, **settings)
+    whole = replace(
+        _as_tensors(dataset), parties=tuple(party and _as_tensors(party) for party in dataset.parties)
+    )
     offsets = np.concatenate([[0], np.cumsum(partition.sizes())])
     return ClientDatasets(whole, torch.from_numpy(np.concatenate(partition.rows)), offsets), partition
+
+
+def _of_files(dataset: Dataset) -> FeaturePartition:
+    """The partition of data of several parties, named after their tables where these have different names."""
+    views = dataset.of_parties
+    stems = tuple(Path(view.source).stem for view in views)
+    names = tuple(tuple(view.train.columns["id"].tolist()) for view in views)
+    return FeaturePartition(
+        stems if len(set(stems)) == len(stems) else tuple(map(str, range(len(views)))),
+        tuple(np.arange(len(view.train)) for view in views),
+        None,
+        dataset.parties.index(None),
+        {"name": "parties", "files": [view.source for view in views]},
+        dataset.name,
+        names,
+    )
+
+
+def _as_tensors(dataset: Dataset) -> Dataset:
+    """The dataset for training, with the columns of its examples."""
+    train, test = (replace(split.tensors(), columns=split.columns) for split in (dataset.train, dataset.test))
+    return replace(dataset, train=train, test=test)
 
 
 def party_facts(dataset: Dataset, partition: AnyPartition, align: Literal["psi", "ids"]) -> PartyFacts | None:
     """What parties know of each other; None for clients with whole examples."""
     if not isinstance(partition, FeaturePartition):
         return None
-    channels, windows = dataset.input_shape[0], partition.windows
-    shapes = tuple((channels, window.height, window.width) for window in windows)
-    return PartyFacts(partition.ids, shapes, windows, partition.labels_at, align)
+    windows, (channels, *_) = partition.windows, dataset.input_shape
+    shapes = (view.input_shape for view in dataset.of_parties)
+    if windows is not None:
+        shapes = ((channels, window.height, window.width) for window in windows)
+    return PartyFacts(partition.ids, tuple(shapes), windows, partition.labels_at, align)
 
 
 def vertical_datasets(dataset: Dataset, partition: FeaturePartition) -> VerticalDatasets:
     """The data of each party of this partition. The splits of `dataset` are tensors or files."""
-    tested = tuple(f"test-{row}" for row in range(len(dataset.test)))
-    parties = []
-    for k, (window, rows) in enumerate(zip(partition.windows, partition.rows, strict=True)):
+    parties, count = [], len(partition)
+    for k, (view, window) in enumerate(
+        zip(dataset.of_parties or (dataset,) * count, partition.windows or (None,) * count, strict=True)
+    ):
         has_labels = k == partition.labels_at
-        examples, test = (_seen(split, window, has_labels) for split in (dataset.train, dataset.test))
+        train, test = (_seen(split, window, has_labels) for split in (view.train, view.test))
+        tested = view.test.columns.get("id", [f"test-{row}" for row in range(len(test))])
         party = PartyDataset(
-            examples,
-            torch.from_numpy(rows.copy()),
+            train,
+            torch.from_numpy(partition.rows[k].copy()),
             partition.keys[k],
-            dataset.mean,
-            dataset.std,
+            view.mean,
+            view.std,
             has_labels,
             len(dataset.classes),
-            window if examples.lazy else None,
+            window if train.lazy else None,
         )
-        of_test = replace(party, examples=test, rows=torch.arange(len(tested)), ids=tested)
-        parties.append(replace(party, test=of_test))
-    return VerticalDatasets(tuple(parties), ClientDataset(dataset.test, None, dataset.mean, dataset.std))
+        rows = torch.arange(len(test))
+        parties.append(
+            replace(party, test=replace(party, examples=test, rows=rows, ids=tuple(map(str, tested))))
+        )
+    whole = ClientDataset(dataset.test, None, dataset.mean, dataset.std)
+    return VerticalDatasets(tuple(parties), None if dataset.parties else whole)
 
 
-def _seen(examples: Examples, window: Window, has_labels: bool) -> Examples:
+def _seen(examples: Examples, window: Window | None, has_labels: bool) -> Examples:
     """What a party holds of these examples: its window, if they are in memory, and labels if it has them."""
-    inputs = examples.inputs if examples.lazy else window.of(examples.inputs).contiguous()
+    inputs = examples.inputs
+    if window is not None and not examples.lazy:
+        inputs = window.of(inputs).contiguous()
     labels = examples.targets if has_labels else torch.zeros(len(examples), 0, dtype=torch.uint8)
     return Examples(inputs, labels, names=examples.names)
