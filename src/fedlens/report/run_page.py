@@ -10,6 +10,7 @@ from typing import Any
 
 from fedlens.base.summary_text import listed
 from fedlens.report import figures
+from fedlens.report.architecture import cells_of
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
 from fedlens.report.data_notes import notes_card, notes_of
@@ -73,6 +74,7 @@ def write_report(run_dir: Path) -> Path:
         "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in run.warnings],
         "graphs": graphs_of(run),
+        "cells": cells_of(run),
         "details": section_of_test(run),
         "examples": example_section(run),
         "clients": client_section(run),
