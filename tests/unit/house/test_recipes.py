@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fedlens import Experiment
+from fedlens.models.darts import ARCHITECTURE
+from fedlens.models.registry import MODELS as REGISTRY
+from fedlens.settings.config import Config
 from fedlens.settings.config_source import read_source, recipes
 from fedlens.settings.plan import plan
 
 FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized") for p in ("iid", "shards")]
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
 GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
+NAS = ["digits-fednas", "cifar10/fednas-paper"]
 PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum"]
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
@@ -76,7 +81,7 @@ def test_they_are_these() -> None:
             "demo",
             "digits",
             "digits-centralized",
-            "digits-fednas",
+            *NAS,
             *FASHION,
             *CIFAR,
             *GKT,
@@ -97,7 +102,7 @@ def test_they_are_these() -> None:
     [
         "demo",
         "digits",
-        "digits-fednas",
+        *NAS,
         *FASHION,
         *CIFAR,
         *GKT,
@@ -146,6 +151,24 @@ def test_he2020() -> None:
     )
     assert (algorithm["client"], config.model["name"]) == ("gkt-resnet8", "gkt-resnet56")
     assert (algorithm["cut"], algorithm["server_epochs"]) == ("bn1", 20)
+
+
+def weights(config: Config) -> int:
+    """The trainable parameters of the recipe's model on CIFAR-10."""
+    name, settings = config.model["name"], {k: v for k, v in config.model.items() if k != "name"}
+    with torch.device("meta"):
+        module = REGISTRY.find(name)((3, 32, 32), 10, **settings)
+    return sum(p.numel() for name, p in module.named_parameters() if name not in ARCHITECTURE)
+
+
+def test_fednas() -> None:
+    config = Experiment.load("cifar10/fednas-paper").config
+    local, algorithm = config.local, config.algorithm
+    assert weights(config) == 1_930_618
+    assert (config.rounds, local.epochs, local.batch_size) == (50, 5, 64)
+    assert (local.lr, local.momentum, local.weight_decay, local.clip_norm) == (0.025, 0.9, 3e-4, 5.0)
+    assert (algorithm["alpha_lr"], algorithm["alpha_decay"], algorithm["balance"]) == (3e-4, 1e-3, 1.0)
+    assert config.data.partition == {"name": "dirichlet-classwise", "clients": 16, "alpha": 0.5}
 
 
 @pytest.mark.parametrize("name", CIFAR)
