@@ -25,6 +25,7 @@ from fedlens.core.algorithm_base import ClientGraph, OwnCurve
 from fedlens.cost_runs import CostResult
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
+from fedlens.models.darts import PUBLISHED
 from fedlens.report import analysis_figures, pictures
 from fedlens.report.analysis_page import INDEX, write_analysis_page
 from fedlens.report.compare import Comparison, curve_figure, readable, write_page_of, write_plot
@@ -110,6 +111,13 @@ def _of_peers() -> str:
     }
     counts = class_counts(4, 3, even=False)
     return of_fake(rounds=5, metrics=rows, summary={"shown": shown}, counts=counts, algorithm="dsgd")
+
+
+def _of_a_search() -> str:
+    with somewhere() as root:
+        run = make_run(root, rounds=2, algorithm="fednas")
+        (run / "genotype.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
+        return page_snapshot(write_report(run))
 
 
 def _bounded() -> str:
@@ -312,6 +320,7 @@ SNAPSHOTS: Snapshots = {
     **{f"pages/run-{name}.txt": partial(of_task, name) for name in _TASKS},
     "pages/run-interrupted.txt": _interrupted,
     "pages/run-of-peers.txt": _of_peers,
+    "pages/run-of-a-search.txt": _of_a_search,
     "pages/run-bounded.txt": _bounded,
     "pages/run-failed.txt": partial(
         of_fake, metrics=[line(0)], summary={"status": "failed", "error": "out of memory"}

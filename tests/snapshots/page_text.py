@@ -42,7 +42,7 @@ class PageText(HTMLParser):
             self.lines[-1] += _AFTER_CELL
         if tag in ("strong", "em"):
             self.lines[-1] += {"strong": "**", "em": "_"}[tag]
-        if tag in ("line", "circle", "rect", "text"):
+        if tag in ("line", "circle", "rect", "path", "text"):
             self._new_line(f"[{tag} {' '.join(str(value) for _, value in attrs)}] ")
         if tag == "svg":
             self._new_line(f"[drawing: {given.get('aria-label')}]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,20 @@ def test_each_option_of_each_kind_of_table_and_figure_has_a_snapshot() -> None:
     drawn = {(spec["kind"], key) for _, spec in study_snapshots.FIGURES.values() for key in spec}
     assert set(study_figures._COMMON) <= {key for _, key in drawn} | {"name"}  # of its file
     assert {(kind, key) for kind, make in study_figures.FIGURES.items() for key in options(make)} <= drawn
+
+
+def test_every_card_of_a_page_is_in_a_snapshot() -> None:
+    pages = "".join(path.read_text("utf-8") for path in (EXPECTED / "pages").iterdir())
+    templates = Path(study_tables.__file__).parent / "templates"
+    titles = {
+        title
+        for path in templates.glob("*.html.j2")
+        for match in re.findall(r'card\("([^"]+)"|<h[23][^>]*>([^<{]+)</h', path.read_text("utf-8"))
+        for title in match
+        if title
+    }
+    assert len(titles) > 30
+    assert sorted(title for title in titles if f"# {title}" not in pages) == []
 
 
 def options(make: object) -> list[str]:
