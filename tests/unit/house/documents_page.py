@@ -1,4 +1,4 @@
-"""The tables of docs/documents.md and the counts of README.md, from documents.csv and the records of studies.
+"""The tables of docs/documents.md and the counts of README.md, from documents.csv, the records and the registries.
 
 `python -m tests.unit.house.documents_page` writes them anew; test_documents.py says when that is needed.
 """
@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.partition.registry import PARTITIONS
+from fedlens.models.registry import MODELS, ModelEntry
 from fedlens.settings.config_source import recipes
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import DocumentRow, document_rows
@@ -30,12 +33,24 @@ KINDS = {
     "table": "Tables",
 }
 HEAD = "| papers | what | where | state | what is missing, and why |"
+NUMBERS = {  # of what the registries hold, by the words that follow in README.md
+    r" ways to distribute a dataset": len(PARTITIONS.entries),
+    r" published datasets": sum(
+        not facts.own and facts.licence != "none needed" for facts in CATALOGUE.values()
+    ),
+    r" models\]\(docs/models.md\)": len(MODELS.entries),
+    r" need\s+`pip install 'fedlens\[vision\]'`": sum(
+        isinstance(model, ModelEntry) and model.extra == "vision" for model in MODELS.entries.values()
+    ),
+}
 Records = Mapping[str, Sequence[StudyRecord]]
 
 
 def rendered(page: str, recorded: Records) -> str:
     """The page with its tables and counts written anew."""
     tables = "\n".join(_tables(recorded))
+    for words, number in NUMBERS.items():
+        page = re.sub(rf"\b\d+(?={words})", str(number), page)
     page = TABLES.sub(lambda match: f"{match[1]}\n{tables}\n\n{match[2]}", page)
     return COUNTS.sub(lambda match: f"{match[1]}{counts(recorded)}\n{match[2]}", page)
 
