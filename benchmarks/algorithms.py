@@ -62,6 +62,7 @@ LEFT_OUT = {
     "split-relay": "two parts in turn: see benchmarks.protocols",
     "fedgkt": "two networks: see benchmarks.protocols",
     "fednas": "searches a network of its own: see benchmarks.protocols",
+    "fedma": "a training for each layer: see benchmarks.protocols",
     "finetune": "FedAvg; tuning is part of the evaluation",
 }
 

@@ -629,6 +629,55 @@ MUTATIONS = [
         "shares = torch.ones_like(counts).double()",
         "identity/test_matching.py",
     ),
+    # -- FedMA: the pass --
+    Mutation(
+        "local/layer_by_layer.py",
+        "{**tree, **named(before, self.layers[at - 1]), **named(behind",
+        "{**tree, **named(behind",
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "local/layer_by_layer.py",
+        "of_client(each_round=False)",
+        "of_client()",
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "local/layer_by_layer.py",
+        "tree[leaf] - update for leaf",
+        "tree[leaf] + update for leaf",
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "local/layer_by_layer.py",
+        'counts, payload["kept"])',
+        'torch.ones_like(counts), payload["kept"])',
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "algorithms/fedma.py",
+        'keys |= {"freeze": done} if done and frozen else {}',
+        "pass",
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "algorithms/fedma.py",
+        'if client in state["members"]:',
+        "if False:",
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "algorithms/fedma.py",
+        "self._units(state, client)[-1], old), mine[-1], new)",
+        "self._units(state, client)[-1], old), mine[-1].sort().values, new)",
+        "identity/test_fedma.py",
+    ),
+    Mutation(
+        "algorithms/fedma.py",
+        "argsort(descending=True, stable=True)",
+        "argsort(stable=True)",
+        "identity/test_fedma.py",
+    ),
     # -- local training --
     Mutation(
         "local/optimizers.py",

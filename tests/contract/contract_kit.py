@@ -60,6 +60,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "server_rate": 0.5,
     },
     "fednas": {"name": "fednas", "alpha_lr": 0.05},
+    "fedma": {"name": "fedma"},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
@@ -108,6 +109,11 @@ TWO_EXCHANGES = {"mime", "feddane"}
 PEERS = {"dsgd", "push-sum", "gradient-tracking"}
 STEP_BY_STEP = {"push-sum", "gradient-tracking"}  # of which each step is a round trip, or several
 WITHOUT_SELECT = {"centralized", *PEERS}
+# Rows whose algorithm takes models of one kind alone.
+OWN_MODELS = {
+    "fednas": {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1},
+    "fedma": {"name": "small-cnn", "width": 4},
+}
 # The partition of an algorithm where one is enough: a property that runs over the table says something of all of them.
 PARTITION_OF = dict(zip(ALGORITHMS, cycle(PARTITIONS), strict=False)) | dict.fromkeys(PEERS, "shards")
 # Whose server trains too, on what clients send of each example.
@@ -131,8 +137,8 @@ def settings(inner: str = "fedavg", partition: str = "iid", **changes: Any) -> d
     if made["algorithm"]["name"] in WITHOUT_MOMENTUM:
         made["local"] = LOCAL | {"momentum": 0.0}
     made |= changes
-    if inner == "fednas" and "model" not in changes:
-        made["model"] = {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1}
+    if inner in OWN_MODELS and "model" not in changes:
+        made["model"] = OWN_MODELS[inner]
     if inner in SOLVERS:
         made["local"] = {"lr": made["local"]["lr"], "batch_size": made["local"]["batch_size"]}
     if inner in PERSONAL:
@@ -168,6 +174,8 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     if algorithm == "fednas":
         search = {"name": "darts-search", "channels": 4, "cells": 3, "nodes": 1}
         easy |= {"model": search, "rounds": 20}
+    if algorithm == "fedma":
+        easy |= {"rounds": 12}
     if algorithm == "fedgkt":
         client = {"name": "small-cnn", "norm": "none"}
         easy |= {"algorithm": {"name": "fedgkt", "client": client, "cut": "0"}, "rounds": 12}

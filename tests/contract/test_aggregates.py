@@ -62,6 +62,7 @@ COMMON = {
     "local-only",
     "fedgkt",
     "fednas",
+    "fedma",
     "splitfed",
     "split-relay",
 }  # two fix the aggregate, the others send no updates

@@ -29,6 +29,7 @@ KINDS = [
     "push-sum",
     "gradient-tracking",
     "fedgkt",
+    "fedma",
     "splitfed",
     "splitfed-v2",
     "splitfed-two-cuts",

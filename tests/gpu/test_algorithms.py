@@ -30,7 +30,7 @@ def test_one_client_after_the_other_has_the_processors_bits(
 # Those that train together; the engine refuses the others.
 STACKED = set(ALGORITHMS) - SOLVERS - {"admm-sgd-last", "fedbn", "local-only", "remembering"} - WITHOUT_SELECT
 STACKED |= {"liadmm-training"}
-STACKED -= {name for name in ALGORITHMS if name.startswith("split")} | SERVER_TRAINS | {"fednas"}
+STACKED -= {name for name in ALGORITHMS if name.startswith("split")} | SERVER_TRAINS | {"fedma", "fednas"}
 # Of different makes: a loss of its own, states, full gradients in a group, two exchanges.
 # Three forward passes are in test_group_waits.py.
 CHOSEN = ("fedir", "scaffold-full-gradient", "mime")

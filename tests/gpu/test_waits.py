@@ -166,6 +166,8 @@ ALGORITHMS |= {
     "splitfed-two-cuts": SPLIT | {"upper": Budget(0, 3)},
     "split-relay": RELAY,
     "split-relay-fresh": RELAY | {"upper": Budget(0, 3)},
+    # The first client, the small one, has the module of a layer built: six leaves go to the GPU.
+    "fedma": {"train-layers": Budget(0, 14)},
     "fedgkt": {"train": Budget(0, 5), "store": Budget(0, 1)},  # the letter is checked, too
     "fedir-population": TRAINING | {"class-counts": Budget(0, 1)},
     "dsgd": {"send": Budget(0, 3), "mix": Budget(0, 1), "show": Budget(0, 1)},

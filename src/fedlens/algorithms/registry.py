@@ -140,6 +140,12 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         slots=("select",),
         local=LOCAL - {"examples", "lr_scale"},
     ),
+    "fedma": AlgorithmEntry(
+        "fedlens.algorithms.fedma:fedma",
+        "hidden units are matched before they are averaged, so layers may grow (Wang et al. 2020)",
+        slots=("select",),
+        local=LOCAL - {"examples", "lr_scale", "stragglers", "straggler_work"},
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

@@ -130,7 +130,17 @@ def test_no_setting_takes_what_is_not_a_finite_number(name: str, setting: str, v
 
 
 # Those that test at the clients, or whose server trains, compute where their data are.
-ON_THE_CPU = {"fedbn", "local-only", "finetune", "centralized", "fedgkt", "fednas", "splitfed", "split-relay"}
+ON_THE_CPU = {
+    "fedbn",
+    "local-only",
+    "finetune",
+    "centralized",
+    "fedgkt",
+    "fedma",
+    "fednas",
+    "splitfed",
+    "split-relay",
+}
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - ON_THE_CPU))

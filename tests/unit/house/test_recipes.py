@@ -17,6 +17,7 @@ CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
 GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
 NAS = ["digits-fednas", "cifar10/fednas-paper"]
 PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum"]
+MATCHED = "fashion-mnist/fedma"
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
@@ -87,6 +88,7 @@ def test_they_are_these() -> None:
             *GKT,
             *PEERS,
             *SPLIT,
+            MATCHED,
             MOCO,
             *TABLE_2,
             *TABLES,
@@ -108,6 +110,7 @@ def test_they_are_these() -> None:
         *GKT,
         *PEERS,
         *SPLIT,
+        MATCHED,
         MOCO,
         *TABLE_2,
         *TABLES,
