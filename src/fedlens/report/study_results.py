@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -221,10 +221,10 @@ class StudyResults:
             raise DataError(f"no study in {folder}", where=str(path), hint=f"make it first: {first}")
         try:
             entries = {
-                name: [StudyEntry(**entry) for entry in values.get(name, ())]
+                name: [StudyEntry(**_fields(StudyEntry, entry)) for entry in values.get(name, ())]
                 for name in ("entries", "pretrained")
             }
-            info = StudyInfo(**{**values, **entries})
+            info = StudyInfo(**{**_fields(StudyInfo, values), **entries})
         except (TypeError, AttributeError) as error:
             raise DataError(f"{INFO} is corrupt: {error}", where=str(path)) from None
         lines = {line.digest: line for line in read_lines(folder / LINES)}
@@ -256,6 +256,12 @@ class StudyResults:
             if line.problem(self.metric) is None
         }
         return {seed: value for seed, value in finals.items() if value is not None}
+
+
+def _fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that `kind` has a field for: files of other versions have more."""
+    known = {one.name for one in fields(kind)}
+    return {key: value for key, value in values.items() if key in known}
 
 
 def validation_metric(metric: str) -> str:
@@ -290,8 +296,8 @@ def read_lines(path: Path) -> list[RunLine]:
     lines: dict[str, RunLine] = {}
     for row in jsonl.stream(path):
         try:
-            line = RunLine(**row)
-        except TypeError as error:
+            line = RunLine(**_fields(RunLine, row))
+        except (TypeError, AttributeError) as error:
             what = f"{path.name} is corrupt: a line is not of a run: {error}"
             hint = "remove the line: 'fedlens sweep' writes it again from the directory of the run"
             raise RunDirectoryError(what, where=str(path), hint=hint) from None
