@@ -25,6 +25,7 @@ from fedlens.core.algorithm_base import ClientGraph, OwnCurve
 from fedlens.cost_runs import CostResult
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
+from fedlens.data.vertical.feature_partition import partition_features
 from fedlens.models.darts import PUBLISHED
 from fedlens.report import analysis_figures, pictures
 from fedlens.report.analysis_page import INDEX, write_analysis_page
@@ -117,6 +118,15 @@ def _of_a_search() -> str:
     with somewhere() as root:
         run = make_run(root, rounds=2, algorithm="fednas")
         (run / "genotype.json").write_text(json.dumps(PUBLISHED), encoding="utf-8")
+        return page_snapshot(write_report(run))
+
+
+def _of_parties() -> str:
+    with somewhere() as root:
+        data = {"dataset": "digits", "parties": {"split": "quadrants", "overlap": 0.8}}
+        run = make_run(root, rounds=2, algorithm="vertical", config={"data": data})
+        four = partition_features(40, (1, 8, 8), seed=0, split="quadrants", overlap=0.8, dataset="digits")
+        replace(four, pictures=(np.arange(64, dtype=np.uint8).reshape(1, 8, 8),)).save(run / "partition.npz")
         return page_snapshot(write_report(run))
 
 
@@ -321,6 +331,7 @@ SNAPSHOTS: Snapshots = {
     "pages/run-interrupted.txt": _interrupted,
     "pages/run-of-peers.txt": _of_peers,
     "pages/run-of-a-search.txt": _of_a_search,
+    "pages/run-of-parties.txt": _of_parties,
     "pages/run-bounded.txt": _bounded,
     "pages/run-failed.txt": partial(
         of_fake, metrics=[line(0)], summary={"status": "failed", "error": "out of memory"}

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlens.base.errors import DataError
 from fedlens.core.protocol import Client
+from fedlens.data.dataset import Dataset
 from fedlens.tasks.task import Task
 
 _VALUES = 2**22  # the most targets and counts of a chunk, to limit memory
+_NAMED = 5  # classes without test examples that are named
 _KEPT = 2**22  # the most counts that a worker keeps for all its clients
 
 
@@ -37,6 +40,29 @@ def counts_of(task: Task, data: Any, classes: int) -> Tensor:
     chunks = (data.read_targets(start, min(start + chunk, n)) for start in range(0, n, chunk))
     counts = [task.counts(targets, classes).sum(0) for targets in chunks]
     return torch.stack(counts).sum(0).cpu() if counts else torch.zeros(classes, dtype=torch.int64)
+
+
+def absent_classes(task: Task, data: Any, dataset: Dataset) -> list[str]:
+    """A sentence that names the classes of the dataset that its test `data` lack, if any.
+
+    Raises `DataError` if none of them has a class, although a task needs it.
+    """
+    names = dataset.classes
+    if not task.counts_classes or not task.averages_classes:
+        return []
+    counts = counts_of(task, data, len(names))
+    if task.placed and not counts.any():
+        raise DataError(
+            f"no test {task.example} of '{dataset.name}' has a class, so no metric is defined",
+            where="data.dataset",
+            hint="check the annotations of the test data: every pixel or image is without a class",
+        )
+    absent = [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
+    if not absent:
+        return []
+    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
+    listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
+    return [f"no test {task.example} has the class {listed}{more}: {task.absence}"]
 
 
 def _chunk(one: object, classes: int) -> int:

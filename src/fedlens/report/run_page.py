@@ -29,6 +29,7 @@ from fedlens.report.format import (
 )
 from fedlens.report.left_clients import left_clients
 from fedlens.report.own_curves import graphs_of, own_curves
+from fedlens.report.parties_section import parties_section
 from fedlens.report.partition_page import partition_section
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
@@ -83,6 +84,7 @@ def write_report(run_dir: Path) -> Path:
         "repeating": repeating_command(run),
         "labels": label_section(run),
         "partition": partition_section(run.partition),
+        "parties": parties_section(run),
         "left": left_clients(run),
         "client_names": clients,
         "notes": notes_card(notes_of([run]), clients),

@@ -33,7 +33,7 @@ from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartiti
 from fedlens.data.vertical.vertical_datasets import federate_parties, party_facts, vertical_datasets
 from fedlens.engines.hardware import announcements, hardware
 from fedlens.local.chain import chain
-from fedlens.local.class_counts import counts_of
+from fedlens.local.class_counts import absent_classes
 from fedlens.local.settings import LocalSettings
 from fedlens.models.user_models import downloads, try_model
 from fedlens.models.weights import InitialWeights
@@ -60,8 +60,6 @@ from fedlens.tasks.central_evaluation import evaluation_batch
 from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task
 from fedlens.vision.detector import Detector
-
-_NAMED = 5  # classes without test examples that are named
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def _build(
             *data.notes,  # mistakes in the data before what was chosen
             *planned.notes,
             *recorded,
-            *_without_test_examples(client_data, task),
+            *absent_classes(task, client_data.data_of("@test"), data),
             *(*about, *algorithm.notes),
         ),
         labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
@@ -250,7 +248,7 @@ def _federation(
         client_data.held_out_sizes(),
         data.kind,
         task.most_counts(data.input_shape),
-        None if parties is None else party_facts(client_data.dataset, partition, parties.align),
+        None if parties is None else party_facts(partition, parties.align),
     )
 
 
@@ -297,26 +295,6 @@ def _refuse_single_images(
     trained = list(algorithm.candidates(federation))
     names = [partition.ids[client] for client in trained]
     refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients, shape)
-
-
-def _without_test_examples(client_data: ClientDatasets, task: Task) -> list[str]:
-    """A sentence that names the classes without test examples, if any."""
-    names = client_data.dataset.classes
-    if not task.counts_classes or not task.averages_classes:
-        return []
-    counts = counts_of(task, client_data.data_of("@test"), len(names))
-    if task.placed and not counts.any():
-        raise DataError(
-            f"no test {task.example} of '{client_data.dataset.name}' has a class, so no metric is defined",
-            where="data.dataset",
-            hint="check the annotations of the test data: every pixel or image is without a class",
-        )
-    absent = [names[k] for k in (counts == 0).nonzero().flatten().tolist()]
-    if not absent:
-        return []
-    more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-    listed = ", ".join(f"'{name}'" for name in absent[:_NAMED])
-    return [f"no test {task.example} has the class {listed}{more}: {task.absence}"]
 
 
 def _about_boxes(module: torch.nn.Module, targets: object) -> list[str]:

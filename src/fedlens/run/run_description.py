@@ -10,7 +10,8 @@ from typing import Any
 import tomli_w
 
 from fedlens.base.errors import RunDirectoryError
-from fedlens.data.vertical.feature_partition import load_partition
+from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
+from fedlens.data.vertical.vertical_datasets import with_pictures
 from fedlens.run.build import Built
 from fedlens.run.environment import command_words, describe_environment
 from fedlens.run.initial_weights import write_initial
@@ -45,7 +46,10 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     data[OWN_FILES] = own_files(plain(built.config))
     weights = write_initial(built.unwrapped, directory)
     directory.write_environment({**environment, "format": FORMAT, **data, **weights})
-    built.partition.save(directory.partition_path)
+    partition = built.partition
+    if isinstance(partition, FeaturePartition) and built.config.keeps_images:
+        partition = with_pictures(partition, built.client_data.dataset)
+    partition.save(directory.partition_path)
 
 
 def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:

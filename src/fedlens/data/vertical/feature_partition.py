@@ -32,10 +32,13 @@ class FeaturePartition:
     Args:
         ids: a unique name for each party.
         rows: int64 [n_k] for each party, positions in the training split; those that all parties have are trained on.
+        shapes: the shape (C, h, w) of one input of each party; not part of the digest.
         windows: the window of each party in the images; None if each party has images of its own.
         labels_at: the number of the party that has the labels.
         spec: the settings and the seed that made the partition; not part of the digest.
         dataset: the dataset's name.
+        pictures: uint8 [C, H, W], one test image, or one of each party's own, for the page of a run; usually none. Not
+            part of the digest.
         names: the id of each example of each party, in the order of `rows`; None means the position as text.
 
     Raises `DataError` if they contradict each other, a party has an example twice, or no example is held by all.
@@ -47,11 +50,13 @@ class FeaturePartition:
 
     ids: tuple[str, ...]
     rows: tuple[NDArray[np.int64], ...]
+    shapes: tuple[tuple[int, int, int], ...]
     windows: tuple[Window, ...] | None
     labels_at: int = 0
     spec: Mapping[str, Any] = field(default_factory=dict)
     dataset: str = ""
     names: tuple[tuple[str, ...], ...] | None = None
+    pictures: tuple[NDArray[np.uint8], ...] = ()
 
     census = None  # a party has all classes, or none
     features: Mapping[str, NDArray[np.float64]] = field(default_factory=dict, init=False)
@@ -65,13 +70,23 @@ class FeaturePartition:
     def _contradiction(self) -> str | None:
         parties = len(self.ids)
         windows = parties if self.windows is None else len(self.windows)
-        if not parties == len(self.rows) == windows or len(set(self.ids)) < parties or parties < 2:
-            return "it needs at least two parties with different names, and rows and a window for each"
+        if (
+            not parties == len(self.rows) == len(self.shapes) == windows
+            or len(set(self.ids)) < parties
+            or parties < 2
+        ):
+            return (
+                "it needs at least two parties with different names, and rows, a shape and a window for each"
+            )
         if not 0 <= self.labels_at < parties:
             return f"party {self.labels_at} has the labels, and the last of the parties is {parties - 1}"
         for party, rows, keys in zip(self.ids, self.rows, self.keys, strict=True):
             if len(keys) != len(rows) or len(set(keys)) < len(keys):
                 return f"party '{party}' holds an example twice, or not one id for each example"
+        if any(len(shape) != 3 or min(shape) < 1 for shape in self.shapes):
+            return "a shape is not (C, h, w)"
+        if any(picture.dtype != np.uint8 or picture.ndim != 3 for picture in self.pictures):
+            return "a picture is not uint8 [C, H, W]"
         return None if self.shared else "no example is held by all parties"
 
     def __len__(self) -> int:
@@ -97,7 +112,7 @@ class FeaturePartition:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 in hexadecimal of all but `spec`; the same on every machine."""
+        """SHA-256 in hexadecimal of ids, rows, windows, labels and names; the same on every machine."""
         head = [FORMAT, self.dataset, self.ids, self.windows, self.labels_at, self.names]
         hashed = hashlib.sha256(json.dumps(head, ensure_ascii=True, separators=(",", ":")).encode("ascii"))
         for rows in self.rows:
@@ -107,10 +122,12 @@ class FeaturePartition:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the partition as an npz file without pickled objects; an error leaves no partial file."""
-        names = ("ids", "windows", "labels_at", "spec", "dataset", "names")
+        names = ("ids", "shapes", "windows", "labels_at", "spec", "dataset", "names")
         head = {name: vars(self)[name] for name in names}
         rows = {f"rows_{k}": rows.astype("<i8", copy=False) for k, rows in enumerate(self.rows)}
-        write_npz(path, {"format": text_of(FORMAT), "head": text_of(json.dumps(head)), **rows}, self.digest)
+        pictures = {f"picture_{k}": picture for k, picture in enumerate(self.pictures)}
+        arrays = {"format": text_of(FORMAT), "head": text_of(json.dumps(head)), **rows}
+        write_npz(path, arrays, self.digest, pictures)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FeaturePartition:
@@ -125,10 +142,18 @@ class FeaturePartition:
         """The partition in the arrays of a file that `save` wrote."""
         head = parse_json(string_of(file["head"]))
         windows = head["windows"] and tuple(Window(*map(int, window)) for window in head["windows"])
-        names = head["names"] and tuple(map(tuple, head["names"]))
-        rows = tuple(file[f"rows_{k}"] for k in range(len(head["ids"])))
-        ids, labels_at = tuple(head["ids"]), int(head["labels_at"])
-        return cls(ids, rows, windows, labels_at, head["spec"], head["dataset"], names)
+        shapes = tuple((int(c), int(h), int(w)) for c, h, w in head["shapes"])
+        return cls(
+            tuple(head["ids"]),
+            tuple(file[f"rows_{k}"] for k in range(len(head["ids"]))),
+            shapes,
+            windows,
+            int(head["labels_at"]),
+            head["spec"],
+            head["dataset"],
+            head["names"] and tuple(map(tuple, head["names"])),
+            tuple(file[name] for name in file.files if name.startswith("picture_")),
+        )
 
 
 AnyPartition = Partition | FeaturePartition
@@ -199,4 +224,7 @@ def partition_features(
         for k, stream in enumerate(orders)
     )
     spec = {"name": "parties", "split": split, "labels_at": labels_at, "overlap": overlap, "seed": seed}
-    return FeaturePartition(tuple(map(str, range(len(windows)))), rows, windows, labels_at, spec, dataset)
+    shapes = tuple((shape[0], window.height, window.width) for window in windows)
+    return FeaturePartition(
+        tuple(map(str, range(len(windows)))), rows, shapes, windows, labels_at, spec, dataset
+    )

@@ -20,6 +20,8 @@ from fedlens.data.lazy_images import LazyImages
 from fedlens.data.normalize import normalize
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition, partition_features
 
+_PICTURE = 400  # pixels of a side, from which only some lines of a picture are kept
+
 
 @dataclass(frozen=True)
 class PartyDataset:
@@ -148,6 +150,7 @@ def _of_files(dataset: Dataset) -> FeaturePartition:
     return FeaturePartition(
         stems if len(set(stems)) == len(stems) else tuple(map(str, range(len(views)))),
         tuple(np.arange(len(view.train)) for view in views),
+        tuple((c, h, w) for c, h, w in (view.input_shape for view in views)),
         None,
         dataset.parties.index(None),
         {"name": "parties", "files": [view.source for view in views]},
@@ -162,15 +165,23 @@ def _as_tensors(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, test=test)
 
 
-def party_facts(dataset: Dataset, partition: AnyPartition, align: Literal["psi", "ids"]) -> PartyFacts | None:
+def party_facts(partition: AnyPartition, align: Literal["psi", "ids"]) -> PartyFacts | None:
     """What parties know of each other; None for clients with whole examples."""
     if not isinstance(partition, FeaturePartition):
         return None
-    windows, (channels, *_) = partition.windows, dataset.input_shape
-    shapes = (view.input_shape for view in dataset.of_parties)
-    if windows is not None:
-        shapes = ((channels, window.height, window.width) for window in windows)
-    return PartyFacts(partition.ids, tuple(shapes), windows, partition.labels_at, align)
+    return PartyFacts(partition.ids, partition.shapes, partition.windows, partition.labels_at, align)
+
+
+def with_pictures(partition: FeaturePartition, dataset: Dataset) -> FeaturePartition:
+    """The partition with pictures of its first test image, by id: the whole image, or that of each party."""
+    pictures = []
+    for view in dataset.of_parties or (dataset,):
+        ids = list(view.test.columns.get("id", [0]))
+        images, _ = view.test.batch(torch.tensor([ids.index(min(ids))]))
+        image = images[0] if images.shape[1] in (1, 3) else images[0, :1]
+        step = 1 + max(image.shape[1:]) // _PICTURE
+        pictures.append(image[:, ::step, ::step].numpy())
+    return replace(partition, pictures=tuple(pictures))
 
 
 def vertical_datasets(dataset: Dataset, partition: FeaturePartition) -> VerticalDatasets:

@@ -23,7 +23,9 @@ def quadrants(examples: int = 100, overlap: float = 0.8, seed: int = 3) -> Featu
 
 def small() -> FeaturePartition:
     windows = (Window(0, 0, 2, 2), Window(0, 2, 2, 2))
-    return FeaturePartition(("a", "b"), (np.array([4, 0, 2]), np.array([2, 4])), windows, 1, {}, "toy")
+    return FeaturePartition(
+        ("a", "b"), (np.array([4, 0, 2]), np.array([2, 4])), ((1, 2, 2),) * 2, windows, 1, {}, "toy"
+    )
 
 
 def test_all_parties_have_the_overlap_and_the_others_one_party_each() -> None:
@@ -79,8 +81,19 @@ def test_what_does_not_fit_the_images_is_refused(settings: dict[str, object], wh
     ("change", "what"),
     [
         ({"ids": ("a", "a")}, "different names"),
-        ({"ids": ("a",), "rows": (np.array([1]),), "windows": (Window(0, 0, 1, 1),)}, "at least two parties"),
+        (
+            {
+                "ids": ("a",),
+                "rows": (np.array([1]),),
+                "windows": (Window(0, 0, 1, 1),),
+                "shapes": ((1, 1, 1),),
+            },
+            "at least two parties",
+        ),
         ({"windows": (Window(0, 0, 1, 1),)}, "a window for each"),
+        ({"shapes": ((1, 1, 1),)}, "a shape and a window for each"),
+        ({"shapes": ((1, 2, 2), (2, 2))}, "a shape is not"),
+        ({"pictures": (np.zeros((2, 2), np.uint8),)}, "a picture is not uint8"),
         ({"labels_at": 2}, "party 2 has the labels, and the last of the parties is 1"),
         ({"labels_at": -1}, "party -1 has the labels"),
         ({"rows": (np.array([4, 4]), np.array([4]))}, "party 'a' holds an example twice"),
@@ -111,7 +124,17 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path, names: object) -> None:
         p.names,
     )
     assert q.digest == p.digest
+    assert q.shapes == p.shapes
     assert FeaturePartition.load(tmp_path / "new" / "p.npz").keys == p.keys
+
+
+def test_pictures_are_saved_and_change_no_digest(tmp_path: Path) -> None:
+    pictures = (np.arange(12, dtype=np.uint8).reshape(1, 3, 4), np.ones((3, 2, 2), np.uint8))
+    p = replace(small(), pictures=pictures)
+    p.save(tmp_path / "p.npz")
+    q = FeaturePartition.load(tmp_path / "p.npz")
+    assert q.digest == p.digest == small().digest
+    assert [picture.tolist() for picture in q.pictures] == [picture.tolist() for picture in pictures]
 
 
 def test_the_digest_depends_on_all_but_the_spec() -> None:

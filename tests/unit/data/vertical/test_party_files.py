@@ -16,7 +16,12 @@ from fedlens.data.dataset import Dataset
 from fedlens.data.loading import loaded
 from fedlens.data.normalize import normalize, normalized
 from fedlens.data.vertical.party_files import check_parties, party_files
-from fedlens.data.vertical.vertical_datasets import federate_parties, party_facts, vertical_datasets
+from fedlens.data.vertical.vertical_datasets import (
+    federate_parties,
+    party_facts,
+    vertical_datasets,
+    with_pictures,
+)
 from tests.unit.data.pictures import pixels
 from tests.unit.data.vertical.tables import Rows, rows_of_parties, write_parties
 
@@ -52,7 +57,7 @@ def test_a_party_reads_the_image_of_an_id_normalized_by_its_own_moments(tmp_path
     assert (partition.ids, partition.labels_at, partition.sizes().tolist()) == (("grey", "colour"), 1, [8, 8])
     assert partition.shared == ("001", "002", "003", "006", "009", "010", "011")
     source = vertical_datasets(client_data.dataset, partition)
-    facts = party_facts(client_data.dataset, partition, "psi")
+    facts = party_facts(partition, "psi")
     assert facts is not None
     assert (facts.windows, facts.shapes, facts.names) == (None, ((1, 8, 8), (3, 6, 10)), ("grey", "colour"))
     for k, (view, shape) in enumerate(zip(data.of_parties, ((8, 8, 1), (6, 10, 3)), strict=True)):
@@ -61,6 +66,9 @@ def test_a_party_reads_the_image_of_an_id_normalized_by_its_own_moments(tmp_path
             expected = normalize(torch.from_numpy(stored).permute(0, 3, 1, 2), view.mean, view.std)
             torch.testing.assert_close(party.inputs(torch.arange(len(party))), expected)
             assert len(party.ids) in (2, 8)
+    shown = with_pictures(partition, client_data.dataset).pictures
+    np.testing.assert_array_equal(shown[0][0], pixels(0, 8, 8, 1))
+    np.testing.assert_array_equal(shown[1].transpose(1, 2, 0), pixels(0, 6, 10))
     assert data.of_parties[0].mean != data.of_parties[1].mean
     assert source.data_of(1).test.labels(torch.arange(2)).tolist() == [0, 0]
     with pytest.raises(DataError, match="this party has no labels"):

@@ -20,6 +20,7 @@ from fedlens.data.vertical.vertical_datasets import (
     federate_parties,
     party_facts,
     vertical_datasets,
+    with_pictures,
 )
 from tests.unit.data.pictures import write
 
@@ -120,8 +121,8 @@ def test_on_a_device_the_same_is_read() -> None:
 
 
 def test_the_facts_have_the_shape_of_each_window() -> None:
-    client_data, partition = federate_parties(dataset(), 0, **SETTINGS)
-    facts = party_facts(client_data.dataset, partition, "ids")
+    _, partition = federate_parties(dataset(), 0, **SETTINGS)
+    facts = party_facts(partition, "ids")
     assert facts is not None
     assert (facts.shapes, facts.windows, facts.labels_at) == (((3, 3, 4),) * 4, partition.windows, 2)
 
@@ -135,3 +136,16 @@ def test_examples_of_another_kind_are_refused(targets: np.ndarray, kind: str) ->
     with pytest.raises(ConfigError, match=f"images of one class each, and 'toy' is for {kind}") as caught:
         federate_parties(replace(dataset(), train=split, test=split), 0, **SETTINGS)
     assert caught.value.where == "data.parties"
+
+
+def test_a_picture_is_the_whole_first_test_image_and_a_large_one_is_thinned_out() -> None:
+    data = dataset()
+    client_data, partition = federate_parties(data, 0, **SETTINGS)
+    (picture,) = with_pictures(partition, client_data.dataset).pictures
+    np.testing.assert_array_equal(picture, data.test.inputs[0])
+    rng = np.random.default_rng(0)
+    split = Examples(rng.integers(0, 256, (3, 2, 900, 10)).astype(np.uint8), np.array([0, 1, 1]))
+    large = replace(data, train=split, test=split, mean=(0.0,) * 2, std=(1.0,) * 2)
+    client_data, partition = federate_parties(large, 0, **SETTINGS)
+    (picture,) = with_pictures(partition, client_data.dataset).pictures
+    np.testing.assert_array_equal(picture, split.inputs[0, :1, ::3, ::3])
