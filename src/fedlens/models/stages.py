@@ -179,10 +179,12 @@ def traced(module: nn.Module, cuts: Sequence[str], failed: str, where: str, hint
     try:
         with _without_mode(around):
             return tracer.trace(module, defaults or None)
-    except (TraceError, TypeError, ValueError, _ModeRead) as error:
+    except (TraceError, AttributeError, TypeError, ValueError, _ModeRead) as error:
         name = tracer.inside[-1]
         inside = f"the layer '{name}'" if name else "the model"
         why = "reads `training`" if isinstance(error, _ModeRead) else "decides by what it computes"
+        if isinstance(error, AttributeError):  # such as of `get_parameter`, which sees no parameter in a trace
+            why = f"cannot be traced: {error}"
         raise ConfigError(
             f"{failed}: {inside} ({type(module.get_submodule(name)).__name__}) {why}",
             where=where,

@@ -131,6 +131,8 @@ class Around(nn.Module):
             y = y if y.sum() > 0 else -y
         elif self.how == "shortcut":
             y = y * self.scale + x
+        elif self.how == "by name":
+            y = y * self.get_parameter("scale")
         elif self.how == "twice":
             y = self.first(y)
         return self.second(y) * (self.scale if self.how == "leaf" else 1)
@@ -143,6 +145,7 @@ class Around(nn.Module):
         (nn.Sequential(Around("values")), ["0.first"], r"the layer '0' \(Around\) decides by"),
         (Around("values"), ["first"], r"the model \(Around\) decides by"),
         (nn.Sequential(Around("shortcut")), ["0.first"], "'0' also takes its input"),
+        (Around("by name"), ["first"], r"\(Around\) cannot be traced: `scale` is not an nn.Parameter"),
         (Around("leaf"), ["first"], "leaf 'scale' is used before and after"),
         (Around("twice"), ["first"], "calls 'first' 2 times"),
         (made("resnet20", (3, 8, 8)), ["layer1.1.bn1"], "'layer1.1' also takes the output of 'layer1.0'"),
