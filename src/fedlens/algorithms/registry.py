@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedlens.base.errors import ConfigError
@@ -21,14 +21,18 @@ class AlgorithmEntry(Entry):
     Args:
         slots: the tables of single components, of `SLOTS`.
         local: the settings of `[local]`, of `LOCAL`; the learning rate, which has no default, is always one of them.
+        stand_in: settings that name layers of the real model, with those of the small model that settings are checked
+            with before the real one is built.
         on_parties: whether clients are parties with features of the same examples, as `data.parties` makes them.
     """
 
     slots: tuple[str, ...] = SLOTS
     local: frozenset[str] = LOCAL
+    stand_in: Mapping[str, str] = field(default_factory=dict)
     on_parties: bool = False
 
 
+_CUT = {"cut": "0"}
 _ALGORITHMS: dict[str, AlgorithmEntry] = {
     "fedavg": AlgorithmEntry("fedlens.algorithms.fedavg:fedavg", "Federated Averaging (McMahan et al. 2017)"),
     "fedavgm": AlgorithmEntry(
@@ -121,18 +125,21 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         "small networks at clients and a large one at the server teach each other (He et al. 2020)",
         slots=("select",),
         local=LOCAL - {"examples", "lr_scale", "stragglers", "straggler_work"},
+        stand_in=_CUT,
     ),
     "splitfed": AlgorithmEntry(
         "fedlens.algorithms.splitfed:splitfed",
         "split learning: each client trains the first layers, the server the others (Thapa et al. 2022)",
         slots=("select", "server"),
         local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
+        stand_in=_CUT,
     ),
     "split-relay": AlgorithmEntry(
         "fedlens.algorithms.split_relay:split_relay",
         "split learning: clients in turn hand the first layers on (Gupta and Raskar 2018)",
         slots=("select",),
         local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
+        stand_in=_CUT,
     ),
     "fednas": AlgorithmEntry(
         "fedlens.algorithms.fednas:fednas",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedlens.algorithms.averaging import Parts
-from fedlens.algorithms.registry import SLOTS
+from fedlens.algorithms.registry import ALGORITHMS, SLOTS, AlgorithmEntry
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import feeding, settings_model
 from fedlens.core.algorithm_base import AlgorithmBase
@@ -73,8 +73,8 @@ def check_algorithm(planned: Plan) -> None:
     )
     rule = chain(*(one() for one in planned.rules)) if planned.rules else None
     algorithm = chosen["algorithm"]
-    if "cut" in algorithm.settings:  # its name is that of a layer of the real model
-        algorithm = replace(algorithm, settings={**algorithm.settings, "cut": "0"})
+    if isinstance(entry := ALGORITHMS.entries.get(algorithm.name), AlgorithmEntry):
+        algorithm = replace(algorithm, settings={**algorithm.settings, **entry.stand_in})
     check_evaluation(config.evaluation, algorithm(replace(parts, client=rule)))
 
 
