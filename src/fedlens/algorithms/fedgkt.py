@@ -110,6 +110,7 @@ class FedGKT(AlgorithmBase):
     server: LocalSettings
     half: bool
     extractors: int
+    tested_model = "the server's network behind some clients' layers"
 
     @cached_property
     def networks(self) -> Networks:

@@ -9,7 +9,7 @@ from fedlens.base.errors import RunDirectoryError
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_section as classes
 from fedlens.report.detection_section import detection_section
-from fedlens.report.read import Run, read_evaluation
+from fedlens.report.read import Run, read_evaluation, subtable
 from fedlens.report.segmentation_section import segmentation_section
 
 # Of other kinds, the page has no such section.
@@ -41,4 +41,6 @@ def _missing(run: Run) -> str:
         return "Each client has a model of its own, so there is no global model to measure on the test data."
     if run.status != "finished":
         return "The test data are measured in detail in the last round, which this run has not reached."
+    if tested := subtable(run.summary, "shown").get("model"):
+        return f"The test metrics are means over several models ({tested}), and details would be of one."
     return "The run directory has no evaluation.npz, because an older version of fedlens wrote it."

@@ -89,12 +89,23 @@ def test_bytes_between_clients_stand_with_the_others(tmp_path: Path) -> None:
     assert "Sent between clients 4.0 MB" in words
 
 
+GKT = {"name": "fedgkt", "client": {"name": "mlp", "hidden": 8}, "cut": "1"}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "said"),
-    [("dsgd", "The mean of the peers' models after"), ("fedavg", "The global model after")],
+    [
+        ("dsgd", "The mean of the peers' models after"),
+        ("fedavg", "The global model after"),
+        (GKT | {"extractors": 1}, "The server's network behind some clients' layers after"),
+        (GKT, "means over several models (the server's network behind some clients' layers)"),
+    ],
+    ids=["dsgd", "fedavg", "fedgkt, one client", "fedgkt"],
 )
-def test_the_page_says_which_model_was_tested(algorithm: str, said: str, tmp_path: Path) -> None:
+def test_the_page_says_which_model_was_tested(algorithm: Any, said: str, tmp_path: Path) -> None:
     data = {"dataset": "digits", "partition": {"name": "iid", "clients": 3}}
-    made = Experiment(rounds=1, data=data, local={"lr": 0.1}, model="linear", algorithm=algorithm)
+    made = Experiment(
+        rounds=1, data=data, local={"lr": 0.1}, model={"name": "mlp", "hidden": 8}, algorithm=algorithm
+    )
     page = write_report(made.run(tmp_path / "run").directory).read_text(encoding="utf-8")
     assert said in read_page(page).words
