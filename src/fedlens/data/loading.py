@@ -10,7 +10,7 @@ import numpy as np
 
 from fedlens.base.errors import DataError
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets.listed_images import check_present
+from fedlens.data.datasets.folders import check_images_present
 from fedlens.data.decode_cache import Say, judge
 from fedlens.data.diagnostics import Findings
 from fedlens.data.images import ImageFiles, decode_all
@@ -30,7 +30,7 @@ def loaded(dataset: Dataset, nbytes: int, say: Say = lambda sentence: None) -> D
     files = [part for split in (dataset.train, dataset.test) for part in _files(split)]
     if not files:
         return dataset
-    check_present(dataset)
+    check_images_present(dataset)
     findings = Findings()
     fits = sum(part.nbytes for part in files) <= nbytes
     if fits:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.data.formats.cells import coordinates
+from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.s2_places import cell_borders, read_places
 from fedlens.data.table import Table

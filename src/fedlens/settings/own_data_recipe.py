@@ -13,7 +13,7 @@ from typing import Any
 from fedlens.base.errors import ConfigError
 from fedlens.base.printable import printable
 from fedlens.base.shell_command import inline_toml
-from fedlens.data.formats.check_command import check_command
+from fedlens.data.formats.common_settings import check_command
 from fedlens.files.atomic_files import refused, write_durably
 
 _SMALL = 64  # pixels of the longer side of images for which a small network is enough

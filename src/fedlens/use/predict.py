@@ -20,7 +20,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.printable import csv_cell
 from fedlens.base.threads import usable_cores
 from fedlens.data.formats.file_safety import is_below
-from fedlens.data.formats.named_images import NamedImage, named_images
+from fedlens.data.formats.folder_listing import NamedImage, named_images
 from fedlens.data.formats.probe import probe
 from fedlens.data.image_form import ImageForm
 from fedlens.data.normalize import normalize

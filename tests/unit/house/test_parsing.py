@@ -17,7 +17,7 @@ EXEMPT = {
     "cost_runs.py": "settings that were made TOML on the same line",
     "base/shell_command.py": "a value that was a setting before",
     "data/catalogue.py": "a file of the package",
-    "data/formats/coco_instances.py": "reads the user's data, and says at which line and column they are wrong",
+    "data/formats/coco_json.py": "reads the user's data, and says at which line and column they are wrong",
     "engines/devices.py": "the output of a process of its own",
     "run/changes.py": "settings that were made JSON on the same line",
     "pretraining.py": "settings that were made JSON on the same line",

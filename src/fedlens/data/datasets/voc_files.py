@@ -14,7 +14,7 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.dataset_files import damaged, read_lines
 from fedlens.data.datasets.folders import check_present
-from fedlens.data.formats.xml_tree import Element, read_xml, text_of
+from fedlens.data.formats.voc_xml import Element, read_xml, text_of
 from fedlens.data.images import Fit, ImageFiles, Paths
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedlens.base.errors import nearest
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.cells import is_number, missing
 from fedlens.data.formats.clients import label_column, listed
+from fedlens.data.formats.csv_table import is_number, missing
 from fedlens.data.formats.scan import Scan
 
 _MOST = 100  # classes that a hint lists

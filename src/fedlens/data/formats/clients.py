@@ -13,9 +13,18 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.data.formats.cells import coordinates, degrees, missing, off_the_sphere, typed
-from fedlens.data.formats.column_names import find_path_column
-from fedlens.data.formats.csv_table import CsvTable, inner_path, read_csv, table_path
+from fedlens.data.formats.csv_table import (
+    CsvTable,
+    coordinates,
+    degrees,
+    find_path_column,
+    inner_path,
+    missing,
+    off_the_sphere,
+    read_csv,
+    table_path,
+    typed,
+)
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
 

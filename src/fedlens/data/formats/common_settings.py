@@ -1,15 +1,19 @@
-"""The settings shared by the readers of a user's own data, each written once."""
+"""The settings shared by the readers of a user's own data, each written once, and the command that checks them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedlens.base.shell_command import setting, shell_command
 from fedlens.data.decoding import Fit as FitValue
 from fedlens.data.diagnostics import OnError as OnErrorValue
 from fedlens.data.partition.settings import whole_path
+
+_NOT_CHECKED = ("path", "on_error")  # `on_error` is for runs: a check lists every problem
 
 
 def whole_table(path: str | None) -> str | None:
@@ -80,3 +84,16 @@ def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
     ((224, 224), (100, 200))
     """
     return (size, size) if isinstance(size, int) else size
+
+
+def check_command(format: str, settings: Mapping[str, Any], write: Path | None = None) -> str:
+    """The `fedlens data check` of data in a format, with those settings of its reader that are not the default.
+
+    `write` is the file of an experiment to write.
+
+    >>> check_command("image-folder", {"path": "my images", "path_column": "file", "classes": ["a", "b"]})
+    'fedlens data check \\'my images\\' --format image-folder --set path_column=file --set \\'classes=["a", "b"]\\''
+    """
+    changes = [setting(key, value) for key, value in settings.items() if key not in _NOT_CHECKED]
+    words = ("data", "check", str(settings["path"]), "--format", format)
+    return shell_command(*words, changes=changes, write=write)

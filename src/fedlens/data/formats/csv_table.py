@@ -1,4 +1,4 @@
-"""Reads CSV tables of several dialects, and reports problems with their line.
+"""Reads CSV tables of several dialects, their cells and the meaning of their columns; problems have a line.
 
 The cells are read with Python's `csv` and not with pandas, which gives no line numbers, accepts a quote that is never
 closed, and changes cells ("007", "NA").
@@ -9,19 +9,51 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
+import math
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
-from fedlens.base.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.base.errors import DataError, nearest
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.texts import read_bytes
+from fedlens.data.formats.file_safety import read_bytes
+from fedlens.data.formats.probe import FORMATS
 
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST_COLUMNS = 10_000
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:|~")
+
+# What programs write for a missing value. "None" is left out: "none" is a class in many tables.
+_MISSING = {"nan", "null", "n/a", "#n/a", "<na>"}
+_LIMITS = {"lat": 90.0, "latitude": 90.0, "lon": 180.0, "longitude": 180.0, "lng": 180.0, "long": 180.0}
+
+PATH_WORDS = ("path", "file", "filename", "filepath", "image")
+LABEL_WORDS = ("label", "class", "category", "target", "diagnosis", "species")
+CLIENT_WORDS = (
+    "client",
+    "hospital",
+    "clinic",
+    "site",
+    "center",
+    "institution",
+    "user",
+    "device",
+    "writer",
+    "city",
+)
+_LIKE = 0.7  # of SequenceMatcher: names of columns that are alike
+_DIFFERENT = 1 / 3  # of the cells of a column of clients, at most
+_SAMPLE = 200  # cells of a column that are looked at
+_FILES = 0.8  # the share of these from which a column is one of image files
 
 
 @dataclass(frozen=True)
@@ -177,3 +209,145 @@ def _columns_fit(path: Path, columns: tuple[str, ...], findings: Findings) -> bo
         what = f"{counts[name]:,} columns are named '{name}'" if name else "a column has no name"
         findings.add_whole(where, what, "give each column its own name")
     return len(findings) == before
+
+
+def missing(text: str) -> str | None:
+    """The problem of a cell without a value, as the rest of a sentence; None if it has one.
+
+    Besides empty cells, these are NaN, null, N/A, #N/A and <NA> in any case, and NA in capitals.
+
+    >>> missing("mercy"), missing(""), missing("NaN")
+    (None, 'is empty', "is 'NaN', which stands for a missing value")
+    """
+    if not text:
+        return "is empty"
+    stands = text == "NA" or text.lower() in _MISSING
+    return f"is '{text}', which stands for a missing value" if stands else None
+
+
+def typed(values: Sequence[Any]) -> NDArray[Any]:
+    """The cells as whole numbers, else numbers, else strings, without losing information; an empty cell is NaN.
+
+    >>> typed(["1", "2"]).tolist(), typed(["1.5", None]).tolist(), typed(["007", "8"]).tolist()
+    ([1, 2], [1.5, nan], ['007', '8'])
+    """
+    texts = ["" if value is None else str(value) for value in values]
+    full = [text for text in texts if text]
+    if not full or not all(map(is_number, full)):
+        return np.array(texts, dtype=str)
+    if len(full) == len(texts) and all(re.fullmatch(r"-?[0-9]{1,18}", text) for text in texts):
+        return np.array([int(text) for text in texts], np.int64)
+    return np.array([float(text) if text else math.nan for text in texts])
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell is a number. 007 is a name, and so is 1_000, which Python accepts as a number."""
+    return re.fullmatch(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?", text) is not None
+
+
+def coordinates(columns: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """The columns of latitudes and longitudes, and the largest valid degree of each.
+
+    They are recognized by name, in any case: lat and latitude, lon, longitude, lng and long. Both must exist: a column
+    `long` alone may be anything.
+
+    >>> coordinates({"Latitude": np.zeros(1), "lng": np.zeros(1)}), coordinates({"long": np.zeros(1)})
+    ({'Latitude': 90.0, 'lng': 180.0}, {})
+    """
+    limits = {name: _LIMITS[name.lower()] for name in columns if name.lower() in _LIMITS}
+    return limits if len(set(limits.values())) == 2 else {}
+
+
+def degrees(column: Sequence[Any]) -> NDArray[np.float64]:
+    """The numbers in a column of coordinates; NaN for other cells."""
+    return np.array([_degrees(value) for value in column], np.float64)
+
+
+def off_the_sphere(name: str, limit: float, column: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
+    """(row, problem, hint) of each cell that is not in -limit .. limit degrees."""
+    for row, value in enumerate(column):
+        if not abs(_degrees(value)) <= limit:
+            none = value == "" or (isinstance(value, float) and math.isnan(value))
+            what = (
+                f"'{name}' is missing"
+                if none
+                else f"'{name}' is {value}, which is not a coordinate in degrees"
+            )
+            yield row, what, f"write degrees from -{limit:g} to {limit:g}"
+
+
+def _degrees(value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+def closest(columns: Sequence[str], words: Sequence[str]) -> str | None:
+    """The column whose name is most like one of `words`, if any is like it.
+
+    >>> closest(["klass", "age"], ["label", "class"])
+    'klass'
+    """
+    likeness = {
+        name: max(SequenceMatcher(None, name.casefold(), word).ratio() for word in words) for name in columns
+    }
+    best = max(likeness, key=lambda name: likeness[name], default=None)
+    return best if best is not None and likeness[best] >= _LIKE else None
+
+
+def client_column(columns: Mapping[str, NDArray[Any]]) -> str | None:
+    """The column that likely names the clients: by its name, or else the first of texts with few different ones.
+
+    >>> client_column({"age": np.arange(9), "shop": np.array(["Celle", "Dessau", "Gera"] * 3)})
+    'shop'
+    """
+    few = (name for name, cells in columns.items() if cells.dtype.kind == "U" and _repeats(cells))
+    return closest(list(columns), CLIENT_WORDS) or next(few, None)
+
+
+def _repeats(cells: NDArray[Any]) -> bool:
+    different = len(np.unique(cells))
+    return 2 <= different <= len(cells) * _DIFFERENT
+
+
+def image_column(table: CsvTable) -> str | None:
+    """The column whose cells name image files; of several, the one with the likeliest name, or else the first."""
+    files = [name for name in table.columns if _names_images(table.column(name))]
+    return closest(files, PATH_WORDS) or next(iter(files), None)
+
+
+def find_path_column(table: CsvTable, given: str | None, findings: Findings) -> str | None:
+    """The column with the file of each image: `given`, the setting `path_column`, or else `path`.
+
+    If there is no such column, that is a problem of the whole table, and the column whose cells name image files is
+    returned, so that the rest of the table is checked too. None if there is none.
+    """
+    column = given or "path"
+    if column in table.columns:
+        return column
+    files = image_column(table)
+    best = files or closest(table.columns, PATH_WORDS)
+    rename = "Set" if given else "Rename it to 'path', or set"
+    if best is None:
+        hint = f"name the columns in the first line; {nearest(column, table.columns)}"
+    else:
+        hint = f"did you mean '{best}'? {rename} {as_setting('path_column', best)}"
+    of_setting = ", which data.dataset.path_column names" if given else ""
+    findings.add_whole(f"{table.path}, line 1", f"there is no column '{column}'{of_setting}", hint)
+    return files
+
+
+def as_setting(key: str, column: str) -> str:
+    """The setting that names a column, ready to be copied.
+
+    >>> as_setting("path_column", "file")
+    'data.dataset.path_column = "file"'
+    """
+    return f"data.dataset.{key} = {json.dumps(column, ensure_ascii=False)}"
+
+
+def _names_images(cells: Sequence[str]) -> bool:
+    full = [cell for cell in cells[:_SAMPLE] if cell]
+    named = sum(cell.lower().endswith(tuple(FORMATS)) for cell in full)
+    return bool(full) and named >= _FILES * len(full)

@@ -20,9 +20,8 @@ from fedlens.data.formats.cell_labels import (
     warn_of_separators,
 )
 from fedlens.data.formats.clients import describe, label_column, listed
-from fedlens.data.formats.column_names import LABEL_WORDS, closest, image_column
-from fedlens.data.formats.column_names import as_setting as column_setting
-from fedlens.data.formats.csv_table import CsvTable, table_path
+from fedlens.data.formats.csv_table import LABEL_WORDS, CsvTable, closest, image_column, table_path
+from fedlens.data.formats.csv_table import as_setting as column_setting
 from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.reader import reader

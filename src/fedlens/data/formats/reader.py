@@ -16,11 +16,16 @@ from fedlens.base.errors import DataError
 from fedlens.data.box_transforms import placed
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.formats import common_settings as common
-from fedlens.data.formats.check_command import check_command
+from fedlens.data.formats.common_settings import check_command
 from fedlens.data.formats.csv_table import table_path
-from fedlens.data.formats.image_statistics import check_looks
-from fedlens.data.formats.leaks import check_contradictions, check_leaks, same_content
-from fedlens.data.formats.name_checks import check_names, check_unicode
+from fedlens.data.formats.data_checks import (
+    check_contradictions,
+    check_leaks,
+    check_names,
+    check_unicode,
+    same_content,
+)
+from fedlens.data.formats.probe import check_looks
 from fedlens.data.formats.scan import Fill, Scan
 from fedlens.data.formats.splits import check_splits, draw_test, draw_test_of_sets
 from fedlens.data.images import MOMENTS_OF, ImageFiles, Paths, sample_moments

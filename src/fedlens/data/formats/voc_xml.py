@@ -1,17 +1,21 @@
-"""Boxes in the XML of Pascal VOC: one file an image."""
+"""Boxes in the XML of Pascal VOC, one file an image."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedlens.base.errors import DataError
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.detection import (
+    RawBox,
+    RawBoxes,
     add_same_stem,
     below,
     by_stem,
@@ -19,13 +23,15 @@ from fedlens.data.formats.detection import (
     folder_splits,
     read_sizes,
 )
+from fedlens.data.formats.file_safety import read_bytes, read_text
 from fedlens.data.formats.folder_listing import folders, image_names, stem
-from fedlens.data.formats.objects import RawBoxes
 from fedlens.data.formats.reader import reader
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import label_of_class
-from fedlens.data.formats.texts import read_text
-from fedlens.data.formats.voc_annotation import VocAnnotation, read_annotation
+
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+Element = Any  # of lxml, which has no types
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def voc_xml(
     | client | `client_column`, `client_level` (below the folder of images) or `client_pattern`; else column
     `client` of the table, if any |
 
-    See `read_annotation` for how pixels are counted, and `fedlens.data.formats.objects.check_boxes` for boxes that do
+    See `read_annotation` for how pixels are counted, and `fedlens.data.formats.detection.check_boxes` for boxes that do
     not fit. Objects marked difficult are kept. `root` and `download` are not used.
 
     Raises `ConfigError` if settings contradict each other, and `DataError` with all problems of the files; see
@@ -203,3 +209,134 @@ def _annotation(
         findings.add(path, what, "check which of the two the boxes belong to, and give both files one name")
         return None
     return annotation
+
+
+@dataclass(frozen=True)
+class VocAnnotation:
+    """The contents of one file: the file name and size of the image that it states, and its objects."""
+
+    path: Path
+    file: str | None
+    size: tuple[int, int] | None
+    objects: tuple[RawBox, ...]
+    difficult: int
+
+
+def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> VocAnnotation | None:
+    """The contents of the file `path`; None, and a problem, if it is not such an XML file.
+
+    VOC counts pixels from 1 and includes the last one: a box around all of a 640 x 480 image is 1, 1, 640, 480. As
+    edges counted from 0 (left, top, right, bottom) that is xmin - 1, ymin - 1, xmax, ymax: 0, 0, 640, 480. With
+    `first_pixel` 0 the numbers are such edges already and stay as they are.
+
+    xmax = xmin would be an object one pixel wide in VOC's way of counting. In all data that we have seen it is a slip
+    of the mouse (BCCD has two), so it is read as a box without area.
+    """
+    root = findings.attempt(read_xml, path)
+    if root is None:
+        return None
+    if root.tag != "annotation":
+        what = f"the root element is <{root.tag}>, not <annotation>"
+        findings.add(f"{path}, line {root.sourceline}", what, "export it in the format of Pascal VOC")
+        return None
+    objects, difficult = [], 0
+    for entry in root.findall("object"):
+        box = findings.attempt(_object, entry, path, first_pixel)
+        if box is not None:
+            objects.append(box)
+            difficult += text_of(entry, "difficult") == "1"
+    size = findings.attempt(_size, root, path)
+    return VocAnnotation(path, text_of(root, "filename"), size, tuple(objects), difficult)
+
+
+def _object(entry: Element, path: Path, first_pixel: int) -> RawBox:
+    """One object. Raises `DataError` if its name or box is missing or wrong."""
+    where = f"{path}, line {entry.sourceline}"
+    name, box = text_of(entry, "name"), entry.find("bndbox")
+    if not name:
+        raise DataError("the object has no <name>", where=where, hint="name its class, or remove the object")
+    if box is None:
+        hint = "draw its box, or remove the object"
+        raise DataError(f"the object '{name}' has no <bndbox>", where=where, hint=hint)
+    hint = "correct the number, or remove the object"
+    xmin, ymin, xmax, ymax = (_number(box, side, path, hint) for side in _SIDES)
+    away = first_pixel if xmax > xmin and ymax > ymin else 0
+    written = tuple(text_of(box, side) for side in _SIDES)
+    return RawBox(f"{path}, line {box.sourceline}", name, (xmin - away, ymin - away, xmax, ymax), written)
+
+
+def _size(root: Element, path: Path) -> tuple[int, int] | None:
+    """(width, height), if the file states them. Raises `DataError` if they are not whole numbers of pixels."""
+    size = root.find("size")
+    if size is None:
+        return None
+    hint = "write the pixels of the image, or remove <size>"
+    width, height = (_number(size, side, path, hint, least=1) for side in ("width", "height"))
+    return int(width), int(height)
+
+
+def _number(parent: Element, tag: str, path: Path, hint: str, least: int | None = None) -> float:
+    """The number in the child `tag`; with `least`, a whole number from there on. Raises `DataError` if it is none."""
+    text = text_of(parent, tag)
+    if text is None:
+        raise DataError(f"<{tag}> is missing", where=f"{path}, line {parent.sourceline}", hint=hint)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isfinite(number) and (least is None or (number >= least and number == int(number))):
+        return number
+    wanted = "a number" if least is None else f"a whole number from {least} on"
+    where = f"{path}, line {parent.find(tag).sourceline}"
+    raise DataError(f"<{tag}> is '{text}', not {wanted}", where=where, hint=hint)
+
+
+def parse_xml(content: bytes, where: str) -> Element:
+    """The root element of an XML file, an `lxml.etree` element without comments.
+
+    A document type declaration is refused: annotations have none, and its entities let a file of a few lines expand
+    to gigabytes, or read another file. Raises `DataError` with the line of the error if the XML is invalid.
+
+    >>> root = parse_xml(b"<a>\\n<b> 5 </b></a>", "a.xml")
+    >>> root.tag, text_of(root, "b"), root.find("b").sourceline
+    ('a', '5', 2)
+    """
+    from lxml import etree  # here, because only VOC's formats need it
+
+    if not content.strip():
+        raise DataError("the file is empty", where=where, hint="write it again, or remove it")
+    parser = etree.XMLParser(
+        resolve_entities=False, load_dtd=False, no_network=True, remove_comments=True, remove_pis=True
+    )
+    try:
+        root = etree.fromstring(content, parser)
+    except etree.XMLSyntaxError as error:
+        if b"<!DOCTYPE" in content:  # the likely cause of other errors, such as endless entities
+            raise _declaration(content, where) from error
+        first = parser.error_log[0]
+        what = f"the XML is invalid: {first.message.strip()} (column {first.column})"
+        place = f"{where}, line {first.line}"
+        raise DataError(what, where=place, hint="write the file again, in UTF-8") from error
+    if root.getroottree().docinfo.doctype:
+        raise _declaration(content, where)
+    for element in root.iter("*"):  # some tools write a namespace before the names
+        if element.tag[0] == "{":
+            element.tag = etree.QName(element).localname
+    return root
+
+
+def _declaration(content: bytes, where: str) -> DataError:
+    line = content[: max(content.find(b"<!DOCTYPE"), 0)].count(b"\n") + 1
+    what = "it has a document type declaration (<!DOCTYPE>), which is not allowed"
+    return DataError(what, where=f"{where}, line {line}", hint="remove the declaration")
+
+
+def read_xml(path: Path) -> Element:
+    """The root element of the file `path`; see `parse_xml`."""
+    return parse_xml(read_bytes(path), str(path))
+
+
+def text_of(element: Element, tag: str) -> str | None:
+    """The text of the first child called `tag`, without spaces around it; None if there is no such child."""
+    text: str | None = element.findtext(tag)
+    return None if text is None else text.strip()

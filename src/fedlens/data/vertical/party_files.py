@@ -16,9 +16,8 @@ from fedlens.data.dataset import Dataset
 from fedlens.data.diagnostics import Findings, unique
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import classes_in_cells, labels_of_cells
-from fedlens.data.formats.cells import missing
 from fedlens.data.formats.clients import describe
-from fedlens.data.formats.csv_table import inner_path, read_csv
+from fedlens.data.formats.csv_table import inner_path, missing, read_csv
 from fedlens.data.formats.folder_check import Check, natural
 from fedlens.data.formats.probe import probe_all
 from fedlens.data.formats.reader import assemble, examine

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlens.data.datasets.drawn_places import drawn_places
+from fedlens.data.datasets.cifar import drawn_places
 from fedlens.data.partition.s2 import s2
 from fedlens.data.table import Table
 

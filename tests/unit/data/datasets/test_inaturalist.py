@@ -17,6 +17,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import settings_model
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import dataset_files, inaturalist, inaturalist_lists
+from fedlens.data.datasets.folders import check_images_present
 from fedlens.data.datasets.inaturalist import (
     inaturalist_2017,
     inaturalist_geo_1k,
@@ -26,7 +27,6 @@ from fedlens.data.datasets.inaturalist import (
 )
 from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, find_lists
 from fedlens.data.datasets.inaturalist_metadata import balanced, read_metadata
-from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
 from fedlens.settings.make_partition import make_partition
 from tests.unit.data.layouts import with_facts
@@ -151,15 +151,15 @@ def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(tm
     partition = natural(bare.table(), 0)
     told = r"10 of the 10 images of iNaturalist-2017 are missing.*train_val_images\.tar\.gz"
     with pytest.raises(DataError, match=told) as raised:
-        check_present(bare)
+        check_images_present(bare)
     assert raised.value.where == str(tmp_path / "inaturalist-2017")
     write_images(tmp_path, TRAIN)
     with pytest.raises(DataError, match=r"3 of the 10 images of iNaturalist-2017 are missing.*Pica pica"):
-        check_present(inaturalist_2017(tmp_path, False, 0))
-    check_present(replace(bare, on_error="skip"))  # which leaves out what it cannot read
+        check_images_present(inaturalist_2017(tmp_path, False, 0))
+    check_images_present(replace(bare, on_error="skip"))  # which leaves out what it cannot read
     write_images(tmp_path, VAL)
     whole = inaturalist_2017(tmp_path, False, 0)
-    check_present(whole)
+    check_images_present(whole)
     assert natural(whole.table(), 0).digest == partition.digest
 
 

@@ -15,14 +15,16 @@ from PIL import Image
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.datasets import dataset_files, landmarks
-from fedlens.data.datasets.landmark_rules import Rules, kept_images, leftover_images
+from fedlens.data.datasets.folders import check_images_present
 from fedlens.data.datasets.landmarks import (
+    Rules,
     gld23k,
+    kept_images,
     landmarks_user_160k,
+    leftover_images,
     read_authors,
     read_clean,
 )
-from fedlens.data.datasets.listed_images import check_present
 from fedlens.data.partition.natural import natural
 from tests.unit.data.layouts import with_facts
 
@@ -99,15 +101,15 @@ def test_a_partition_needs_no_images_and_who_wants_them_hears_how_to_get_them(
     partition = natural(bare.table(), 0)
     told = r"7 of the 7 images of Landmarks-User-160k are missing, .* train/0/a/1/0a1\.jpg.*images_499"
     with pytest.raises(DataError, match=told):
-        check_present(bare)
+        check_images_present(bare)
     write_images(
         tmp_path, "images/{id}.jpg", IDS[1:-1]
     )  # the first one lacks, and the layout is found all the same
     with pytest.raises(DataError, match=r"2 of the 7 images .* the first is images/0a1\.jpg"):
-        check_present(landmarks_user_160k(tmp_path, False, 0))
+        check_images_present(landmarks_user_160k(tmp_path, False, 0))
     write_images(tmp_path, "images/{id}.jpg", IDS)
     whole = landmarks_user_160k(tmp_path, False, 0)
-    check_present(whole)
+    check_images_present(whole)
     assert not whole.seeded
     assert natural(whole.table(), 0).digest == partition.digest
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.data.datasets.sent140 import sent140, whole_source
-from fedlens.data.datasets.word_pieces import word_pieces
+from fedlens.data.datasets.sent140 import sent140, whole_source, word_pieces
 from tests.unit.data.datasets.test_sent140 import write
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "sun", "##ny", "moon", "bad", ",", "rain", "!"]

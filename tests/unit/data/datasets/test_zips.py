@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.base.errors import DataError
-from fedlens.data.datasets.zips import unzip
+from fedlens.data.datasets.dataset_files import unzip
 
 
 def write(path: Path, members: dict[str, bytes]) -> Path:

@@ -14,8 +14,7 @@ from PIL import ExifTags, Image
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.coco_instances import read_instances
-from fedlens.data.formats.coco_json import coco_json, fill
+from fedlens.data.formats.coco_json import coco_json, fill, read_instances
 from fedlens.data.formats.reader import examine
 from fedlens.data.formats.registry import FORMATS
 from tests.unit.data.formats.boxed import (
@@ -480,5 +479,5 @@ def test_work_and_memory_of_the_check_grow_with_the_boxes_and_slowly(
     work(few)  # imports and compiles what is needed
     # A Python function for each box, or an object, is several times as much.
     assert work(many) - work(few) < 4 * 4_000
-    monkeypatch.setattr("fedlens.data.formats.json_lists._WINDOW", 1 << 14)
+    monkeypatch.setattr("fedlens.data.formats.coco_annotations._WINDOW", 1 << 14)
     assert peak(many) - peak(few) < 300 * 4_000

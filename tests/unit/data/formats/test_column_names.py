@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.column_names import closest, find_path_column, image_column
-from fedlens.data.formats.csv_table import CsvTable
+from fedlens.data.formats.csv_table import CsvTable, closest, find_path_column, image_column
 
 
 def table(columns: str, *rows: str) -> CsvTable:

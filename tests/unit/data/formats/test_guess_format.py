@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.data.formats.guess_format import guess_format
+from fedlens.data.formats.folder_check import guess_format
 from tests.unit.data.formats.boxed import write_coco, write_voc, write_yolo
 from tests.unit.data.pictures import write
 

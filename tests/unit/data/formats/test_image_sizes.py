@@ -14,8 +14,8 @@ from fedlens.base.registry import read_settings
 from fedlens.cli.main import app
 from fedlens.data.dataset import Dataset
 from fedlens.data.formats.folder_check import check_folder
-from fedlens.data.formats.image_sizes import ImageSizes
 from fedlens.data.formats.registry import FORMATS
+from fedlens.data.formats.scan import ImageSizes
 from tests.unit.data.formats.boxed import write_coco, write_voc, write_yolo
 from tests.unit.data.pictures import pixels, write
 

@@ -6,7 +6,7 @@ from PIL import Image, ImageFilter
 
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.folder_check import check_folder
-from fedlens.data.formats.image_statistics import ImageStatistics, check_looks, medians
+from fedlens.data.formats.probe import ImageStatistics, check_looks, medians
 from tests.unit.data.pictures import write
 
 

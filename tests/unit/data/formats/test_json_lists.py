@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedlens.data.formats import json_lists
-from fedlens.data.formats.json_lists import Batches, read_lists
+from fedlens.data.formats import coco_annotations
+from fedlens.data.formats.coco_annotations import Batches, read_lists
 
 NESTED = [{"id": at, "inner": [{"x": {}}, {"y": "} , {"}] * 3, "n": at / 7} for at in range(40)]
 
@@ -36,8 +36,8 @@ def same(text: str) -> bool:
 def test_lists_in_parts_are_those_of_the_standard_library(
     monkeypatch: pytest.MonkeyPatch, content: Any, window: int
 ) -> None:
-    monkeypatch.setattr(json_lists, "_WINDOW", window)
-    monkeypatch.setattr(json_lists, "_SMALLEST", 8)
+    monkeypatch.setattr(coco_annotations, "_WINDOW", window)
+    monkeypatch.setattr(coco_annotations, "_SMALLEST", 8)
     assert same(json.dumps(content))
     assert same(json.dumps(content, indent=3))
     assert same(json.dumps(content, ensure_ascii=True, separators=(",\r\n", "\t: ")))

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats import leaks
-from fedlens.data.formats.leaks import check_contradictions, check_leaks, same_content
+from fedlens.data.formats import data_checks
+from fedlens.data.formats.data_checks import check_contradictions, check_leaks, same_content
 
 
 def write(root: Path, **contents: str) -> None:
@@ -47,8 +47,10 @@ def test_only_files_of_one_size_in_several_splits_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    digests = leaks._digests
-    monkeypatch.setattr(leaks, "_digests", lambda root, names: read.extend(names) or digests(root, names))
+    digests = data_checks._digests
+    monkeypatch.setattr(
+        data_checks, "_digests", lambda root, names: read.extend(names) or digests(root, names)
+    )
     write(tmp_path, a="xxx", b="xxx", c="yyyy", d="zzzz", e="uuuuu")
     splits = ["train", "train", "train", "test", "test"]
     assert same_content(tmp_path, list("abcde"), splits) == []

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats.data_checks import check_names, near_names
 from fedlens.data.formats.folder_check import check_folder
-from fedlens.data.formats.name_checks import check_names, near_names
 from tests.unit.data.pictures import pixels, write
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.objects import RawBox, RawBoxes, check_boxes, unknown
+from fedlens.data.formats.detection import RawBox, RawBoxes, check_boxes, unknown
 
 LABELS = {"cat": 0, "dog": 1}
 

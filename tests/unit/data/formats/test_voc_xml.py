@@ -8,8 +8,7 @@ import pytest
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.voc_annotation import read_annotation
-from fedlens.data.formats.voc_xml import fill, voc_xml
+from fedlens.data.formats.voc_xml import fill, read_annotation, voc_xml
 from tests.unit.data.formats.boxed import (
     CLASSES,
     HEIGHT,

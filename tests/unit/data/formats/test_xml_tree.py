@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.base.errors import DataError
-from fedlens.data.formats.xml_tree import parse_xml, text_of
+from fedlens.data.formats.voc_xml import parse_xml, text_of
 
 
 def test_comments_and_cdata_do_not_cut_a_text() -> None:

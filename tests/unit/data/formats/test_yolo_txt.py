@@ -10,8 +10,7 @@ from PIL import ExifTags, Image
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.yolo_names import find_names, yaml_names
-from fedlens.data.formats.yolo_txt import fill, read_labels, yolo_txt
+from fedlens.data.formats.yolo_txt import fill, find_names, read_labels, yaml_names, yolo_txt
 from tests.unit.data.formats.boxed import (
     HEIGHT,
     OBJECTS,
