@@ -63,6 +63,7 @@ LEFT_OUT = {
     "fedgkt": "two networks: see benchmarks.protocols",
     "fednas": "searches a network of its own: see benchmarks.protocols",
     "fedma": "a training for each layer: see benchmarks.protocols",
+    "vertical": "parties have parts of the images: see benchmarks.protocols",
     "finetune": "FedAvg; tuning is part of the evaluation",
 }
 

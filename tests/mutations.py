@@ -418,6 +418,66 @@ MUTATIONS = [
         "done.outputs.detach()}\n        if",
         "identity/test_splitfed.py",
     ),
+    Mutation(
+        "algorithms/vertical.py",
+        "            if there == self.others:",
+        "            if there:",
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "algorithms/vertical.py",
+        'missed += (len(self.others) - len(there)) * (sent["back"] is not None)',
+        "missed += len(self.others) - len(there)",
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "algorithms/vertical.py",
+        'sent["back"] = at if isinstance(answer, Reply) else None',
+        'sent["back"] = at',
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "local/party_steps.py",
+        "len(common), epoch, node)",
+        "len(client.data), epoch, node) % len(common)",
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "local/party_steps.py", "client = _with(client, half, own)", "pass", "identity/test_vertical.py"
+    ),
+    Mutation(
+        "local/party_steps.py",
+        "{**found, k: mean.expand(rows, -1)}",
+        "{**found, k: 0 * mean.expand(rows, -1)}",
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "local/party_steps.py", "key=data.ids.__getitem__", "key=lambda at: at", "identity/test_vertical.py"
+    ),
+    Mutation(
+        "local/set_intersection.py",
+        "rows = sorted(common, key=lambda row: ids[row])",
+        "rows = sorted(common)",
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "local/set_intersection.py",
+        '_shuffle(client)[content["places"].cpu()]',
+        'content["places"].cpu()',
+        "identity/test_vertical.py",
+    ),
+    Mutation(
+        "local/set_intersection.py",
+        "while not on_curve(u",
+        "while not (u",
+        "unit/local/test_set_intersection.py",
+    ),
+    Mutation(
+        "models/party_network.py",
+        'last[1].register_parameter("bias", None)',
+        "pass",
+        "identity/test_vertical.py",
+    ),
     Mutation("local/leakage.py", "centred.fill_diagonal_(0.0)", "centred", "unit/local/test_leakage.py"),
     Mutation("local/halves.py", "lr * self.factor", "lr", "identity/test_splitfed.py"),
     Mutation(

@@ -61,6 +61,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     },
     "fednas": {"name": "fednas", "alpha_lr": 0.05},
     "fedma": {"name": "fedma"},
+    "vertical": {"name": "vertical", "top": "concat", "width": 4, "hidden": [8]},
     "centralized": {"name": "centralized"},
     "remembering": {"name": f"{USERS}:remembering", "pull": 0.2},
     "centred": {"name": f"{USERS}:centred", "share": 0.5},
@@ -108,12 +109,14 @@ TWO_EXCHANGES = {"mime", "feddane"}
 # Rows of which all clients take part.
 PEERS = {"dsgd", "push-sum", "gradient-tracking"}
 STEP_BY_STEP = {"push-sum", "gradient-tracking"}  # of which each step is a round trip, or several
-WITHOUT_SELECT = {"centralized", *PEERS}
 # Rows whose algorithm takes models of one kind alone.
 OWN_MODELS = {
     "fednas": {"name": "darts-search", "channels": 2, "cells": 3, "nodes": 1},
     "fedma": {"name": "small-cnn", "width": 4},
 }
+# Rows whose clients are parties with parts of the same images.
+ON_PARTIES = {"vertical"}
+WITHOUT_SELECT = {"centralized", *PEERS, *ON_PARTIES}
 # The partition of an algorithm where one is enough: a property that runs over the table says something of all of them.
 PARTITION_OF = dict(zip(ALGORITHMS, cycle(PARTITIONS), strict=False)) | dict.fromkeys(PEERS, "shards")
 # Whose server trains too, on what clients send of each example.
@@ -139,6 +142,8 @@ def settings(inner: str = "fedavg", partition: str = "iid", **changes: Any) -> d
     made |= changes
     if inner in OWN_MODELS and "model" not in changes:
         made["model"] = OWN_MODELS[inner]
+    if inner in ON_PARTIES:
+        made["data"] = {"dataset": made["data"]["dataset"], "parties": {"split": "quadrants", "overlap": 0.8}}
     if inner in SOLVERS:
         made["local"] = {"lr": made["local"]["lr"], "batch_size": made["local"]["batch_size"]}
     if inner in PERSONAL:
@@ -179,7 +184,7 @@ def separable(algorithm: str, partition: str, **changes: Any) -> Experiment:
     if algorithm == "fedgkt":
         client = {"name": "small-cnn", "norm": "none"}
         easy |= {"algorithm": {"name": "fedgkt", "client": client, "cut": "0"}, "rounds": 12}
-    if algorithm in STEP_BY_STEP:
+    if algorithm in STEP_BY_STEP | ON_PARTIES:
         easy["local"] = local | {"epochs": 1}
     return experiment(algorithm, partition, **easy | changes)
 

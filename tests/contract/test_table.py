@@ -22,6 +22,7 @@ from tests.contract.contract_kit import (
     ALGORITHMS,
     CHOSEN,
     MORE_PARTITIONS,
+    ON_PARTIES,
     PARTITION_OF,
     PARTITIONS,
     PEERS,
@@ -111,6 +112,7 @@ LEARNED = [
     or algorithm in BASIC
     or at == (k + 2) % len(PARTITIONS)
     if algorithm not in PEERS or partition != "uneven"  # has a client without examples
+    if algorithm not in ON_PARTIES or in_turn  # which have no partition of examples
 ]
 
 
@@ -190,7 +192,7 @@ def test_it_leaves_its_inputs_untouched(algorithm: str, tmp_path) -> None:
         return digest({**held, "test labels": data.test.targets, "indices": built.client_data.indices})
 
     before, states = fingerprint(), ClientStates()
-    built.engine.open(Program(built.algorithm.ops, built.client_data, 0), states)
+    built.engine.open(Program(built.algorithm.ops, built.source, 0), states)
     try:
         gate = Driver(built.engine, states)
         state = built.algorithm.init(built.model, built.federation)
@@ -254,7 +256,9 @@ def test_a_refused_reply_leaves_its_clients_state_as_a_missing_one_does(inner: s
     assert outcome(refused)[0] == outcome(missing)[0]
 
 
-@pytest.mark.parametrize("algorithm", nightly_but(NAMED, [name for name in ALGORITHMS if name not in PEERS]))
+@pytest.mark.parametrize(
+    "algorithm", nightly_but(NAMED, [name for name in ALGORITHMS if name not in PEERS | ON_PARTIES])
+)
 def test_it_survives_a_client_with_one_example_and_one_with_none(algorithm: str, tmp_path) -> None:
     select = {} if algorithm == "centralized" else {"select": {"name": "fixed", "clients": [0, 1, 2]}}
     result = experiment(algorithm, "uneven", rounds=2, **select).run(tmp_path / "run")

@@ -45,7 +45,7 @@ Tree = Mapping[str, Tensor]
 
 
 # Whose clients train a part of the network at a time: other steps and other settings.
-IN_TWO_PARTS = {"fedgkt", "fedma", "fednas", "splitfed", "split-relay"}
+IN_TWO_PARTS = {"fedgkt", "fedma", "fednas", "splitfed", "split-relay", "vertical"}
 PEERS = {"dsgd", "push-sum", "gradient-tracking"}  # without a cohort and a server's model
 
 

@@ -153,6 +153,13 @@ _ALGORITHMS: dict[str, AlgorithmEntry] = {
         slots=("select",),
         local=LOCAL - {"examples", "lr_scale", "stragglers", "straggler_work"},
     ),
+    "vertical": AlgorithmEntry(
+        "fedlens.algorithms.vertical:vertical",
+        "parties with other features of the same examples train one network (He et al. 2021)",
+        slots=(),
+        local=LOCAL - {"clip_norm", "stragglers", "straggler_work", "examples", "lr_scale"},
+        on_parties=True,
+    ),
     "centralized": AlgorithmEntry(
         "fedlens.algorithms.centralized:centralized",
         "the upper bound: training on the pooled data",

@@ -69,6 +69,7 @@ class AlgorithmBase(Algorithm):
         has_peers: whether clients are peers with a model of their own each, which `evaluation.test_peers` measures on
             the test data.
         grows: whether the shapes of the model change during a run: `model` returns a varied spec (`ModelSpec.varied`).
+        composed: the network of the final state, if the algorithm composes it of several in place of `[model]`.
         tested_model: what is measured on the test data, in the words of the run's page.
         replaced: by the name of their table, the components that the algorithm sets up from its own settings and that
             the user's table replaces.
@@ -78,6 +79,7 @@ class AlgorithmBase(Algorithm):
     personal: frozenset[str] = frozenset()
     has_peers: bool = False
     grows: bool = False
+    composed: ModelSpec | None = None
     tested_model: str = "the global model"
     replaced: Mapping[str, Any] = MappingProxyType({})
 

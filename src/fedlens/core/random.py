@@ -79,6 +79,15 @@ class Rng:
         seed, _, round, _, _, client = self.key
         return Rng((seed, "client", round, client) if each_round else (seed, "client", client))
 
+    def of_round(self) -> Rng:
+        """The node of an operation's round, the same at all clients: for batches that they draw together.
+
+        >>> Rng.of_operation(0, 3, 0, 5, 7).of_round() == Rng.of_operation(0, 3, 1, 0, 2).of_round()
+        True
+        """
+        seed, _, round, _ = self.of_client().key
+        return Rng((seed, "round", round))
+
     def seed_torch(self, device: torch.device) -> None:
         """Starts PyTorch's global generators, which dropout draws from: the processor's, and that of a GPU `device`."""
         import torch

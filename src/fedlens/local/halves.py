@@ -160,7 +160,7 @@ def _nested(tree: Mapping[str, Tensor]) -> dict[str, OptimizerState]:
     return kept
 
 
-def _keep(client: Client, node: Rng, at: int, found: Any) -> None:
+def cache_pass(client: Client, node: Rng, at: int, found: Any) -> None:
     """Keeps what a forward pass has computed in this worker, and drops what is left of earlier rounds."""
     kept = client.scratch.setdefault("split", {})
     for other in [k for k, (of, _, _) in kept.items() if of.key[2] != node.key[2]]:
@@ -168,8 +168,8 @@ def _keep(client: Client, node: Rng, at: int, found: Any) -> None:
     kept[client.id] = node, at, found
 
 
-def _kept(client: Client, node: Rng, at: int) -> Any:
-    """What `_keep` has kept, or None on another worker; it is dropped."""
+def cached_pass(client: Client, node: Rng, at: int) -> Any:
+    """What `cache_pass` has kept, or None on another worker; it is dropped."""
     of, step, found = client.scratch.get("split", {}).pop(client.id, (None, None, None))
     return found if (of, step) == (node, at) else None
 
@@ -204,7 +204,7 @@ class Lower:
         if at == steps:
             return Outcome({}, state)
         done = self._forward(state, client, node, at)
-        _keep(client, node, at, done)
+        cache_pass(client, node, at, done)
         content = {"activations": done.outputs.detach().to(self.dtype)}
         if self.sends_targets:
             content["targets"] = done.targets
@@ -222,7 +222,7 @@ class Lower:
         if len(payload["letters"]) != 1:
             raise ValueError(f"step {payload['step']} has no gradient of the step before")
         before = payload["step"] - 1
-        done = _kept(client, node, before) or self._forward(state, client, node, before)
+        done = cached_pass(client, node, before) or self._forward(state, client, node, before)
         gradients = self.half.backward(done, payload["letters"][0][1]["gradient"], client)
         return self.half.stepped(state, done, gradients, {**payload, "step": before}, steps)
 
@@ -248,7 +248,9 @@ class Upper:
             content = letters[sender]
             targets = content["targets"] if "targets" in content else state["targets"]
             node = rng.of_client().child("step", payload["step"], sender)
-            done = self.half.forward(state, client, received(content, learner, client), node, targets)
+            done = self.half.forward(
+                state, client, received(content["activations"], learner, client), node, targets
+            )
             loss = self.task.loss(done.outputs, done.targets)
             inputs = [done.inputs, *done.weights.values()]
             gradient, *gradients = gradients_of(loss, inputs, learner.autocast_dtype)
@@ -273,10 +275,13 @@ class Middle:
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """The forward passes. The state keeps what they were given."""
         given, learner = dict(payload["letters"]), self.half.learner(client)
-        inputs = [(sender, received(given[sender], learner, client).detach()) for sender in payload["order"]]
+        inputs = [
+            (sender, received(given[sender]["activations"], learner, client).detach())
+            for sender in payload["order"]
+        ]
         state = {**self.half.begun(payload, client), "inputs": inputs}
         passes = self._passes(state, payload, client, rng)
-        _keep(client, rng.of_client(), payload["step"], passes)
+        cache_pass(client, rng.of_client(), payload["step"], passes)
         sent = [
             Letter(k, {"activations": done.outputs.detach().to(self.dtype)}) for k, done in passes.items()
         ]
@@ -297,7 +302,9 @@ class Middle:
     def back(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """A backward pass and a step for each letter, in the order of the forward passes."""
         state, letters, answers = client.state, dict(payload["letters"]), []
-        passes = _kept(client, rng.of_client(), payload["step"]) or self._passes(state, payload, client, rng)
+        passes = cached_pass(client, rng.of_client(), payload["step"]) or self._passes(
+            state, payload, client, rng
+        )
         for sender, done in passes.items():
             if sender not in letters or letters[sender]["gradient"].shape != done.outputs.shape:
                 continue  # it has failed, or will without a gradient
@@ -308,10 +315,10 @@ class Middle:
         return Outcome({}, {k: state[k] for k in ("tree", "optimizer")}, letters=answers)
 
 
-def received(content: Payload, learner: Loadable, client: Client) -> Tensor:
+def received(activations: Tensor, learner: Loadable, client: Client) -> Tensor:
     """The activations of a letter as the half takes them, a leaf of its graph."""
     dtype = next(iter(learner.trainable.values())).dtype
-    activations: Tensor = content["activations"].detach().to(dtype)
+    activations = activations.detach().to(dtype)
     if not client.arithmetic.lays_out(learner.module, client.device):
         # Engines may keep the layout of a letter or not, and dropout draws in the order of the memory.
         activations = activations.contiguous()
@@ -393,6 +400,10 @@ def positions(settings: LocalSettings, n: int, at: int, node: Rng) -> Tensor:
     Epochs are random orders, drawn from `node.child("epoch", e).torch("batches")`, cut into batches.
     """
     size, (epoch, within) = settings.batch(n), divmod(at, settings.batches_at(n))
+    return epoch_order(settings, n, epoch, node)[within * size : (within + 1) * size]
+
+
+def epoch_order(settings: LocalSettings, n: int, epoch: int, node: Rng) -> Tensor:
+    """The order of n examples in an epoch, int64 [n]; the given one where a batch holds all."""
     generator = node.child("epoch", epoch).torch("batches")
-    order = torch.arange(n) if size >= n else torch.randperm(n, generator=generator)
-    return order[within * size : (within + 1) * size]
+    return torch.arange(n) if settings.batch(n) >= n else torch.randperm(n, generator=generator)

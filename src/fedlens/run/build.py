@@ -176,8 +176,8 @@ def _build(
         engine,
         model,
         unwrapped,
-        count(parts.spec),
-        count(parts.spec, trainable=True),
+        count((algorithm.composed or model).leaves),
+        count((algorithm.composed or model).leaves, trainable=True),
         federation,
         task,
         size,
@@ -293,8 +293,8 @@ def _refuse_single_images(
         refuse_single_images(model, task, local, sizes.sum(keepdims=True), ["the pooled data"], shape=shape)
         return
     trained = list(algorithm.candidates(federation))
-    names = [partition.ids[client] for client in trained]
-    refuse_single_images(model, task, local, sizes[trained], names, algorithm.full_gradients, shape)
+    sizes, names = partition.trained_sizes(trained), [partition.ids[client] for client in trained]
+    refuse_single_images(model, task, local, sizes, names, algorithm.full_gradients, shape)
 
 
 def _about_boxes(module: torch.nn.Module, targets: object) -> list[str]:

@@ -27,6 +27,7 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
 NOT_SET = ", which is not set there"
 RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
 # The tables of one component, for which its name alone is short.
+_INSTEAD_OF = {"data.parties": "partition", "data.partition": "parties"}  # one takes the place of the other
 _COMPONENTS = {
     "data.dataset", "data.partition", "model", "algorithm", "select", "aggregate", "server", "engine"
 }  # fmt: skip
@@ -278,6 +279,8 @@ def put_setting(values: dict[str, Any], key: str, new: Any, renamed: set[str], w
         _forget_derived_seeds(values)
     if key == "model.weights" and isinstance(values.get("model"), dict):
         values["model"].pop("weights_sha256", None)  # of the file that a run began with
+    if (other := _INSTEAD_OF.get(".".join(path[:2]))) and isinstance(values.get("data"), dict):
+        values["data"].pop(other, None)
     _put(values, path, new, where)
     return key
 

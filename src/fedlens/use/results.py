@@ -135,8 +135,8 @@ def model_cost(built: Built, run_state: RunState | None) -> dict[str, Any]:
         "input_shape": list(built.model.input_shape),
     }
     with suppress(Exception):  # the summary says how the run ended, even where the model is what ended it
-        model = built.model
-        if run_state is not None:
+        model = built.algorithm.composed or built.model
+        if run_state is not None and built.algorithm.composed is None:
             model = model.of(built.algorithm.model(run_state.state)[0].varying)
             cost |= {"parameters": count(model.leaves), "trainable": count(model.leaves, trainable=True)}
         example = built.task.blank(1, model.input_shape)
@@ -214,7 +214,7 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     """
     data = built.client_data.dataset
     spec = {
-        "name": built.config.model["name"],
+        "name": model.name,
         "settings": dict(model.settings),
         "input_shape": list(model.input_shape),
         "classes": model.classes,

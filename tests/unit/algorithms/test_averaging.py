@@ -21,7 +21,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.registry import read_settings
 from fedlens.core.algorithm_base import BareAlgorithm
 from fedlens.local.rules import ClientRule, ServerRule, proximal
-from tests.identity.identity_kit import parts, world
+from tests.identity.identity_kit import IN_TWO_PARTS, parts, world
 
 LOCAL = {"lr": 0.1}
 
@@ -130,17 +130,7 @@ def test_no_setting_takes_what_is_not_a_finite_number(name: str, setting: str, v
 
 
 # Those that test at the clients, or whose server trains, compute where their data are.
-ON_THE_CPU = {
-    "fedbn",
-    "local-only",
-    "finetune",
-    "centralized",
-    "fedgkt",
-    "fedma",
-    "fednas",
-    "splitfed",
-    "split-relay",
-}
+ON_THE_CPU = {"fedbn", "local-only", "finetune", "centralized"} | IN_TWO_PARTS
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - ON_THE_CPU))

@@ -194,6 +194,28 @@ PROTOCOLS = (
             ("what the server says of", "B's images"),
         ),
     ),
+    Protocol(
+        "protocol-vertical",
+        "Two parties without labels send embeddings of a batch to the label party and get gradients back.",
+        ("party A", "party with the labels", "party C"),
+        (
+            _both("1. own ids, masked by A and by C", data=True),
+            _both("2. its ids, masked", back=True, data=True),
+            _both("3. its ids, masked twice", data=True),
+            _both("4. which ids all have", back=True, data=True),
+            _each("own bottom, forward", 0, 1, 2),
+            _both("5. embeddings", data=True),
+            (Work(1, "top and its bottom: a step"),),
+            _both("6. gradient of the embeddings", back=True),
+            _each("own bottom: a step", 0, 2),
+        ),
+        (Again(0, 3, "once"), Again(4, 8, "each batch")),
+        (
+            ("which of its ids all have;", "of labels what gradients", "tell"),
+            ("which of its ids each party", "has; features as far as", "embeddings show them"),
+            ("which of its ids all have;", "of labels what gradients", "tell"),
+        ),
+    ),
 )
 
 

@@ -73,10 +73,13 @@ def works(algorithm: str, kind: str, engine: str) -> bool:
     if algorithm == "fedgkt":  # whose clients have a network that begins like the server's
         made["algorithm"] = {**made["algorithm"], "client": model}
     augment = ["flip"] if TASKS.find(kind)().views > 1 else []
+    data = {"partition": "natural", "augment": augment, **HELD_OUT}
+    if algorithm in contract_kit.ON_PARTIES:
+        data = {"parties": {"split": "halves"}}
     config = read_config(
         {
             **made,
-            "data": {"dataset": EXAMPLES[kind], "partition": "natural", "augment": augment, **HELD_OUT},
+            "data": {"dataset": EXAMPLES[kind], **data},
             "task": {"name": kind},
             "model": model,
             "engine": engine,
@@ -149,7 +152,9 @@ EXAMPLES = {
     "simsiam": one_class_an_image,
 }
 # The settings that a refusal of the task or the engine names; any other refusal is a fault of this table.
-REASONS = {"algorithm.name", "client", "engine.name", "model", "task.name", "task.class_weights"}
+# Parties have images of one class each, and no augmentation.
+OF_PARTIES = {"data.augment", "data.parties"}
+REASONS = {"algorithm.name", "client", "engine.name", "model", "task.name", "task.class_weights", *OF_PARTIES}
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ import pytest
 
 from fedlens import Experiment
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
 from tests.unit.house.protocol_figures import FOLDER, PROTOCOLS, Protocol, Send, drawing
 
 PAGE = Path(__file__).parents[3] / "docs" / "beyond-averaging.md"
-OTHERS = ("dsgd", "push-sum", "gradient-tracking", "split-relay", "splitfed", "fedgkt")
+OTHERS = ("dsgd", "push-sum", "gradient-tracking", "split-relay", "splitfed", "fedgkt", "vertical")
 SVG = "{http://www.w3.org/2000/svg}"
 WIDEST = 8.2  # pixels of a letter, about
 
@@ -103,3 +104,19 @@ def test_a_round_costs_what_the_page_says(
     assert line.get("bytes_peer", 0) == peer
     assert 0 <= line["bytes_up"] - up < 5_000  # requests have a few bytes of their own
     assert 0 <= line["bytes_down"] - down < 5_000
+
+
+def test_vertical_learning_costs_what_the_page_says(tmp_path: Path) -> None:
+    made = Experiment(
+        rounds=2, model="linear", algorithm="vertical", engine="inline",
+        local={"lr": 0.05, "batch_size": 120, "epochs": 2},
+        data={"dataset": "digits", "parties": {"split": "quadrants", "overlap": 0.8}},
+    ).run(tmp_path / "run", report=False)  # fmt: skip
+    partition = load_partition(made.directory / "partition.npz")
+    assert isinstance(partition, FeaturePartition)
+    (own, *others), m = partition.sizes().tolist(), len(partition.shared)
+    once = 32 * (K - 1) * 2 * own + 32 * sum(others) + 8 * m * (K - 1)
+    assert [line["bytes_peer"] for line in made.metrics[1:]] == [
+        8 * 2 * m * C * (K - 1) + x for x in (once, 0)
+    ]
+    assert made.metrics[2]["bytes_up"] == 0

@@ -315,6 +315,12 @@ def test_the_plan_accepts_every_algorithm_that_fits_its_settings(name: str) -> N
     cut = {"name": name, "cut": 1}
     table = {"fedgkt": {**cut, "client": "mlp"}, "splitfed": cut, "split-relay": cut}
     chosen = {"algorithm": table.get(name, name), "local.lr": 5.0, **few, **held_out}
+    if name == "vertical":
+        chosen = {
+            "algorithm": name,
+            "local.lr": 5.0,
+            "data.parties": {"split": "halves"},
+        }
     assert len(load(methods={"one": {"set": chosen}}).runs) == 1
 
 

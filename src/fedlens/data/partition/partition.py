@@ -165,6 +165,10 @@ class Partition:
         """int64 [clients]: how many examples each client holds."""
         return np.diff(self.offsets)
 
+    def trained_sizes(self, clients: Sequence[int]) -> NDArray[np.int64]:
+        """int64: how many examples each of these clients trains on."""
+        return self.sizes()[clients]
+
     def owners(self) -> NDArray[np.int64]:
         """int64 [m]: the client of each entry of `indices`."""
         return np.repeat(np.arange(len(self)), self.sizes())

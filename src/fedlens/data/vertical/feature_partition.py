@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -97,6 +97,10 @@ class FeaturePartition:
         """int64 [parties]: how many examples each party holds."""
         return np.array([len(rows) for rows in self.rows], np.int64)
 
+    def trained_sizes(self, clients: Sequence[int]) -> NDArray[np.int64]:
+        """int64: on how many examples these parties train together, for each of them."""
+        return np.full(len(clients), len(self.shared_by(clients)), np.int64)
+
     @cached_property
     def keys(self) -> tuple[tuple[str, ...], ...]:
         """The id of each example of each party, in the party's order."""
@@ -107,7 +111,11 @@ class FeaturePartition:
     @cached_property
     def shared(self) -> tuple[str, ...]:
         """The ids of the examples that all parties hold, sorted."""
-        first, *others = map(set, self.keys)
+        return self.shared_by(range(len(self)))
+
+    def shared_by(self, parties: Iterable[int]) -> tuple[str, ...]:
+        """The ids of the examples that all of these parties hold, sorted."""
+        first, *others = (set(self.keys[party]) for party in parties)
         return tuple(sorted(first.intersection(*others)))
 
     @cached_property
