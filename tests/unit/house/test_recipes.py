@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
 GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
 NAS = ["digits-fednas", "cifar10/fednas-paper"]
 PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum", "fashion-mnist/vertical-quadrants"]
-MATCHED = "fashion-mnist/fedma"
+MATCHED = ["fashion-mnist/fedma", "cifar10/fedma-paper"]
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
@@ -88,7 +90,7 @@ def test_they_are_these() -> None:
             *GKT,
             *PEERS,
             *SPLIT,
-            MATCHED,
+            *MATCHED,
             MOCO,
             *TABLE_2,
             *TABLES,
@@ -110,7 +112,7 @@ def test_they_are_these() -> None:
         *GKT,
         *PEERS,
         *SPLIT,
-        MATCHED,
+        *MATCHED,
         MOCO,
         *TABLE_2,
         *TABLES,
@@ -172,6 +174,22 @@ def test_fednas() -> None:
     assert (local.lr, local.momentum, local.weight_decay, local.clip_norm) == (0.025, 0.9, 3e-4, 5.0)
     assert (algorithm["alpha_lr"], algorithm["alpha_decay"], algorithm["balance"]) == (3e-4, 1e-3, 1.0)
     assert config.data.partition == {"name": "dirichlet-classwise", "clients": 16, "alpha": 0.5}
+
+
+def test_fedma(tmp_path: Path) -> None:
+    experiment = Experiment.load("cifar10/fedma-paper")
+    local, algorithm = experiment.config.local, experiment.config.algorithm
+    assert weights(experiment.config) == 3_491_530
+    assert (experiment.config.rounds, local.epochs, local.batch_size) == (10, 20, 64)
+    assert (local.lr, local.momentum) == (0.01, 0.9)
+    assert [algorithm[name] for name in ("sigma", "sigma0", "gamma", "passes")] == [1.0, 1.0, 7.0, 5]
+    assert experiment.config.data.partition == {"name": "dirichlet-classwise", "clients": 16, "alpha": 0.5}
+    # Its network is a chain that the algorithm takes: a pass with two units a layer on small images.
+    small = ["data.dataset=digits", "data.partition={name='iid',clients=2}", "rounds=1", "local.epochs=1"]
+    small += ["model.hidden_widths=[2,2,2,2,2,2,2,2]"]
+    result = Experiment.load("cifar10/fedma-paper", small).run(tmp_path / "run", report=False)
+    assert result.summary["failures"] == {}
+    assert result.metrics[1]["clients"] == 2
 
 
 @pytest.mark.parametrize("name", CIFAR)
