@@ -10,11 +10,13 @@ import pytest
 
 from fedlens.algorithms.registry import ALGORITHMS, refuse_other_data
 from fedlens.api import Experiment
-from fedlens.base.errors import ConfigError
-from fedlens.data.vertical.feature_partition import FeaturePartition
+from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
 from fedlens.data.vertical.vertical_datasets import VerticalDatasets
+from fedlens.report.compare import compare
 from fedlens.run.build import Built, build
-from fedlens.run.run_description import data_digest
+from fedlens.run.run_description import check_same_data, data_digest, describe
+from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
@@ -22,6 +24,7 @@ from fedlens.settings.plan import plan
 from fedlens.settings.run_partition import run_partition
 from tests.unit.data.pictures import pixels, write
 from tests.unit.data.vertical.tables import write_parties
+from tests.unit.report.fake_run import make_run
 
 PARTIES: dict[str, Any] = {"split": "quadrants", "overlap": 0.5, "labels_at": 3}
 
@@ -179,3 +182,32 @@ def test_what_needs_whole_images_or_clients_with_classes_is_refused(fedavg_on_pa
 
 def test_an_experiment_shows_its_parties() -> None:
     assert "split=quadrants" in repr(Experiment(**settings(), algorithm="fedavg"))
+
+
+def test_a_run_keeps_its_parties_and_a_picture_only_if_it_keeps_images(
+    tmp_path: Path, fedavg_on_parties: None
+) -> None:
+    for images, count in ((True, 1), (False, 0)):
+        made = built(f"record.images={str(images).lower()}")
+        directory = RunDir.create(tmp_path / str(images), "run", None)
+        describe(directory, made, Path("nowhere"))
+        kept = load_partition(directory.partition_path)
+        assert isinstance(kept, FeaturePartition)
+        assert (kept.digest, len(kept.pictures)) == (made.partition.digest, count)
+        environment = directory.read_environment()
+        assert environment is not None
+        check_same_data(directory, made, environment)
+        with pytest.raises(RunDirectoryError, match="the data now give a different partition"):
+            check_same_data(directory, built("data.parties.labels_at=1"), environment)
+
+
+def test_runs_are_compared_by_their_parties(tmp_path: Path) -> None:
+    runs = []
+    for overlap in (0.5, 0.8):
+        data = {"dataset": "digits", "parties": {**PARTIES, "overlap": overlap}}
+        runs.append(make_run(tmp_path, run_id=str(overlap), algorithm="vertical", config={"data": data}))
+    rows = compare(runs)
+    assert sorted(row["partition"] for row in rows) == [
+        "parties split=quadrants overlap=0.5 labels_at=3",
+        "parties split=quadrants overlap=0.8 labels_at=3",
+    ]
