@@ -112,15 +112,18 @@ def recipe_name(partition: AnyPartition) -> str:
 def numbers(partition: AnyPartition) -> list[tuple[str, str]]:
     """The statistics of a partition with their names, for a page or a terminal."""
     sizes, census = partition.sizes(), partition.census
-    parties = isinstance(partition, FeaturePartition)
+    if isinstance(partition, FeaturePartition):
+        return [
+            ("Parties", count(len(partition))),
+            ("Examples of a party", _spread(quantiles(sizes))),
+            ("Examples that all parties hold", count(len(partition.shared))),
+            ("Labels at", f"party {partition.ids[partition.labels_at]}"),
+        ]
     statistics = [
-        ("Parties" if parties else "Clients", count(len(partition))),
-        ("Rows of all parties" if parties else "Examples", count(int(sizes.sum()))),
+        ("Clients", count(len(partition))),
+        ("Examples", count(int(sizes.sum()))),
         ("Examples per client", _spread(quantiles(sizes))),
     ]
-    if isinstance(partition, FeaturePartition):
-        statistics.insert(2, ("Examples that all parties hold", count(len(partition.shared))))
-        statistics.insert(3, ("Labels at", f"party {partition.ids[partition.labels_at]}"))
     if census is not None:
         statistics.append(("Classes", count(len(census.classes))))
         statistics.append(("Classes per client", _spread(quantiles(census.classes_per_client()))))

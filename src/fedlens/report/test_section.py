@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.data.vertical.feature_partition import FeaturePartition
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_section as classes
 from fedlens.report.detection_section import detection_section
@@ -41,6 +42,8 @@ def _missing(run: Run) -> str:
         return "Each client has a model of its own, so there is no global model to measure on the test data."
     if run.status != "finished":
         return "The test data are measured in detail in the last round, which this run has not reached."
+    if isinstance(run.partition, FeaturePartition):
+        return "The parties send embeddings of the test images, and no predictions of single images are kept."
     if tested := subtable(run.summary, "shown").get("model"):
         return f"The test metrics are means over several models ({tested}), and details would be of one."
     return "The run directory has no evaluation.npz, because an older version of fedlens wrote it."

@@ -316,7 +316,7 @@ def test_show_prints_parties_and_plot_says_that_there_are_no_clients(tmp_path: P
     told = rows(partition("show", tmp_path / "p.npz"))
     assert (told["Parties"], told["Rows of all parties"], told["Examples that all parties hold"]) == (
         "2",
-        "18",
+        "9",
         "8",
     )
     assert (told["Recipe"], told["Labels at"], told["Digest"]) == ("parties", "party 1", p.digest)

@@ -96,6 +96,8 @@ def test_the_page_shows_the_parties_and_escapes_their_names(tmp_path: Path) -> N
     assert "x<ray" not in page
     assert "How many training images each party holds, and how many all of them hold." in page
     assert "Data per client" not in page
+    assert "evaluation.clients=all" not in page  # which parties refuse
+    assert "no predictions of single images are kept" in page
 
 
 def test_a_run_of_clients_has_no_parties(tmp_path: Path) -> None:
