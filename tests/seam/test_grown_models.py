@@ -294,3 +294,14 @@ def test_a_varied_model_says_how_it_was_varied() -> None:
     assert twice.leaves == spec_of(twice.build())
     with pytest.raises(ConfigError, match="'mlp' has no keys that could change, and bottleneck should"):
         SPEC.varied(prepare={"bottleneck": 3})
+
+
+def test_weights_of_a_run_keep_widths_that_its_preparation_had(tmp_path: Path) -> None:
+    before = experiment(algorithm="fedma", local={"lr": 0.1}, rounds=1).run(tmp_path / "before", report=False)
+    grown = [n for _, n in layers(before.model)[:2]]
+    assert grown != WIDTHS
+    later = experiment(model={"weights": f"run:{before.directory}"}, algorithm="fedavg", rounds=1)
+    result = later.run(tmp_path / "later", report=False)
+    assert layers(result.model) == layers(before.model)
+    assert result.config["model"]["hidden_widths"] == grown
+    assert result.metrics[0]["test_loss"] == pytest.approx(before.metrics[-1]["test_loss"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlens.report import figures
 from fedlens.report.format import heading, metric_value
-from fedlens.report.read import Run, subtable
+from fedlens.report.read import Run
 from fedlens.report.render import Plot
 
 _COLORS = ("var(--test)", "var(--validation)", "var(--local)", "var(--train)")
@@ -23,12 +23,12 @@ def own_curves(run: Run) -> list[Plot]:
 
 def tested_model(run: Run) -> str:
     """What was measured on the test data (`AlgorithmBase.tested_model`), at the beginning of a sentence."""
-    found = subtable(run.summary, "shown").get("model")
+    found = run.shown.get("model")
     return found[:1].upper() + found[1:] if isinstance(found, str) else "The global model"
 
 
 def _shown(run: Run, kind: str) -> list[Mapping[str, Any]]:
-    found = subtable(run.summary, "shown").get(kind)
+    found = run.shown.get(kind)
     return found if isinstance(found, list) else []
 
 

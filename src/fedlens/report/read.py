@@ -86,6 +86,12 @@ class Run:
             value = _name(self.summary.get(key if table == "data" else table))
         return None if value is None else str(value)
 
+    @property
+    def shown(self) -> Mapping[str, Any]:
+        """What the algorithm declares for the page."""
+        # Earlier versions wrote it into the summary.
+        return subtable(self.environment, "shown") or subtable(self.summary, "shown")
+
     def recorded(self, table: str, key: str) -> Any:
         """A value in a table of the summary, or None."""
         return subtable(self.summary, table).get(key)

@@ -95,7 +95,7 @@ def write_report(run_dir: Path) -> Path:
         "efficiency": efficiency(run),
         "settings": _settings(run),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
-        "environment": list(_flat(run.environment)),
+        "environment": list(_flat({key: each for key, each in run.environment.items() if key != "shown"})),
         "machine": [words for key, words in _MACHINE.items() if run.environment.get(key)],
     }
     return write_page(RunDir(run.directory).report_path, "run.html.j2", context)

@@ -10,7 +10,7 @@ from fedlens.data.vertical.feature_partition import FeaturePartition
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_section as classes
 from fedlens.report.detection_section import detection_section
-from fedlens.report.read import Run, read_evaluation, subtable
+from fedlens.report.read import Run, read_evaluation
 from fedlens.report.segmentation_section import segmentation_section
 
 # Of other kinds, the page has no such section.
@@ -44,6 +44,9 @@ def _missing(run: Run) -> str:
         return "The test data are measured in detail in the last round, which this run has not reached."
     if isinstance(run.partition, FeaturePartition):
         return "The parties send embeddings of the test images, and no predictions of single images are kept."
-    if tested := subtable(run.summary, "shown").get("model"):
-        return f"The test metrics are means over several models ({tested}), and details would be of one."
+    if tested := run.shown.get("model"):
+        return (
+            f"The run directory has no evaluation.npz: {tested} may be several models, each with details of its own, "
+            "or an older version of fedlens wrote it."
+        )
     return "The run directory has no evaluation.npz, because an older version of fedlens wrote it."

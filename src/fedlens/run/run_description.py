@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
 from fedlens.data.vertical.vertical_datasets import with_pictures
 from fedlens.run.build import Built
@@ -43,6 +44,8 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     }
     if built.labelled is not None:
         data[_NEIGHBOURS] = built.labelled.description()
+    if shown := _shown(built.algorithm):
+        data["shown"] = shown
     data[OWN_FILES] = own_files(plain(built.config))
     weights = write_initial(built.unwrapped, directory)
     directory.write_environment({**environment, "format": FORMAT, **data, **weights})
@@ -50,6 +53,14 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     if isinstance(partition, FeaturePartition) and built.config.keeps_images:
         partition = with_pictures(partition, built.client_data.dataset)
     partition.save(directory.partition_path)
+
+
+def _shown(algorithm: AlgorithmBase) -> dict[str, Any]:
+    """What the page of the run shows of the algorithm, if it declares anything; also of a run that is killed."""
+    curves = [curve._asdict() for curve in algorithm.curves]
+    graphs, tested = [graph._asdict() for graph in algorithm.graphs], algorithm.tested_model
+    declared = curves or graphs or tested != AlgorithmBase.tested_model
+    return {"curves": curves, "graphs": graphs, "model": tested} if declared else {}
 
 
 def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]) -> None:

@@ -13,7 +13,6 @@ from torch import nn
 
 from fedlens.base.errors import HookError, RunDirectoryError
 from fedlens.base.shell_command import quoted_command
-from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
 from fedlens.core.tree import Tree, count, load_into
@@ -109,10 +108,6 @@ def summarize(
         "seed": config.seed,
         "directory": str(directory.path),
     }
-    curves = [curve._asdict() for curve in built.algorithm.curves]
-    graphs, tested = [graph._asdict() for graph in built.algorithm.graphs], built.algorithm.tested_model
-    if graphs or curves or tested != AlgorithmBase.tested_model:
-        summary["shown"] = {"curves": curves, "graphs": graphs, "model": tested}
     return {**summary, **{name: value for name, value in added.items() if name not in summary}}
 
 

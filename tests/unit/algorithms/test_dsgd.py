@@ -12,6 +12,8 @@ from fedlens.algorithms.dsgd import dsgd
 from fedlens.algorithms.topology import Complete, Edges, ErdosRenyi, Topology, connected
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.report.read import read_run
+from fedlens.report.run_page import write_report
 from fedlens.tasks.classification import Classification
 from tests.contract.contract_kit import Stopping, lines, settings
 from tests.identity.identity_kit import parts, world
@@ -87,12 +89,15 @@ def test_the_spectral_gap_is_said_first() -> None:
 
 def test_its_page_gets_the_consensus_distance_and_the_graph(tmp_path: Path) -> None:
     result = Experiment(**settings("dsgd")).run(tmp_path / "run")
-    (curve,), (graph,) = result.summary["shown"]["curves"], result.summary["shown"]["graphs"]
+    shown = read_run(result.directory).shown
+    (curve,), (graph,) = shown["curves"], shown["graphs"]
     (key,) = curve["lines"]
     found = [line[key] for line in result.metrics]
     assert found[0] == 0
     assert min(found[1:]) > 0
     assert graph["clients"] == 6
+    (result.directory / "summary.json").unlink()  # as of a run that was killed
+    assert "Who sends to whom" in write_report(result.directory).read_text(encoding="utf-8")
     assert {(i, j) for i, j, _ in graph["edges"]} == {(k, k + 1) for k in range(5)} | {(0, 5)}
     assert {weight for *_, weight in graph["edges"]} == {1 / 3}
 

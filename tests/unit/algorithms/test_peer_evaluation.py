@@ -21,6 +21,7 @@ from fedlens.core.driver import Driver
 from fedlens.core.protocol import Client, ClientStates, Op, Outcome, Payload, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
+from fedlens.report.read import read_run
 from fedlens.run.session import Session
 from fedlens.settings.config import read_config
 from fedlens.studies.run_cost import RunCosts
@@ -121,10 +122,10 @@ def test_a_run_measures_them_when_it_evaluates_and_changes_nothing_else(tmp_path
     assert keys <= with_peers.summary["final"].keys()
     assert with_peers.summary["details"] == plain.summary["details"] != {}  # those of the mean model
     assert any("models of 2 peers" in sentence for sentence in with_peers.summary["disclosures"])
-    curves = {curve["metric"]: curve for curve in with_peers.summary["shown"]["curves"]}
+    curves = {curve["metric"]: curve for curve in read_run(with_peers.directory).shown["curves"]}
     assert {"peers_accuracy_mean", "peers_accuracy_worst"} <= curves["accuracy"]["lines"].keys()
     assert curves["loss"]["about"] == "the models of 2 peers on the test data"
-    assert [curve["metric"] for curve in plain.summary["shown"]["curves"]] == ["consensus_distance"]
+    assert [curve["metric"] for curve in read_run(plain.directory).shown["curves"]] == ["consensus_distance"]
 
 
 @pytest.mark.parametrize(("name", "directed"), [("push-sum", True), ("gradient-tracking", False)])
@@ -133,8 +134,8 @@ def test_all_algorithms_of_peers_have_it_and_show_their_graph(
 ) -> None:
     run = Experiment(**settings(name, rounds=1, evaluation={"test_peers": 2})).run(tmp_path / "run")
     assert "peers_loss_worst" in run.summary["final"]
-    assert {graph["directed"] for graph in run.summary["shown"]["graphs"]} == {directed}
-    assert run.summary["shown"]["curves"][0]["metric"] == "consensus_distance"
+    assert {graph["directed"] for graph in read_run(run.directory).shown["graphs"]} == {directed}
+    assert read_run(run.directory).shown["curves"][0]["metric"] == "consensus_distance"
 
 
 def test_a_stopped_run_goes_on_with_the_same_peers(tmp_path: Path) -> None:

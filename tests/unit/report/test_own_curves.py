@@ -98,7 +98,7 @@ GKT = {"name": "fedgkt", "client": {"name": "mlp", "hidden": 8}, "cut": "1"}
         ("dsgd", "The mean of the peers' models after"),
         ("fedavg", "The global model after"),
         (GKT | {"extractors": 1}, "The server's network behind some clients' layers after"),
-        (GKT, "means over several models (the server's network behind some clients' layers)"),
+        (GKT, "no evaluation.npz: the server's network behind some clients' layers may be several models"),
     ],
     ids=["dsgd", "fedavg", "fedgkt, one client", "fedgkt"],
 )
