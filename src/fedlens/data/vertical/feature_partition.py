@@ -80,14 +80,17 @@ class FeaturePartition:
             )
         if not 0 <= self.labels_at < parties:
             return f"party {self.labels_at} has the labels, and the last of the parties is {parties - 1}"
-        for party, rows, keys in zip(self.ids, self.rows, self.keys, strict=True):
-            if len(keys) != len(rows) or len(set(keys)) < len(keys):
+        # Of positions, which are compared in a tenth of the time of their texts.
+        keys = [rows.tolist() for rows in self.rows] if self.names is None else self.names
+        first, *others = held = [set(of_party) for of_party in keys]
+        for party, rows, of_party, different in zip(self.ids, self.rows, keys, held, strict=True):
+            if not len(rows) == len(of_party) == len(different):
                 return f"party '{party}' holds an example twice, or not one id for each example"
         if any(len(shape) != 3 or min(shape) < 1 for shape in self.shapes):
             return "a shape is not (C, h, w)"
         if any(picture.dtype != np.uint8 or picture.ndim != 3 for picture in self.pictures):
             return "a picture is not uint8 [C, H, W]"
-        return None if self.shared else "no example is held by all parties"
+        return None if first.intersection(*others) else "no example is held by all parties"
 
     def __len__(self) -> int:
         """The number of parties."""
