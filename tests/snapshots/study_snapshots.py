@@ -44,7 +44,6 @@ CURVES = {
     "fedprox": [[0.1, 0.2, 0.3, 0.35], [0.1, 0.2, 0.3, 0.45]],
     "centralized": [[0.6, 0.7, 0.8, 0.9], [0.6, 0.7, 0.8, 0.9]],
 }
-CLOCK = {"images_per_second": 50.0, "up_mbit": 1.0, "down_mbit": 8.0}
 DOCUMENT: dict[str, Any] = {
     "source": "A report (2020)",
     "labels": {"fedavgm": "FedAvgM of the report"},
@@ -89,11 +88,6 @@ def over_clients() -> StudyResults:
         return replace(run, curve={**run.curve, **more}) if key.startswith("fedavg-") else run
 
     return replace(made, lines={key: measured(key) for key in made.lines})
-
-
-def timed() -> StudyResults:
-    """Curves with simulated hours."""
-    return results_of(CURVES, facts={"batch_size": 20.0}, clock=CLOCK, targets=[0.5, 0.8])
 
 
 def full(**info: Any) -> StudyResults:
@@ -199,9 +193,11 @@ TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "targets-row": (lambda: results_of(CURVES), {"kind": "targets", "targets": [0.4], "multipliers": "row"}),
     "targets-case": (lambda: results_of({0.1: CURVES, 1.0: CURVES}),
                      {"kind": "targets", "targets": [0.4], "multipliers": "case"}),
-    "targets-hours": (timed, {"kind": "targets", "measures": ["hours"], "multipliers": "baseline"}),
-    "targets-relative": (timed, {"kind": "targets", "targets": [0.5, 0.8], "relative": True, "to": "centralized",
-                                 "measures": ["rounds"], "multipliers": "none"}),
+    "targets-baseline": (lambda: results_of(CURVES, targets=[0.5, 0.8]),
+                         {"kind": "targets", "measures": ["rounds"], "multipliers": "baseline"}),
+    "targets-relative": (lambda: results_of(CURVES),
+                         {"kind": "targets", "targets": [0.5, 0.8], "relative": True, "to": "centralized",
+                          "measures": ["rounds"], "multipliers": "none"}),
     "targets-losses": (losses, {"kind": "targets"}),
     "relative": (full, {"kind": "relative"}),
     "relative-cases": (lambda: full(document=DOCUMENT), {"kind": "relative", "to": "centralized", "rows": "cases"}),
@@ -246,7 +242,6 @@ FIGURES: dict[str, tuple[Any, dict[str, Any]]] = {
     "curves-client": (by_alpha, {"kind": "curves", "x": "bytes_client", "where": {"alpha": 1.0}, "band": "range"}),
     "curves-examples": (by_alpha, {"kind": "curves", "x": "examples", "where": {"alpha": 1.0}, "y": [0.2, 0.9],
                                    "until": 3e5, "chance": 0.15}),
-    "curves-hours": (timed, {"kind": "curves", "x": "hours"}),
     "curves-loss": (by_alpha, {"kind": "curves", "metric": "test_loss", "lines": "alpha", "panels": "method",
                                "methods": ["fedavg"], "columns": 2, "runs": "final"}),
     "curves-failures": (lambda: results_of({**CURVES, "fedadam": [[0.1, 0.2, 0.3, 0.4], "out of memory"]}),
@@ -326,7 +321,7 @@ def page_of_a_tuned_study() -> str:
     more: dict[str, Any] = {
         "document": {**DOCUMENT, "values": DOCUMENT["values"][:2], "claims": []}, "caveats": ["A tenth of the rounds."],
         "command": "fedlens sweep study.toml", "smaller": [["rounds", "10,000", "200 rounds"]], "scale": "minutes",
-        "notes": ["A note."], "clock": CLOCK, "last": 2, "figures": [{"kind": "effective-lr"}],
+        "notes": ["A note."], "last": 2, "figures": [{"kind": "effective-lr"}],
         "tables": [{"kind": "summary"}],
     }  # fmt: skip
     study = chosen(**more)

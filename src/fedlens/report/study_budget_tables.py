@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.format import MISSING, count, many, number, size
+from fedlens.report.format import MISSING, count, many, size
 from fedlens.report.study_captions import (
     conjoined,
     failure_notes,
@@ -22,7 +22,6 @@ from fedlens.report.study_captions import (
     unit,
 )
 from fedlens.report.study_cells import StudyCell, better
-from fedlens.report.study_clock import simulated_hours
 from fedlens.report.study_document_rows import (
     StatedRow,
     document_label,
@@ -37,14 +36,13 @@ from fedlens.report.study_statistics import t_interval
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
 
-Measure = Literal["rounds", "batches", "bytes", "hours"]
+Measure = Literal["rounds", "batches", "bytes"]
 Multipliers = Literal["row", "baseline", "case", "none"]
 
 COLUMNS = {"rounds": "round", "batches": "batches", "bytes": "bytes"}
 _MEANINGS = {
     "batches": "Batches: those of the busiest client of each round, summed, which stands for time.",
     "bytes": "Bytes: up and down, of all clients.",
-    "hours": "Hours: simulated, on clients with the speed and the link of [clock].",
 }
 
 
@@ -150,14 +148,14 @@ def targets(
     relative: bool = False,
     to: str = "centralized",
 ) -> StudyTable:
-    """Rounds, batches, bytes and simulated hours to a target, with multipliers (hsu2020, table 5).
+    """Rounds, batches and bytes to a target, with multipliers (hsu2020, table 5).
 
     Args:
         targets: of the metric; those of the study by default. With `relative`, shares of the value of the method `to`.
         multipliers: times as much as the first target of the row ("row"), as the baseline ("baseline"), or as the same
             method in the first case ("case"). By default "row" with several targets, "baseline" with one.
 
-    Raises `ConfigError` without a target, for hours without a clock, and if the study has no method `to`.
+    Raises `ConfigError` without a target, and if the study has no method `to`.
     """
     wanted = list(targets if targets is not None else view.info.targets)
     if not wanted:
@@ -166,13 +164,9 @@ def targets(
             where=view.where,
             hint='set "target" of the study, or "targets" here',
         )
-    if "hours" in (measures or ()) and not view.info.clock:
-        raise ConfigError(
-            "simulated hours need the speed of a client", where=f"{view.where}.measures", hint="add [clock]"
-        )
     if relative:
         needs_method(view, to, f"{view.where}.to")
-    kinds: list[Measure] = measures or ["rounds", "bytes", *(["hours"] if view.info.clock else [])]  # type: ignore[list-item]
+    kinds: list[Measure] = measures or ["rounds", "bytes"]
     against: Multipliers = multipliers or ("row" if len(wanted) > 1 else "baseline")
     columns = [(kind, target) for kind in kinds for target in wanted]
     at = "relative_target" if relative else "target"
@@ -267,9 +261,7 @@ def amounts_to_target(
         target = target * statistics.fmean(reference.values.values())
     reached = []
     for line in view.results.runs(cell.method, cell.case).values():
-        amounts: Sequence[float | None] = (
-            simulated_hours(line, view.info.clock) if kind == "hours" else line.curve.get(COLUMNS[kind], ())
-        )
+        amounts = line.curve.get(COLUMNS[kind], ())
         if not any(amount is not None for amount in amounts):
             return None
         reached.append(amount_to(line, view.metric, target, amounts))
@@ -309,7 +301,6 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "rounds": mean_count,
     "batches": mean_count,
     "bytes": size,
-    "hours": lambda hours: number(float(f"{hours:.3g}")),
 }
 
 

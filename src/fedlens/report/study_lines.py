@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +11,6 @@ from fedlens.base.errors import ConfigError
 from fedlens.report import figures
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.format import is_share
-from fedlens.report.study_clock import simulated_hours
 from fedlens.report.study_data_figures import shown_populations
 from fedlens.report.study_document_marks import document_marks, mark_series
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
@@ -42,15 +41,14 @@ _BEYOND = 2.0  # the rounds of a document over those of the curves, from where o
 
 _INK = "#3c4350"  # of the paper's marks on bars
 
-Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples", "hours"]
+Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
 
-_OVER: dict[str, tuple[str, Literal["number", "count", "bytes"], str]] = {
+_OVER: dict[str, tuple[str, Literal["count", "bytes"], str]] = {
     "round": ("round", "count", "round %{x:,~r}"),
     "batches": ("batches of the busiest client", "count", "%{x:,.4~r} batches"),
     "bytes": ("bytes sent, both ways", "bytes", "%{x:.3~s}B"),
     "bytes_client": ("bytes of one client, both ways", "bytes", "%{x:.3~s}B"),
     "examples": ("training images", "count", "%{x:,.4~r} images"),
-    "hours": ("simulated hours", "number", "%{x:.3~r} hours"),
 }
 
 
@@ -191,22 +189,16 @@ def curve_figure(
     chance: float | None = None,
     columns: Columns | None = None,
 ) -> StudyFigure:
-    """Learning curves: the mean over seeds and a band, against rounds, batches, bytes, images or simulated hours.
+    """Learning curves: the mean over seeds and a band, against rounds, batches, bytes or images.
 
     Batches and bytes differ by seed; a point stands at their mean over seeds. Runs that failed are left out, and named.
     `until` is the last value of the axis of `x`; by default the curves of the federated methods end there.
     Other arguments as in `setting_figure`.
 
-    Raises `ConfigError` if a name is unknown or hours are wanted without `[clock]`, and `DataError` without values.
+    Raises `ConfigError` if a name is unknown, and `DataError` without values.
     """
     shown = runs_of(study, runs, [lines] if isinstance(lines, str) else lines)
     name = metric or shown.metric
-    if x == "hours" and not study.info.clock:
-        raise ConfigError(
-            "simulated hours need the speed and the link of a client",
-            where="figures.x",
-            hint="add [clock] with images_per_second, up_mbit and down_mbit",
-        )
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, [], lines, panels)
     hover = figures.hover(bare(name))
@@ -215,7 +207,7 @@ def curve_figure(
             series
             for line in panel.lines
             for group in line.groups
-            for series in _curve(line, group, name, x, study.info.clock, band, hover)
+            for series in _curve(line, group, name, x, band, hover)
         ]
         for panel in layout.panels
     ]
@@ -301,12 +293,11 @@ def _curve(
     group: SeedRuns,
     metric: str,
     over: Over,
-    clock: Mapping[str, float],
     band: Spread,
     hover: str,
 ) -> list[Series]:
     """The curve of some seeds at the rounds that all of them have evaluated."""
-    runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over, clock))]
+    runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over))]
     shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     if not shared:
         return []
@@ -316,12 +307,10 @@ def _curve(
     return banded(at, means, [spread(each, band, metric) for each in values], line, hover)
 
 
-def _by_round(
-    run: RunLine, metric: str, over: Over, clock: Mapping[str, float]
-) -> dict[int, tuple[float, float]]:
+def _by_round(run: RunLine, metric: str, over: Over) -> dict[int, tuple[float, float]]:
     """(place, value) by round."""
     rounds = run.curve.get("round", ())
-    at = simulated_hours(run, clock) if over == "hours" else run.curve.get(over, [None] * len(rounds))
+    at = run.curve.get(over, [None] * len(rounds))
     points = {}
     for k, value in run.series(metric):
         place, number = at[k], rounds[k]

@@ -193,12 +193,6 @@ def _method(results: StudyResults) -> list[str]:
         sentences.append(f"The baseline is {info.methods[info.baseline]}.")
     if words := tuning_words(info):
         sentences.append(words)
-    if info.clock:
-        sentences.append(
-            "Simulated hours: each round lasts as long as its busiest client, which trains "
-            f"{info.clock.get('images_per_second', 0):g} images a second, with "
-            f"{info.clock.get('up_mbit', 0):g} Mbit/s up and {info.clock.get('down_mbit', 0):g} Mbit/s down."
-        )
     devices = Counter(line.device for line in _done(results))
     if devices["cpu"] and devices["cuda"]:
         sentences.append(

@@ -46,8 +46,8 @@ class RunLine:
             busiest client, summed over rounds), "bytes" (up and down) and "bytes_client" (up and down of one client),
             "bytes_client_up" (the part of it that goes up), all sums up to that round; "elapsed" in seconds; then each
             metric, None where it is missing.
-        facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients"; "batch_size"
-            for simulated hours, "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
+        facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients",
+            "batch_size"; "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
         version: of fedlens.
         analyses: the rows of each analysis of the run, by name, without lists over clients.
         device: "cpu" or "cuda", the kind that it trained on; "" if it is not known.
@@ -141,7 +141,7 @@ class StudyInfo:
     Attributes:
         metric: the column of metrics.jsonl that is compared; None for the main metric of the task.
         last: the number of evaluations at the end that a final value is the mean of.
-        targets: values of the metric that rounds, batches, bytes and hours are counted to.
+        targets: values of the metric that rounds, batches and bytes are counted to.
         baseline: the method that the others are compared with.
         methods: their labels by name, in order.
         dimensions: the label of each dimension of the cases, in order.
@@ -150,7 +150,6 @@ class StudyInfo:
         tuning: "on", "seeds", "share", "budget" (runs a method and case), "own_seeds" (whether tuning has seeds that
             the results do not use), "refit", "untuned" (the methods with a single point, which needs no tuning);
             empty without tuning.
-        clock: "images_per_second", "up_mbit", "down_mbit" of a simulated client; empty without one.
         figures, tables: what the study file asks for, each with its "kind".
         scale: "smoke", "minutes", "laptop" or "paper"; "" for a study without scales.
         smaller: what differs from the scale "paper": rows of a setting, its value there, and its value here.
@@ -177,7 +176,6 @@ class StudyInfo:
     cases: Sequence[Mapping[str, Any]]
     grids: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
-    clock: Mapping[str, float] = field(default_factory=dict)
     figures: Sequence[Mapping[str, Any]] = ()
     tables: Sequence[Mapping[str, Any]] = ()
     scale: str = ""

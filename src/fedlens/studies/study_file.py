@@ -28,7 +28,7 @@ from fedlens.studies.places import Places
 from fedlens.studies.toml_lines import toml_lines
 
 _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
-_MERGED = ("set", "grid", "random", "cases", "methods", "pretrained", "tune", "stop", "clock", "labels")
+_MERGED = ("set", "grid", "random", "cases", "methods", "pretrained", "tune", "stop", "labels")
 
 
 def flat(table: Any, ranges: bool = False) -> Any:
@@ -196,14 +196,6 @@ class StopSettings(FrozenTable):
         return self
 
 
-class ClockSettings(FrozenTable):
-    """The `[clock]` table: the speed and the link of a simulated client."""
-
-    images_per_second: float = Field(gt=0, description="images that a client trains on in a second")
-    up_mbit: float = Field(gt=0, description="megabits a second from a client to the server")
-    down_mbit: float = Field(gt=0, description="megabits a second from the server to a client")
-
-
 class StudySettings(FrozenTable):
     """All settings of a study.
 
@@ -229,7 +221,7 @@ class StudySettings(FrozenTable):
     )
     last: int = Field(1, ge=1, description="the number of evaluations at the end whose mean is a final value")
     target: Annotated[list[float], BeforeValidator(_numbers)] = Field(
-        [], description="values of the metric; the results count rounds, batches, bytes and hours to each"
+        [], description="values of the metric; the results count rounds, batches and bytes to each"
     )
     baseline: str | None = Field(
         None, description="the method that others are compared with; by default the first"
@@ -260,7 +252,6 @@ class StudySettings(FrozenTable):
     )
     tune: TuneSettings | None = Field(None, description="how each method's point is chosen")
     stop: StopSettings | None = Field(None, description="which runs end early")
-    clock: ClockSettings | None = Field(None, description="a simulated client")
     scales: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="smaller versions of the study"
     )
@@ -270,13 +261,15 @@ class StudySettings(FrozenTable):
 
 
 _TABLES: Mapping[str, type[BaseModel]] = {
-    "": StudySettings, "tune": TuneSettings, "stop": StopSettings, "clock": ClockSettings
+    "": StudySettings, "tune": TuneSettings, "stop": StopSettings
 }  # fmt: skip
 _NAMED_TABLES: Mapping[str, type[BaseModel]] = {
     "cases": CaseSettings, "methods": MethodSettings, "pretrained": PretrainedSettings
 }  # fmt: skip
 
-
+_REMOVED = {
+    "clock": 'remove it, and "hours" of tables and figures: rounds, batches and bytes are counted',
+}  # settings of earlier versions, and what to do
 _EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}
 
 
@@ -363,7 +356,17 @@ def read_study(
     return StudySource(settings, values, full, places)
 
 
+def _refuse_removed(values: Mapping[str, Any], places: Places, *above: str) -> None:
+    """Raises `ConfigError` for a setting that a study file of an earlier version had."""
+    for key, hint in _REMOVED.items():
+        table, _, name = key.rpartition(".")
+        if isinstance(inner := values.get(table) if table else values, Mapping) and name in inner:
+            where = places.locate(*above, *key.split("."))
+            raise ConfigError(f"the setting '{key}' was removed", where=where, hint=hint)
+
+
 def _validated(values: Mapping[str, Any], places: Places) -> StudySettings:
+    _refuse_removed(values, places)
     try:
         return StudySettings.model_validate(values)
     except ValidationError as error:
@@ -461,6 +464,7 @@ def _check_scale(places: Places, name: str, table: Any) -> None:
     """Raises `ConfigError` for a key of a scale that no study has."""
     if not isinstance(table, Mapping):
         raise ConfigError(f"the scale '{name}' must be a table", where=places.locate("scales", name))
+    _refuse_removed(table, places, "scales", name)
     allowed = [*(key for key in StudySettings.model_fields if key not in ("scales", "name")), "data"]
     for key in table:
         if key not in allowed:

@@ -235,7 +235,6 @@ class StudyPlan:
             if tune is not None
             else {},
             tuning=tuning,
-            clock=study.clock.model_dump() if study.clock is not None else {},
             figures=list(study.figures),
             tables=list(study.tables),
             scale=self.scale,

@@ -115,16 +115,6 @@ def test_the_target_of_a_loss_is_reached_from_above() -> None:
     assert table.head[1] == "Rounds to 2"
 
 
-def test_simulated_hours_follow_from_the_clock() -> None:
-    info = {"clock": {"images_per_second": 50, "up_mbit": 8, "down_mbit": 8}, "facts": {"batch_size": 20}}
-    table = targets({"fedavg": [[0.1, 0.5]]}, info, targets=[0.5], measures=["hours"])
-    # 20 batches of 20 images at 50 a second, and 0.2 MB at 1 MB/s.
-    assert texts(table)[0][1] == f"{(8 + 0.2) / 3600:.3g} (1.0×)"
-    assert "Hours: simulated" in table.caption
-    default = targets({"fedavg": [[0.1, 0.5]]}, info, targets=[0.5])
-    assert default.head[-1] == "Hours to 50 %"
-
-
 def test_targets_can_be_shares_of_the_centralized_value() -> None:
     scores = {"fedavg": [[0.1, 0.4, 0.7]], "centralized": [[0.5, 0.7, 0.8]]}
     table = targets(scores, targets=[0.5, 0.9], measures=["rounds"], relative=True)
@@ -165,7 +155,6 @@ def test_the_documents_rounds_to_a_target_are_numbers_of_rounds() -> None:
         ),
         ({"kind": "budgets", "rouns": [1]}, "did you mean 'rounds'"),
         ({"kind": "targets"}, "needs a target"),
-        ({"kind": "targets", "targets": [0.5], "measures": ["hours"]}, "simulated hours need the speed"),
         (
             {"kind": "targets", "targets": [0.5], "measures": ["days"]},
             "measures is .'days'., but must be a list",

@@ -236,15 +236,6 @@ def test_curves_stand_at_the_mean_over_seeds_of_what_they_are_drawn_over(over: s
     assert drawn.x[3] == pytest.approx(statistics.fmean(at))  # type: ignore[arg-type]
 
 
-def test_simulated_hours_are_those_of_the_clock() -> None:
-    study = by_alpha(clock={"images_per_second": 50.0})
-    drawn = named(panels(study, kind="curves", x="hours")[0], "FedAvg")
-    batches = [study.lines[f"fedavg-0-{seed}"].curve["batches"][0] for seed in range(5)]
-    assert drawn.x[0] == pytest.approx(statistics.fmean(batches) * 64 / 50 / 3600)  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="simulated hours"):
-        study_figure(by_alpha(), {"kind": "curves", "x": "hours"})
-
-
 def test_a_setting_that_is_on_no_axis_and_no_line_makes_panels() -> None:
     study = by_alpha()
     assert [panel.title for panel in panels(study, kind="curves")] == [
@@ -399,7 +390,6 @@ def test_a_wrong_figure_is_refused_before_any_run() -> None:
     check_figures(by_alpha(figures=[{"kind": "curves"}, {"kind": "setting", "x": "alpha"}]).info)
     for spec, message in (
         ({"kind": "setting", "x": "alhpa"}, r"figures\[0\]\.x"),
-        ({"kind": "curves", "x": "hours"}, "simulated hours need"),
         ({"kind": "setting", "x": "alpha", "scale": "linear", "bars": True}, "axis of categories"),
         ({"kind": "setting", "x": "alpha", "above": "emd"}, "no place above 'alpha'"),
         ({"kind": "setting", "x": "alpha", "relative": True}, "centralized"),

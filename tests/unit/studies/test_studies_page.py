@@ -13,7 +13,6 @@ from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.study_file import (
-    ClockSettings,
     MethodSettings,
     StopSettings,
     StudySettings,
@@ -73,7 +72,7 @@ def test_the_message_on_a_changed_study_is_the_one_that_appears(
 
 
 @pytest.mark.parametrize(
-    "table", [StudySettings, MethodSettings, TuneSettings, StopSettings, ClockSettings, RandomDraws, Range]
+    "table", [StudySettings, MethodSettings, TuneSettings, StopSettings, RandomDraws, Range]
 )
 def test_the_page_has_every_setting_of_a_study(table: type[BaseModel]) -> None:
     for name in table.model_fields:

@@ -96,9 +96,13 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
             "the seeds 2, 1 are in tune.seeds and in seeds, so the same seed would choose the settings and judge them "
             "(study.toml, line 6: [tune] seeds); set other seeds",
         ),
-        ("[clock]\nup_mbit = 2", "'images_per_second' is missing (study.toml, line 2: [clock]"),
         ('baseline = "fedavgm"', "is not a method of the study (study.toml, line 2: baseline); did you mean 'fedavg'."),
         ('set = { "engine.workers" = 4 }', "the engine 'inline' has no setting 'workers' (study.toml, line 2: [set]"),
+        (
+            "[clock]\nup_mbit = 2",
+            "the setting 'clock' was removed (study.toml, line 2: clock); remove it, and \"hours\" of tables",
+        ),
+        ("[scales.smoke.clock]\nup_mbit = 2", "was removed (study.toml, line 2: [scales.smoke] clock)"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, text: str, sentence: str) -> None:
