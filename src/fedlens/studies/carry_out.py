@@ -38,7 +38,6 @@ class RunOptions:
         reports: write the report.html of each run.
         stop_diverged: end a run whose loss has diverged; it counts as failed.
         analyses: of final runs that recorded local models or updates, with their settings by name.
-        keep_recordings: keep the recordings after the analyses.
     """
 
     runs: Path
@@ -47,7 +46,6 @@ class RunOptions:
     reports: bool = False
     stop_diverged: bool = False
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    keep_recordings: bool = False
 
 
 class RoundListener(Protocol):
@@ -82,8 +80,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
         if run.role == "pretrain":
             keep_cached(run, directory)
         if run.role == "final" and options.analyses and records(run):
-            rows = analyzed(directory, options.analyses, options.data_dir, options.keep_recordings)
-            return replace(line, analyses=rows)
+            return replace(line, analyses=analyzed(directory, options.analyses, options.data_dir))
         return line
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not from_code(error):

@@ -28,9 +28,9 @@ def records(run: PlannedRun) -> bool:
 
 
 def analyzed(
-    directory: Path, analyses: Mapping[str, Mapping[str, Any]], data_dir: Path | None, keep: bool
+    directory: Path, analyses: Mapping[str, Mapping[str, Any]], data_dir: Path | None
 ) -> dict[str, Rows]:
-    """The rows of the analyses of a finished run. Its recordings are removed afterwards, unless `keep`.
+    """The rows of the analyses of a finished run. Its recordings are removed afterwards.
 
     The rows are written into the run directory before, so a study that is killed in between reads them there.
 
@@ -44,8 +44,7 @@ def analyzed(
     rows: dict[str, Rows] = {
         name: _kept(jsonl.read(folder / f"{file_name(name)}.jsonl")) for name in analyses
     }
-    if not keep:
-        shutil.rmtree(RunDir(directory).recordings_path, ignore_errors=True)
+    shutil.rmtree(RunDir(directory).recordings_path, ignore_errors=True)
     return rows
 
 

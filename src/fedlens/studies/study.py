@@ -212,7 +212,6 @@ class Study:
             run_reports,
             stop is not None and stop.diverged,
             self._source.settings.analyses,
-            self._source.settings.keep_recordings,
         )
         with stopped_when_full(StudyStopped, "the study", folder), store.lock():
             for sentence in refuse_changed(folder, plan, accept_changes).sentences():

@@ -247,9 +247,6 @@ class StudySettings(FrozenTable):
         description="analyses of the final runs: a list of names, or a table of their settings such as "
         '{ "loss-surface" = { count = 200 } }',
     )
-    keep_recordings: bool = Field(
-        False, strict=True, description="keep the recordings of runs after their analyses"
-    )
     tune: TuneSettings | None = Field(None, description="how each method's point is chosen")
     stop: StopSettings | None = Field(None, description="which runs end early")
     scales: dict[str, dict[str, Any]] = Field(
@@ -269,6 +266,7 @@ _NAMED_TABLES: Mapping[str, type[BaseModel]] = {
 
 _REMOVED = {
     "clock": 'remove it, and "hours" of tables and figures: rounds, batches and bytes are counted',
+    "keep_recordings": "remove it: 'fedlens analyze RUN --record ROUNDS' makes the recordings of a run again",
 }  # settings of earlier versions, and what to do
 _EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}
 

@@ -10,6 +10,7 @@ import pytest
 
 import fedlens
 from fedlens.analyses.analyze import analyze
+from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.base.errors import ConfigError
 from fedlens.report.study_figures import study_figure
 from fedlens.studies.study_plan import StudyPlan
@@ -52,10 +53,12 @@ def test_lines_have_the_rows_of_the_analyses_and_recordings_are_removed(tmp_path
     assert without_clock(tmp_path / "two") == without_clock(tmp_path / "s")
 
 
-def test_kept_recordings_give_the_same_rows_again(tmp_path: Path) -> None:
-    result = run(tmp_path / "s", keep_recordings=True, seeds=[0])
+def test_recordings_that_are_made_again_give_the_same_rows(tmp_path: Path) -> None:
+    result = run(tmp_path / "s", seeds=[0])
     [line] = result.results.runs("fedavg", {}).values()
-    made = analyze(tmp_path / "s" / "runs" / line.run, ["dynamics"], out=tmp_path / "again")
+    directory = tmp_path / "s" / "runs" / line.run
+    repeat_rounds(directory, [1, 2], needs_models=True)
+    made = analyze(directory, ["dynamics"], out=tmp_path / "again")
     assert made.rows["dynamics"][-1]["local"] == pytest.approx(
         line.analyses["dynamics"][-1]["local"], rel=1e-6
     )
