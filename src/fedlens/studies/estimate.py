@@ -13,7 +13,6 @@ from fedlens.base.errors import FedlensError
 from fedlens.report.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
 from fedlens.run.session import Session
-from fedlens.studies.expansion import Case, Method
 from fedlens.studies.gpu_runs import runs_on_gpus
 from fedlens.studies.halving import reaching
 from fedlens.studies.jobs import cores_of, default_jobs
@@ -23,7 +22,7 @@ from fedlens.studies.pretrained_cache import cached_folder
 from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
 from fedlens.studies.study_file import StopSettings
 from fedlens.studies.study_plan import StudyPlan
-from fedlens.studies.tuning import chosen_point, number_of_tuning_runs, search_of, tuning_runs
+from fedlens.studies.tuning import chosen_point, tuning_runs
 
 
 @dataclass(frozen=True)
@@ -165,22 +164,11 @@ def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedR
         return
     for case in plan.cells.cases:
         for method in plan.cells.methods:
-            # Points that Optuna has not suggested yet cost as much as others.
-            suggested = len(search_of(plan.cells, method, case, lines).runs)
-            further = number_of_tuning_runs(plan.cells, method) - suggested
-            for number in range(further):
-                yield _other_run(plan, method, case, number), None
             point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]
             for run in plan.cells.final_runs(method, case, point):
                 if run.digest not in seen:
                     seen.add(run.digest)
                     yield run, None
-
-
-def _other_run(plan: StudyPlan, method: Method, case: Case, number: int) -> PlannedRun:
-    """A tuning run of some point, as a substitute for a run that depends on results."""
-    points, seeds = plan.cells.points(method), plan.cells.tuning_seeds[method.name]
-    return plan.cells.run(method, case, points[number % len(points)], "tune", seeds[number % len(seeds)])
 
 
 def _expected(plan: StudyPlan, run: PlannedRun) -> int | None:

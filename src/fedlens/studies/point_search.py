@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 from fedlens.report.study_results import RunLine
 from fedlens.studies.halving import Score, best, has_reached, kept, rungs, score
@@ -26,8 +26,6 @@ class SearchRules:
         last: number of evaluations whose mean is a value.
         widen: the runs that each method and case may add while its best point lies at an edge.
         halving, first: the best 1/halving continue after round `first`, `first * halving`, ...; None without rungs.
-        search: "optuna" suggests the points from ranges, "grid" takes those of the study file.
-        points: the number of points that Optuna suggests.
     """
 
     metric: str | None = None
@@ -35,8 +33,6 @@ class SearchRules:
     widen: int = 0
     halving: int | None = None
     first: int | None = None
-    search: Literal["grid", "optuna"] = "grid"
-    points: int = 0
 
 
 class SearchCell(Protocol):
@@ -49,10 +45,6 @@ class SearchCell(Protocol):
     @property
     def seeds(self) -> Sequence[int]:
         """Each point runs with every one of them; points are compared by their mean."""
-
-    @property
-    def space(self) -> Mapping[str, Mapping[str, Any]]:
-        """The ranges that Optuna searches, by setting: `low`, `high` and `log`, or `choices`."""
 
     @property
     def rounds(self) -> int:
@@ -134,8 +126,6 @@ def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, RunLine])
     A cell with one point needs no run. Raises `ConfigError` if a run lacks the metric.
     """
     search = _Play(cell, rules, lines)
-    if rules.search == "optuna":
-        return _suggested(search)
     if len(cell.points) == 1:
         return Search([], cell.points[0], cell.points, [])
     points = compared = search.start(cell.points)
@@ -166,20 +156,6 @@ def _widened(search: _Play, compared: Sequence[int], rung: int | None) -> Search
         pool += indices
         if due := search.missing(indices, rung):
             return search.outcome(due, None, added + len(further), rung)
-
-
-def _suggested(search: _Play) -> Search:
-    """Searches with Optuna, batch by batch; each batch depends on the values of all earlier ones."""
-    from fedlens.studies.optuna_search import BATCH, OptunaSearch
-
-    sampler = OptunaSearch(search.cell.space)
-    while left := search.rules.points - len(search.tried):
-        indices = search.start(sampler.ask(min(BATCH, left)))
-        if due := search.missing(indices, None):
-            return search.outcome(due)
-        sampler.tell([None if failed else value for failed, value in search.scores(indices, None)])
-    [chosen] = search.best(range(len(search.tried)), None)
-    return search.outcome([], chosen)
 
 
 def each_once(due: Sequence[DueRun]) -> list[DueRun]:

@@ -34,7 +34,7 @@ from fedlens.studies.tuning import (
     effort,
     number_of_points,
     number_of_tuning_runs,
-    refuse_search,
+    refuse_rungs,
     tuning_due,
     tuning_runs,
     tuning_seeds,
@@ -77,7 +77,7 @@ class StudyPlan:
         if check:
             _refuse_other_data(cells, source)
             _refuse_equal(cells, source)
-            refuse_search(cells, source.places)
+            refuse_rungs(cells, source.places)
             _refuse_evaluations(cells, source)
             refuse_analyses(cells, source)
         plan = cls(source, cells, study_command(source.places.path, source.places.scale))
@@ -206,11 +206,10 @@ class StudyPlan:
                 "seeds": sorted(used),
                 "seeds_by_method": seeds,
                 "share": self._share(lines),
-                "budget": number_of_points(study, first) * len(seeds[first.name]),
+                "budget": number_of_points(first) * len(seeds[first.name]),
                 "own_seeds": used.isdisjoint(study.seeds),
                 "refit": tune.refit,
                 "untuned": [m.name for m in self.cells.methods if not number_of_tuning_runs(self.cells, m)],
-                "search": tune.search,
                 "widen": widening_runs(self.cells),
                 "halving": study.stop.halving if study.stop is not None else None,
                 "first": study.stop.first if study.stop is not None else None,

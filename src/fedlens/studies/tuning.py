@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedlens.base.errors import ConfigError
 from fedlens.report.format import many
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import Point, StudyCells
 from fedlens.studies.expansion import Case, Method
-from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.halving import check_rungs, reaching
 from fedlens.studies.places import Places
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -35,10 +33,9 @@ def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places
     tune = study.tune
     if tune is None:
         return {}
-    _refuse_beside_optuna(study, methods, places)
-    points = {method.name: number_of_points(study, method) for method in methods}
+    points = {method.name: number_of_points(method) for method in methods}
     listed = ", ".join(f"{name} {number}" for name, number in points.items())
-    if tune.budget is not None and tune.seeds is None and not _by_budget(study, methods):
+    if tune.budget is not None and tune.seeds is None:
         where = places.locate("tune", "budget")
         for name, number in points.items():
             if tune.budget % number:
@@ -70,96 +67,26 @@ def _given(tune: TuneSettings) -> list[str]:
     return ["budget"] if tune.budget else ["seeds"] if tune.seeds else []
 
 
-def number_of_points(study: StudySettings, method: Method) -> int:
-    """Returns the number of points that tuning chooses among, before widening.
-
-    Optuna suggests as many as [random] has by its `number`, or else as the budget allows with the seeds of tuning.
-    """
-    assert study.tune is not None
-    if study.tune.search == "grid":
-        return len(method.tuned.points)
-    draws = _draws(study, method)
-    if draws:
-        return max(one.number for one in draws)
-    return (study.tune.budget or 0) // len(study.tune.seeds or study.seeds)
+def number_of_points(method: Method) -> int:
+    """Returns the number of points that tuning chooses among, before widening."""
+    return len(method.tuned.points)
 
 
 def number_of_tuning_runs(cells: StudyCells, method: Method) -> int:
     """The tuning runs of a method in one case before widening; 0 where one point needs no choice."""
-    if cells.tune is None:
-        return 0
-    points = number_of_points(cells.settings, method)
-    return points * len(cells.tuning_seeds[method.name]) if points > 1 or cells.tune.search != "grid" else 0
+    points = 0 if cells.tune is None else number_of_points(method)
+    return points * len(cells.tuning_seeds[method.name]) if points > 1 else 0
 
 
-def _draws(study: StudySettings, method: Method) -> list[RandomDraws]:
-    """The tables [random] whose settings Optuna searches for a method."""
-    of_method = study.methods[method.table].random if study.methods else None
-    return [
-        one
-        for one in (of_method, study.random)
-        if one is not None and set(one.ranges) <= set(method.tuned.values)
-    ]
-
-
-def _by_budget(study: StudySettings, methods: Sequence[Method]) -> bool:
-    """Whether the number of points follows from the budget."""
-    return (
-        study.tune is not None
-        and study.tune.search == "optuna"
-        and not any(_draws(study, m) for m in methods)
-    )
-
-
-def _refuse_beside_optuna(study: StudySettings, methods: Sequence[Method], places: Places) -> None:
-    """Raises `ConfigError` for settings that a search with Optuna cannot follow."""
-    tune = study.tune
-    if tune is None or tune.search == "grid":
-        return
-    where = places.locate("tune", "search")
-    halving = study.stop is not None and study.stop.halving is not None
-    for name, given in (("tune.widen", tune.widen), ("stop.halving", halving)):
-        if given:
-            raise ConfigError(
-                f"search = 'optuna' excludes {name}",
-                where=where,
-                hint=f"remove {name}, or set search = 'grid'",
-            )
-    for method in methods:
-        draws = _draws(study, method)
-        if study.methods and study.methods[method.table].points is not None:
-            raise ConfigError(
-                f"search = 'optuna' cannot search the list 'points' of '{method.table}'",
-                where=where,
-                hint="give ranges with 'random', or set search = 'grid'",
-            )
-        if len({one.number for one in draws}) > 1:
-            raise ConfigError(
-                f"the random tables of '{method.table}' and of the study have different numbers of points",
-                where=places.locate("random", "number"),
-                hint="Optuna searches both together: set the same number",
-            )
-        if not draws and (tune.budget is None or tune.budget % len(tune.seeds or study.seeds)):
-            seeds = len(tune.seeds or study.seeds)
-            raise ConfigError(
-                f"the number of points that Optuna tries for '{method.name}' is not set",
-                where=where,
-                hint=f"set tune.budget to a multiple of {seeds}, the number of seeds, or use [random] with its number",
-            )
-
-
-def rules_of(cells: StudyCells, method: Method) -> SearchRules:
-    """The rules of the search. Only the number of points of Optuna depends on the method."""
-    study, tune = cells.settings, cells.settings.tune
-    assert tune is not None
+def rules_of(cells: StudyCells) -> SearchRules:
+    """The rules of the search."""
+    study = cells.settings
     return SearchRules(
         metric=study.metric,
         last=study.last,
         widen=widening_runs(cells),
         halving=study.stop.halving if study.stop else None,
         first=study.stop.first if study.stop else None,
-        search=tune.search,
-        points=number_of_points(study, method),
     )
 
 
@@ -187,10 +114,6 @@ class _Cell:
         return self.cells.tuning_seeds[self.method.name]
 
     @property
-    def space(self) -> Mapping[str, Mapping[str, Any]]:
-        return space(self.cells.settings, self.method)
-
-    @property
     def rounds(self) -> int:
         made = (self.cells.made(self.method, self.case, point, "tune") for point in self.points)
         return max(one.config.rounds for one in made)
@@ -206,27 +129,12 @@ class _Cell:
         return True
 
 
-def space(study: StudySettings, method: Method) -> dict[str, dict[str, Any]]:
-    """What Optuna searches for a method: ranges of [random], and the values of grids as choices."""
-    ranges = {key: one for draws in reversed(_draws(study, method)) for key, one in draws.ranges.items()}
-    return {
-        key: _table(ranges[key]) if key in ranges else {"choices": list(values)}
-        for key, values in method.tuned.values.items()
-    }
-
-
-def _table(one: Range) -> dict[str, Any]:
-    if one.choices is not None:
-        return {"choices": list(one.choices)}
-    return {"low": one.low, "high": one.high, "log": one.log}
-
-
 def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str, RunLine]) -> Search:
     """Returns the state of the tuning of a method in a case.
 
     Raises `ConfigError` if a run lacks the metric that is compared.
     """
-    return searched(_Cell(cells, method, case), rules_of(cells, method), lines)
+    return searched(_Cell(cells, method, case), rules_of(cells), lines)
 
 
 def tuning_due(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[DueRun]:
@@ -235,7 +143,7 @@ def tuning_due(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[DueRun]:
 
 
 def tuning_runs(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
-    """The tuning runs that are known so far: widening and Optuna add to them as lines come in."""
+    """The tuning runs that are known so far: widening adds to them as lines come in."""
     return [run for search in _searches(plan, lines) for run in search.runs]
 
 
@@ -248,36 +156,24 @@ def _searches(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[Search]:
     return [search_of(plan, method, case, lines) for case in plan.cases for method in plan.methods]
 
 
-def refuse_search(plan: StudyCells, places: Places) -> None:
-    """Raises `ConfigError` if the first rung is invalid, or Optuna could suggest an invalid setting."""
-    if plan.tune is None:
-        return
+def refuse_rungs(plan: StudyCells, places: Places) -> None:
+    """Raises `ConfigError` if the first rung is invalid."""
     stop = plan.settings.stop
+    if plan.tune is None or stop is None or stop.first is None:
+        return
     for case in plan.cases:
         for method in plan.methods:
-            if stop is not None and stop.first is not None:
-                configs = [plan.made(method, case, point, "tune").config for point in plan.points(method)]
-                every = max(config.evaluation.every for config in configs)
-                rounds = min(config.rounds for config in configs)
-                check_rungs(stop.first, every, rounds, places.locate("stop", "first"))
-            if plan.tune.search == "optuna":
-                from fedlens.studies.optuna_search import OptunaSearch
-
-                searched_space = space(plan.settings, method)
-                OptunaSearch(searched_space)
-                for key, table in searched_space.items():
-                    for value in table.get("choices") or (table["low"], table["high"]):
-                        plan.made(method, case, {**plan.points(method)[0], key: value}, "tune")
+            configs = [plan.made(method, case, point, "tune").config for point in plan.points(method)]
+            every = max(config.evaluation.every for config in configs)
+            rounds = min(config.rounds for config in configs)
+            check_rungs(stop.first, every, rounds, places.locate("stop", "first"))
 
 
 def effort(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[str]:
-    """Sentences on widening, halving and Optuna; empty for a plain grid."""
+    """Sentences on widening and halving; empty for a plain grid."""
     if plan.tune is None:
         return []
-    first, sentences = plan.methods[0], []
-    rules = rules_of(plan, first)
-    if rules.search == "optuna":
-        sentences.append("Optuna suggested the points of tuning.")
+    rules, sentences = rules_of(plan), []
     if rules.widen:
         added = [
             search.added * len(plan.tuning_seeds[method.name])

@@ -26,7 +26,6 @@ class FakeCell:
     rounds: int = 27
     method: str = "fedavg"
     case: Mapping[str, Any] = field(default_factory=dict)
-    space: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def run(self, point: Point, seed: int) -> PlannedRun:

@@ -166,7 +166,6 @@ def test_widened_points_belong_to_the_study(tmp_path: Path) -> None:
     [
         ({"stop": {"halving": 2, "first": 1}}, "stop.halving is 2 instead of not set"),
         ({"tune": {"seeds": [7], "widen": True}}, "tune.widen allows is 4 instead of 0"),
-        ({"tune": {"seeds": [7], "search": "optuna", "budget": 2}}, "tune.search is optuna instead of grid"),
     ],
 )
 def test_rules_of_tuning_that_change_the_choice_are_named(

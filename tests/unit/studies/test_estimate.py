@@ -143,14 +143,6 @@ def test_successive_halving_counts_with_the_rounds_it_leaves() -> None:
     assert mean_rounds(1, rounds=100, first=10, keep=3) == 100
 
 
-def test_points_that_optuna_has_not_suggested_yet_count() -> None:
-    rates = {"number": 6, "local.lr": {"low": 0.01, "high": 0.1}}
-    tune = {"search": "optuna", "seeds": [7, 8], "over": ["local.lr"]}
-    study = {key: value for key, value in STUDY.items() if key != "grid"}
-    plan = StudyPlan.load({**study, "random": rates, "tune": tune})
-    assert estimate(plan, Path("nowhere"), jobs=1).runs["tune"] == 12
-
-
 def test_a_disk_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunCosts, "of", lambda *_: RunCost(10.0, 7200.0, 2**62, 2**30))
     found = estimate(StudyPlan.load(STUDY), tmp_path, jobs=2)

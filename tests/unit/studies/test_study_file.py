@@ -102,7 +102,8 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
             "[clock]\nup_mbit = 2",
             "the setting 'clock' was removed (study.toml, line 2: clock); remove it, and \"hours\" of tables",
         ),
-        ("keep_recordings = true", "(study.toml, line 2: keep_recordings); remove it: 'fedlens analyze RUN --record ROUNDS'"),
+        ("keep_recordings = true", "remove it: 'fedlens analyze RUN --record ROUNDS' makes"),
+        ("[tune]\nsearch = 'optuna'", "'tune.search' was removed (study.toml, line 3: [tune] search); remove"),
         ("[scales.smoke.clock]\nup_mbit = 2", "was removed (study.toml, line 2: [scales.smoke] clock)"),
     ],
 )  # fmt: skip
