@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, permutations
 from math import log
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedlens import Experiment, load_result
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tree import tree_of
@@ -22,6 +24,7 @@ from fedlens.local.matching import (
     layer_in,
     match,
     match_layer,
+    match_models,
     mean_rows,
     named,
     narrow,
@@ -251,6 +254,26 @@ def test_the_last_layer_is_averaged_by_the_examples_of_each_class() -> None:
         torch.testing.assert_close(like[0], 0.75 * layers[0][leaf][0] + 0.25 * layers[1][leaf][0])
         assert torch.equal(like[1], layers[1][leaf][1])
         assert torch.equal(like[2], kept[leaf][2])
+
+
+def test_models_of_two_runs_are_matched(tmp_path: Path) -> None:
+    """Whose files come from runs of other widths: the wider one's extra units have no partner."""
+    models = []
+    for at, hidden in enumerate(([6, 5], [8, 5])):
+        made = Experiment(
+            rounds=1,
+            seed=at,
+            model={"name": "mlp", "hidden_widths": hidden},
+            data={"dataset": "digits", "partition": {"name": "iid", "clients": 2}},
+            local={"lr": 0.1},
+        )
+        made.run(tmp_path / str(at), report=False)
+        models.append(load_result(tmp_path / str(at)).model)
+    one = match_models(models, UnitPrior(growth=1.0))
+    assert widths(one) == [8, 5]
+    assert widths(models[0]) == [6, 5]
+    with pytest.raises(ConfigError, match="different layers"):
+        match_models([models[0], small_cnn((1, 8, 8), 10)])
 
 
 class Residual(nn.Module):

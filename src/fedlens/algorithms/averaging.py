@@ -281,12 +281,13 @@ class Averaging(AlgorithmBase):
         A model with personal leaves has no central evaluation: there is no single model to test.
         """
         parts, who, metrics = self.parts, self.measured, {}
+        varying = self.model(state)[0].varying
         if not self.personal:
             sent = parts.model.sent(state["model"])
-            metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure)
+            metrics = yield from central_metrics(sent, ctx.federation, parts.task, parts.measure, varying)
         if who == "none":
             return metrics
-        shared: dict[str, Any] = {"model": self._sent(state)}
+        shared: dict[str, Any] = {"model": self._sent(state), **varying}
         if self.tune is not None:
             shared |= self.tune.settings.shared_rate(max(ctx.round, 1), ctx.rounds)
         at_clients = yield from everywhere(shared, ctx, parts.task, who, pooled=bool(self.personal))

@@ -12,7 +12,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.client_evaluation import everywhere
 from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.algorithms.splitfed import refuse_unfit
@@ -46,7 +45,6 @@ from fedlens.local.matching import (
     widen_inputs,
 )
 from fedlens.models.chains import chain_layers, widths
-from fedlens.tasks.central_evaluation import central_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,13 +186,9 @@ class FedMA(Averaging):
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
         """The evaluation of averaging, and the width of each hidden layer."""
-        parts, tree = self.parts, state["model"]
-        varying = self._model(tree).varying
-        metrics = yield from central_metrics(tree, ctx.federation, parts.task, parts.measure, varying)
-        if self.measured != "none":
-            shared = {"model": tree, **varying}
-            metrics |= yield from everywhere(shared, ctx, parts.task, self.measured)
-        return {**metrics, **{f"units_{n}": float(len(tree[f"{n}.weight"])) for n in self.layers[:-1]}}
+        metrics = yield from super().evaluate(state, ctx)
+        hidden = {n: len(state["model"][f"{n}.weight"]) for n in self.layers[:-1]}
+        return {**metrics, **{f"units_{name}": float(width) for name, width in hidden.items()}}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
         """The global network, with its widths."""

@@ -14,13 +14,16 @@ mean, which a large `sigma0` gives.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import log
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedlens.core.tree import Tree
+from fedlens.base.errors import ConfigError
+from fedlens.core.tree import Tree, tree_of
+from fedlens.models.chains import chain_layers, resize
 
 Layer = Mapping[str, Tensor]  # `weight` [out, in, ...] and, if it has one, `bias` [out]
 
@@ -88,6 +91,28 @@ def match(
     return Matched(tree | named(mean_rows(parts[-1], counts), layers[-1]), own)
 
 
+def match_models(models: Sequence[nn.Module], prior: UnitPrior = UnitPrior()) -> nn.Module:
+    """The network of several trained ones, such as `load_result(run).model` of two runs; without further training.
+
+    Raises `ConfigError` if one is not a chain of layers, or has other layers than the first.
+
+    >>> models = [nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
+    >>> match_models(models, UnitPrior(growth=1.0))(torch.zeros(1, 4)).shape
+    torch.Size([1, 2])
+    """
+    first, *others = (chain_layers(model) for model in models)
+    if any(layers != first for layers in others):
+        raise ConfigError(
+            "the models have different layers, so their units have no counterparts",
+            hint="match models of the same kind; their widths may differ",
+        )
+    tree = match([tree_of(model) for model in models], first, prior).tree
+    found = deepcopy(models[0])
+    resize(found, [len(tree[f"{name}.weight"]) for name in first[:-1]])
+    found.load_state_dict(tree)
+    return found
+
+
 def match_layer(layers: Sequence[Layer], prior: UnitPrior) -> tuple[dict[str, Tensor], list[Tensor]]:
     """The layer of the global units of one layer at several clients, and the global unit of each client's units.
 
@@ -99,10 +124,10 @@ def match_layer(layers: Sequence[Layer], prior: UnitPrior) -> tuple[dict[str, Te
     """
     vectors = [_vectors(layer) for layer in layers]
     units = assign(vectors, prior)
-    counts = torch.bincount(torch.cat(units)).to(vectors[0])
-    sums = vectors[0].new_zeros(len(counts), vectors[0].shape[1])
+    counts = torch.bincount(torch.cat(units)).to(vectors[0].device)
+    sums = vectors[0].new_zeros(len(counts), vectors[0].shape[1], dtype=torch.float64)
     for mine, vector in zip(units, vectors, strict=True):
-        sums[mine] += vector
+        sums[mine] += vector.double()
     means = (sums / (counts + prior.sigma / prior.sigma0)[:, None]).to(layers[0]["weight"].dtype)
     weight = layers[0]["weight"]
     merged = {"weight": means[:, : weight[0].numel()].reshape(-1, *weight.shape[1:])}
@@ -116,7 +141,7 @@ def assign(vectors: Sequence[Tensor], prior: UnitPrior) -> list[Tensor]:
     the others as they are, `prior.passes` times or until a pass changes nothing.
 
     Args:
-        vectors: the units of each client, float64 [units, n].
+        vectors: the units of each client, [units, n].
     """
     most = max(map(len, vectors)) * prior.growth if prior.growth is not None else sum(map(len, vectors))
     found = _Units(vectors, prior, int(most))
@@ -179,15 +204,15 @@ def gains(own: Tensor, sums: Tensor, counts: Tensor, clients: int, new: int, pri
     The squares are opened, so that all pairs take one matrix product (equation 8 of arXiv 1905.12022).
 
     Args:
-        own: w, float64 [units, n].
-        sums, counts: s, float64 [global, n], and n, int64 [global].
+        own: w, [units, n].
+        sums, counts: s, [global, n], and n, int64 [global].
         clients: J.
         new: how many new units are offered.
         prior: of the units.
     """
     ratio, n = prior.sigma / prior.sigma0, counts.to(torch.float64)
-    squares = own.square().sum(1).cpu()
-    cross, others = (own @ sums.T).cpu(), sums.square().sum(1).cpu()
+    squares, others = (units.square().sum(1).cpu().double() for units in (own, sums))
+    cross = (own @ sums.T).cpu().double()
     joined = (squares[:, None] + 2 * cross + others) / (ratio + n + 1) - others / (ratio + n)
     alone = squares[:, None] / (ratio + 1)
     rank = torch.arange(1, new + 1, dtype=torch.float64)
@@ -285,9 +310,9 @@ def narrow(tree: Tree, layers: Sequence[str], units: Sequence[Tensor]) -> dict[s
 
 
 def _vectors(layer: Layer) -> Tensor:
-    """The units of a layer, float64 [units, inputs and bias]."""
+    """The units of a layer, [units, inputs and bias]."""
     parts = [layer["weight"].flatten(1)] + ([layer["bias"][:, None]] if "bias" in layer else [])
-    return torch.cat(parts, dim=1).to(torch.float64)
+    return torch.cat(parts, dim=1)
 
 
 def _as_inputs(blocks: Tensor, weight: Tensor) -> Tensor:

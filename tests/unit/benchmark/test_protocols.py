@@ -14,11 +14,13 @@ from torch import Tensor
 from benchmarks import protocols
 from benchmarks.protocols import (
     CASES,
+    MATCHED,
     SPLIT,
     Case,
     Steps,
     gkt_client,
     gkt_server,
+    match,
     mix,
     nas,
     said,
@@ -29,6 +31,7 @@ from fedlens.benchmark.federation import Federation
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.knowledge_transfer import REST
+from fedlens.local.layer_by_layer import MatchLayer
 from fedlens.local.personal_leaves import PERSONAL
 from fedlens.models.darts import darts_search
 from fedlens.models.resnet import resnet20
@@ -101,6 +104,23 @@ def test_the_case_of_mixing_mixes_three_models(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
+def test_a_pass_with_known_matches_ends_at_the_network_of_a_pass_that_matches(
+    made: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    matching = MatchLayer.__call__
+    monkeypatch.setattr(MatchLayer, "__call__", lambda *given: calls.append(1) or matching(*given))
+    case = match(replace(MATCHED[1], clients=2, cohort=2, examples=8, epochs=1))
+    networks = []
+    for work, times in ((case.ours, 2), (case.bare, 2), (case.ours, 4)):
+        work()
+        assert len(calls) == times
+        networks.append(made["Federation"].state["model"])
+    made["Federation"].close()
+    equal(networks[0], networks[1])
+    equal(networks[0], networks[2])
+
+
 def test_a_line_says_whether_the_goal_is_met_and_what_a_request_adds() -> None:
     assert said("a", "wall", Case(int, float, 2.0), [3.0], [2.0]).endswith(
         "1.500 [1.500, 1.500]; goal 2.00 met"
@@ -115,4 +135,4 @@ def test_a_pair_times_both_sides_and_the_first_pair_warms_up() -> None:
     ours, bare = timed(Case(lambda: calls.append("ours"), lambda: calls.append("bare"), 1.0), 2)
     assert (len(ours), len(bare)) == (2, 2)
     assert calls == ["bare", "ours", "ours", "bare", "bare", "ours"]
-    assert len(CASES) == 8
+    assert len(CASES) == 10

@@ -195,6 +195,28 @@ PROTOCOLS = (
         ),
     ),
     Protocol(
+        "protocol-fedma",
+        "Clients send one layer at a time; the server matches its units, averages them, and sends the layer back.",
+        ("client A", "server", "client B"),
+        (
+            _both("1. its units of the network", back=True),
+            _each("trains its unfrozen layers", 0, 2),
+            _both("2. the first of them"),
+            (Work(1, "matches units, averages, grows"),),
+            _both("3. the layer, and their places", back=True),
+            _each("freezes it, fits the next one", 0, 2),
+            _each("trains the last layer", 0, 2),
+            _both("4. last layer, class counts", data=True),
+            (Work(1, "averages class by class"),),
+        ),
+        (Again(1, 5, "each hidden layer"),),
+        (
+            ("the layers of the common", "network, as they are made"),
+            ("each layer of each client;", "how many examples of each", "class it has"),
+            ("the layers of the common", "network, as they are made"),
+        ),
+    ),
+    Protocol(
         "protocol-vertical",
         "Two parties without labels send embeddings of a batch to the label party and get gradients back.",
         ("party A", "party with the labels", "party C"),

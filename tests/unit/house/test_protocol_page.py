@@ -15,7 +15,7 @@ from fedlens.data.vertical.feature_partition import FeaturePartition, load_parti
 from tests.unit.house.protocol_figures import FOLDER, PROTOCOLS, Protocol, Send, drawing
 
 PAGE = Path(__file__).parents[3] / "docs" / "beyond-averaging.md"
-OTHERS = ("dsgd", "push-sum", "gradient-tracking", "split-relay", "splitfed", "fedgkt", "vertical")
+OTHERS = ("dsgd", "push-sum", "gradient-tracking", "split-relay", "splitfed", "fedgkt", "fedma", "vertical")
 SVG = "{http://www.w3.org/2000/svg}"
 WIDEST = 8.2  # pixels of a letter, about
 
@@ -85,6 +85,7 @@ def nightly(*values: Any) -> Any:
         ({"name": "splitfed", "cut": "2"}, EN * (A + 8) + K * FIRST, EN * A + K * FIRST, 0),
         ({"name": "splitfed", "cut": ["2", "4"]}, TWO_CUTS, TWO_CUTS, 0),
         nightly({"name": "splitfed", "cut": ["2", "4"], "activations": "float16"}, TWO_CUTS - HALF, TWO_CUTS - HALF, 0),
+        ({"name": "fedma", "gamma": 1.0, "max_width": 1}, K * (M + 8 * C), K * (M + FIRST + MIDDLE + 8 * 400), 0),
         ({"name": "fedgkt", "client": "mlp", "cut": "2"}, EN / 2 * (A + 4 * C + 8), EN / 2 * 4 * C, 0),
     ],
     ids=lambda given: "-".join(map(str, given.values())) if isinstance(given, dict) else "",
