@@ -43,6 +43,10 @@ class Findings:
     A problem stops a run (`settle`). A warning does not: it is likely a mistake, or needs the user's attention.
     The length and the iteration are those of the problems.
 
+    Args:
+        remedy: the hint for every problem, in place of its own: files that were published are fetched again, not
+            corrected.
+
     >>> findings = Findings()
     >>> findings.add("a.png", "the file is empty", "copy it again")
     >>> len(findings), bool(Findings())
@@ -51,10 +55,12 @@ class Findings:
 
     found: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
+    remedy: str | None = None
 
     def add(self, where: object, what: str, hint: str | None = None, *, example: bool = True) -> None:
         """Adds a problem; the reader continues without the faulty part."""
-        self.found.append(Finding(shortened(str(where)), shortened(what), hint, example))
+        own = hint if self.remedy is None else None
+        self.found.append(Finding(shortened(str(where)), shortened(what), own, example))
 
     def add_whole(self, where: object, what: str, hint: str | None = None) -> None:
         """Adds a problem of the whole set, which no skipping solves."""
@@ -96,13 +102,13 @@ class Findings:
         first, *others = stopping
         skip = _SKIP if on_error == "stop" and not whole else None
         if not others:
-            hint = "; ".join(filter(None, [first.hint, skip]))
+            hint = "; ".join(filter(None, [first.hint or self.remedy, skip]))
             raise DataError(first.what, where=first.where, hint=hint or None)
         summary = summarized(stopping)
         lines = [f"{len(stopping):,} problems in the data", *(f"  {line}" for line, _ in summary[:_SHOWN])]
         if len(summary) > _SHOWN:
             lines.append(f"  And {sum(count for _, count in summary[_SHOWN:]):,} more")
-        raise DataError("\n".join(lines), hint="; ".join(filter(None, [advice, skip])) or None)
+        raise DataError("\n".join(lines), hint="; ".join(filter(None, [advice or self.remedy, skip])) or None)
 
 
 def unique(findings: Iterable[Finding]) -> list[Finding]:

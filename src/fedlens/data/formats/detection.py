@@ -93,6 +93,26 @@ class RawBoxes:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def labels(self, labels: Mapping[str | int, int]) -> NDArray[np.int64]:
+        """int64 [m]: the label of each, given that of each class; -1 if its class is unknown."""
+        of_names = np.array([labels.get(name, -1) for name in self.names], np.int64)
+        of_objects: NDArray[np.int64] = of_names[self.categories]
+        return of_objects
+
+    def published(self, labels: Mapping[str | int, int], findings: Findings) -> NDArray[np.int64]:
+        """int64 [m], as `labels`, of boxes that are delivered as published, outside the image or twice.
+
+        Of those that `check_boxes` reports, only a class that is unknown and a number that is not finite are problems.
+        """
+        known = self.labels(labels)
+        for at in np.flatnonzero((known < 0) | ~np.isfinite(self.corners).all(axis=1)).tolist():
+            name = self.names[self.categories[at]]
+            what = f"its box {_numbers(self.written(at))} has a number that is not finite"
+            if known[at] < 0:
+                what = f"its class {_quoted(name)} is unknown ({unknown(name, labels)})"
+            findings.add(self.where(at), what)
+        return known
+
 
 def check_boxes(
     raw: RawBoxes, sizes: NDArray[np.int64], labels: Mapping[str | int, int], findings: Findings
@@ -123,7 +143,7 @@ def check_boxes(
     ['its box 4, 4, 12, 6 extends 4 pixels beyond the image of 8x8']
     """
     readable = (sizes.min(axis=1, initial=1) > 0)[raw.rows]
-    known = np.array([labels.get(name, -1) for name in raw.names], np.int64)[raw.categories]
+    known = raw.labels(labels)
     kept, over = _cut_off(raw, sizes)
     usable = (known >= 0) & np.isfinite(kept).all(axis=1) & _have_area(kept)
     valid = _by_row(np.flatnonzero(usable & readable), raw.rows)
@@ -205,8 +225,7 @@ def _problems(
     numbers, pixels = _numbers(raw.written(at)), f"{size[0]}x{size[1]}"
     inside, beyond = _inside(corners, size), float(_beyond(corners, size)[0])
     if name not in labels:
-        category = f"'{name}'" if isinstance(name, str) else name
-        yield f"its class {category} is unknown", unknown(name, labels)
+        yield f"its class {_quoted(name)} is unknown", unknown(name, labels)
     elif not np.isfinite(corners).all():
         yield f"its box {numbers} has a number that is not finite", _AGAIN
     elif _have_area(corners).all() and not _have_area(inside).all():
@@ -245,6 +264,10 @@ def unknown(category: str | int, known: Iterable[str | int]) -> str:
             return hint
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f"known: {', '.join(map(str, names[:_LISTED]))}{more}"
+
+
+def _quoted(category: str | int) -> str:
+    return f"'{category}'" if isinstance(category, str) else str(category)
 
 
 def _numbers(written: Iterable[object]) -> str:

@@ -213,7 +213,10 @@ def _annotation(
 
 @dataclass(frozen=True)
 class VocAnnotation:
-    """The contents of one file: the file name and size of the image that it states, and its objects."""
+    """The contents of one file: the file name and size of the image that it states, and its objects.
+
+    `difficult` counts those that are marked as difficult, kept or left out.
+    """
 
     path: Path
     file: str | None
@@ -222,8 +225,13 @@ class VocAnnotation:
     difficult: int
 
 
-def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> VocAnnotation | None:
+def read_annotation(
+    path: Path, findings: Findings, first_pixel: int = 1, *, difficult: bool = True, sized: bool = False
+) -> VocAnnotation | None:
     """The contents of the file `path`; None, and a problem, if it is not such an XML file.
+
+    Objects marked as difficult are left out unless `difficult`, and a file without <size> is a problem if `sized`.
+    An object of VOC may have parts (head, hand, foot) with boxes of their own, which are not read.
 
     VOC counts pixels from 1 and includes the last one: a box around all of a 640 x 480 image is 1, 1, 640, 480. As
     edges counted from 0 (left, top, right, bottom) that is xmin - 1, ymin - 1, xmax, ymax: 0, 0, 640, 480. With
@@ -239,14 +247,16 @@ def read_annotation(path: Path, findings: Findings, first_pixel: int = 1) -> Voc
         what = f"the root element is <{root.tag}>, not <annotation>"
         findings.add(f"{path}, line {root.sourceline}", what, "export it in the format of Pascal VOC")
         return None
-    objects, difficult = [], 0
+    objects, marked = [], 0
     for entry in root.findall("object"):
         box = findings.attempt(_object, entry, path, first_pixel)
         if box is not None:
-            objects.append(box)
-            difficult += text_of(entry, "difficult") == "1"
-    size = findings.attempt(_size, root, path)
-    return VocAnnotation(path, text_of(root, "filename"), size, tuple(objects), difficult)
+            is_marked = text_of(entry, "difficult") == "1"
+            marked += is_marked
+            if difficult or not is_marked:
+                objects.append(box)
+    size = findings.attempt(_size, root, path, sized)
+    return VocAnnotation(path, text_of(root, "filename"), size, tuple(objects), marked)
 
 
 def _object(entry: Element, path: Path, first_pixel: int) -> RawBox:
@@ -265,10 +275,12 @@ def _object(entry: Element, path: Path, first_pixel: int) -> RawBox:
     return RawBox(f"{path}, line {box.sourceline}", name, (xmin - away, ymin - away, xmax, ymax), written)
 
 
-def _size(root: Element, path: Path) -> tuple[int, int] | None:
+def _size(root: Element, path: Path, needed: bool) -> tuple[int, int] | None:
     """(width, height), if the file states them. Raises `DataError` if they are not whole numbers of pixels."""
     size = root.find("size")
     if size is None:
+        if needed:
+            raise DataError("it does not state the <size> of its image", where=str(path), hint="state it")
         return None
     hint = "write the pixels of the image, or remove <size>"
     width, height = (_number(size, side, path, hint, least=1) for side in ("width", "height"))

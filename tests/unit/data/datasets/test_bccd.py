@@ -6,8 +6,8 @@ import pytest
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
 from fedlens.data.datasets.bccd import bccd
-from fedlens.data.datasets.voc_files import read_annotation, read_ids
-from tests.unit.data.datasets.voc_layout import write_annotated, write_list, xml
+from fedlens.data.datasets.voc_files import read_ids
+from tests.unit.data.datasets.voc_layout import write_annotated, write_list
 
 ROWS = {
     # 40x20 images; the corners are pixels counted from 1.
@@ -95,18 +95,18 @@ def test_the_table_counts_each_class_once_an_image(root: Path) -> None:
             "Annotations/a.xml",
             "<name>WBC</name>",
             "<name>wbc</name>",
-            "the class 'wbc' is not one of RBC",
-            10,
+            "its class 'wbc' is unknown (did you mean 'WBC')",
+            15,
         ),
         ("Annotations/a.xml", "<xmin>11</xmin>", "<xmin>x</xmin>", "<xmin> is 'x', not a number", 17),
         ("Annotations/a.xml", "<xmin>11</xmin>", "<xmin>nan</xmin>", "<xmin> is 'nan', not a number", 17),
-        ("Annotations/a.xml", "<ymax>12</ymax>", "", "<bndbox> has no <ymax>", 15),
+        ("Annotations/a.xml", "<ymax>12</ymax>", "", "<ymax> is missing", 15),
         (
             "Annotations/a.xml",
             "<width>40</width>",
             "<width>0</width>",
-            "the file states an image size of 0x20",
-            4,
+            "<width> is '0', not a whole number from 1 on",
+            5,
         ),
         ("Annotations/a.xml", "</annotation>", "", "Premature end of data in tag annotation", None),
         ("ImageSets/Main/test.txt", "e\n", "e 1\n", "one name was expected, found 'e 1'", 1),
@@ -128,6 +128,21 @@ def test_a_damaged_file_is_named_with_its_line(
     assert caught.value.where.startswith(str(path))
     if line is not None:
         assert caught.value.where.endswith(f", line {line}")
+    assert caught.value.hint is not None
+    assert "the published one: remove it" in caught.value.hint
+
+
+def test_all_problems_of_the_annotations_are_reported_at_once(root: Path) -> None:
+    folder = root / "BCCD" / "Annotations"
+    for name, old, new in (("a", "<xmin>11</xmin>", "<xmin>x</xmin>"), ("b", "size>", "length>")):
+        text = (folder / f"{name}.xml").read_text()
+        (folder / f"{name}.xml").write_text(text.replace(old, new))
+    with pytest.raises(DataError, match=r"<xmin> is 'x'") as caught:
+        bccd(root, False, 0)
+    assert "b.xml: it does not state the <size> of its image" in caught.value.what
+    assert (
+        caught.value.hint == "the file is corrupt or not the published one: remove it and download it again"
+    )
 
 
 def test_files_that_are_not_there_are_counted(root: Path) -> None:
@@ -151,12 +166,11 @@ def test_an_image_in_both_splits_is_a_leak(root: Path) -> None:
     assert caught.value.hint == "the folder is not the published one: remove it and download it again"
 
 
-def test_corners_with_decimals_and_parts_of_objects(tmp_path: Path) -> None:
-    path = tmp_path / "a.xml"
-    path.write_text(xml("a", 40, 20, [("person", 4.5, 2, 9.25, 8)], difficult=[0]))
-    found = read_annotation(path)
-    assert (found.width, found.height) == (40, 20)
-    assert [(o.name, o.corners, o.difficult) for o in found.objects] == [("person", (4.5, 2, 9.25, 8), True)]
+def test_corners_with_decimals_are_rounded_before_they_are_counted_from_0(root: Path) -> None:
+    write_annotated(root / "BCCD", "e", 40, 20, [("RBC", 32.6, 2, 39, 8)])
+    boxes = bccd(root, False, 0, size=(20, 40)).test.targets
+    assert boxes.boxes_of(0)[0, 0] == np.float32(32.6) - np.float32(1)
+    assert np.float32(32.6) - np.float32(1) != np.float32(32.6 - 1)
 
 
 def test_names_of_a_list_may_end_in_blanks(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedlens.base.errors import DataError
-from fedlens.data.datasets.coco import coco, read_instances
+from fedlens.data.datasets.coco import coco, read_published
 from tests.unit.data.datasets.voc_layout import write_image
 
 CATEGORIES = [(18, "dog", "animal"), (1, "person", "person"), (90, "toothbrush", "indoor")]
@@ -131,19 +131,22 @@ def test_the_image_that_belongs_to_the_boxes_is_delivered(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (
-            lambda c: c["annotations"][3].update(image_id=5),
-            "1 objects are of a image that is not in the file",
-        ),
+        (lambda c: c["annotations"][3].update(image_id=5), "annotation 1003: its image 5 is not in the file"),
         (
             lambda c: c["annotations"][3].update(category_id=2),
-            "a category that is not in the file, the first is 2",
+            "annotation 1003: its class 2 is unknown (known: 1, 18, 90)",
         ),
-        (lambda c: c["images"][1].update(id=9), "the image 9 occurs twice"),
-        (lambda c: c["annotations"][0].pop("bbox"), "there is no 'bbox'"),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "not in COCO's format of instances"),
-        (lambda c: c["annotations"][0].update(bbox=[1, 2, float("nan"), 4]), "not finite"),
-        (lambda c: c["images"][0].update(height=0), "an image has no width or height"),
+        (lambda c: c["images"][1].update(id=9), "000000000009.jpg both have this id"),
+        (
+            lambda c: c["annotations"][0].pop("bbox"),
+            "annotation 1000: it has no 'bbox', and needs four numbers",
+        ),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "annotation 1000: its 'bbox' is [1, 2, 3]"),
+        (
+            lambda c: c["annotations"][0].update(bbox=[1, 2, float("nan"), 4]),
+            "annotation 1000: its box 1, 2, nan, 4 has a number that is not finite",
+        ),
+        (lambda c: c["images"][0].update(height=0), "image 397133: it has no width or height"),
         (lambda c: c["images"].clear() or c["annotations"].clear(), "there are no images"),
         (lambda c: c.pop("categories"), "there is no 'categories'"),
     ],
@@ -154,18 +157,32 @@ def test_a_file_that_contradicts_itself_is_refused(root: Path, change, what: str
     path = write(root, "train", changed)
     with pytest.raises(DataError) as caught:
         coco(root, False, 0)
-    assert what in caught.value.what
-    assert caught.value.where == str(path)
+    error = caught.value
+    assert what in (error.what if error.where is None else f"{error.where}: {error.what}")
+    assert str(path) in str(error)
+    assert str(error).endswith(
+        "he file is corrupt or not the published one: remove it and download it again."
+    )
+
+
+def test_all_problems_of_a_file_are_reported_at_once(root: Path) -> None:
+    changed = content("train")
+    changed["annotations"][0].pop("bbox")
+    changed["annotations"][3]["category_id"] = 2
+    changed["images"][0]["height"] = 0
+    write(root, "train", changed)
+    with pytest.raises(DataError, match="3 problems in the data"):
+        coco(root, False, 0)
 
 
 def test_a_file_that_is_cut_off_is_refused(root: Path) -> None:
     path = root / "coco" / "annotations" / "instances_val2017.json"
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match="the file cannot be read"):
-        read_instances(path)
+    with pytest.raises(DataError, match=r"the file is not valid JSON: .*line 1, column"):
+        read_published(path)
     path.write_text("[1, 2]")
-    with pytest.raises(DataError, match="not in COCO's format"):
-        read_instances(path)
+    with pytest.raises(DataError, match="the file contains a list, not an object with images"):
+        read_published(path)
 
 
 def test_files_that_are_not_there(root: Path) -> None:

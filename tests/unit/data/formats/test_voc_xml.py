@@ -9,6 +9,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.voc_xml import fill, read_annotation, voc_xml
+from tests.unit.data.datasets.voc_layout import xml as published_xml
 from tests.unit.data.formats.boxed import (
     CLASSES,
     HEIGHT,
@@ -47,6 +48,18 @@ def test_pixels_counted_from_1_become_edges_counted_from_0(tmp_path: Path) -> No
     assert found.objects[0].where == f"{tmp_path / 'x.xml'}, line 1"
     found, said = annotation(tmp_path, text, first_pixel=0)
     assert (found.objects[0].corners, said) == ((1, 2, 640, 480), [])
+
+
+def test_difficult_objects_and_parts_of_objects_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "x.xml").write_text(
+        published_xml("x", 40, 20, [("person", 4.5, 2, 9.25, 8), ("cat", 1, 1, 5, 5)], difficult=[0])
+    )
+    whole = read_annotation(tmp_path / "x.xml", Findings(), 0)
+    some = read_annotation(tmp_path / "x.xml", Findings(), 0, difficult=False)
+    assert whole is not None
+    assert some is not None
+    assert [one.corners for one in whole.objects] == [(4.5, 2, 9.25, 8), (1, 1, 5, 5)]
+    assert ([one.category for one in some.objects], some.difficult, whole.difficult) == (["cat"], 1, 1)
 
 
 def test_boxes_move_with_the_pixels(tmp_path: Path) -> None:
