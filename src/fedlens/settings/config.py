@@ -119,12 +119,11 @@ class DataSettings(_Table):
             return values
         if (parties := values.get("parties")) is not None:
             values = {"partition": None, **values}
-            files, dataset = (
-                parties.get("files") if isinstance(parties, Mapping) else None,
-                values.get("dataset", {}),
-            )
-            if files and isinstance(dataset, Mapping) and dataset.get("name", PARTY_FILES) == PARTY_FILES:
-                values["dataset"] = {"name": PARTY_FILES, **dataset, "files": files}
+            dataset = values.get("dataset", {})
+            if not (isinstance(parties, Mapping) and parties.get("files") is not None):
+                return values
+            if isinstance(dataset, Mapping) and dataset.get("name", PARTY_FILES) == PARTY_FILES:
+                values["dataset"] = {"name": PARTY_FILES, **dataset, "files": parties["files"]}
             return values
         return {key: value for key, value in values.items() if key != "partition" or value is not None}
 

@@ -183,7 +183,8 @@ def find_beside(values: dict[str, Any], folder: Path, absolute: bool = False) ->
     for table in (tables.get("dataset"), tables.get("parties")):
         if isinstance(table, dict) and isinstance(table.get("files"), list):
             table["files"] = [
-                _existing(file, folder, absolute) for file in table["files"] if isinstance(file, str)
+                _existing(file, folder, absolute) if isinstance(file, str) else file
+                for file in table["files"]
             ]
     for kind, key in (("dataset", "path"), ("partition", "path"), ("dataset", "table")):
         table = tables.get(kind)

@@ -146,6 +146,8 @@ def run_work(config: Config) -> RunWork:
     clients = partition.get("clients") or (facts and facts.clients) or 1
     if partition.get("name") == "s2":
         clients = max(1, round(train / (_CELL * partition["n_max"])))
+    if config.data.parties is not None:
+        train = round(config.data.parties.overlap * train)
     size = partition.get("size")
     if size is not None and config.data.validation_from == "client":
         train = size * clients

@@ -22,6 +22,7 @@ from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan
 from fedlens.settings.run_partition import run_partition
+from fedlens.studies.study_cost import run_work
 from tests.unit.data.pictures import pixels, write
 from tests.unit.data.vertical.tables import write_parties
 from tests.unit.report.fake_run import make_run
@@ -84,6 +85,11 @@ def test_the_table_takes_the_place_of_the_partition() -> None:
             "which take the place of data.dataset: leave one of them out",
         ),
         ({"parties": {"files": ["a.csv"]}, "dataset": {"name": "party-files"}}, "'files' is ['a.csv'], but"),
+        ({"parties": {"files": []}, "dataset": {"name": "party-files"}}, "'files' is [], but"),
+        (
+            {"parties": {"files": "a.csv"}, "dataset": {"name": "party-files"}},
+            "'files' is 'a.csv', but must be a list",
+        ),
         (
             {"parties": {"files": ["a.csv", "b.csv"], "overlap": 0.5}, "dataset": {"name": "party-files"}},
             "remove labels_at and overlap",
@@ -178,6 +184,10 @@ def test_what_needs_whole_images_or_clients_with_classes_is_refused(fedavg_on_pa
         built("model.cache_features=true", "model.freeze=body")
     with pytest.raises(ConfigError, match="have no classes of their own to count"):
         run_partition(settings(), root=Path("nowhere"))
+
+
+def test_the_cost_of_a_study_counts_the_images_that_all_parties_have() -> None:
+    assert run_work(read_config(settings(dataset="fashion-mnist"))).trained == 30_000
 
 
 def test_an_experiment_shows_its_parties() -> None:
