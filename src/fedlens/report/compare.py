@@ -156,7 +156,7 @@ def _chart(groups: Sequence[RunGroup], metric: str) -> Plot | None:
     if all(map(any, seconds)):
         views.append(_view("time", seconds, "seconds of training", "%{x:,.4~r} s"))
     if all(map(any, sent)):
-        views.append(_view("data", sent, "bytes sent, both ways", "%{x:.3~s}B", "~s"))
+        views.append(_view("data", sent, "bytes sent", "%{x:.3~s}B", "~s"))
     return Plot.of(figure, shape="tall", views=views)
 
 

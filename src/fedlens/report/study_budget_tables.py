@@ -42,7 +42,7 @@ Multipliers = Literal["row", "baseline", "case", "none"]
 COLUMNS = {"rounds": "round", "batches": "batches", "bytes": "bytes"}
 _MEANINGS = {
     "batches": "Batches: those of the busiest client of each round, summed, which stands for time.",
-    "bytes": "Bytes: up and down, of all clients.",
+    "bytes": "Bytes: up, down and between clients, of all clients.",
 }
 
 

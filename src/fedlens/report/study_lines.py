@@ -46,8 +46,8 @@ Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples
 _OVER: dict[str, tuple[str, Literal["count", "bytes"], str]] = {
     "round": ("round", "count", "round %{x:,~r}"),
     "batches": ("batches of the busiest client", "count", "%{x:,.4~r} batches"),
-    "bytes": ("bytes sent, both ways", "bytes", "%{x:.3~s}B"),
-    "bytes_client": ("bytes of one client, both ways", "bytes", "%{x:.3~s}B"),
+    "bytes": ("bytes sent", "bytes", "%{x:.3~s}B"),
+    "bytes_client": ("bytes of one client", "bytes", "%{x:.3~s}B"),
     "examples": ("training images", "count", "%{x:,.4~r} images"),
 }
 

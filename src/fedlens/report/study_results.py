@@ -43,9 +43,9 @@ class RunLine:
         rounds: the rounds it has done.
         main: the main metric as metrics.jsonl names it, such as "test_accuracy".
         curve: columns of equal length, one entry an evaluated round: "round"; "examples", "batches" (those of the
-            busiest client, summed over rounds), "bytes" (up and down) and "bytes_client" (up and down of one client),
-            "bytes_client_up" (the part of it that goes up), all sums up to that round; "elapsed" in seconds; then each
-            metric, None where it is missing.
+            busiest client, summed over rounds), "bytes" (up, down and between clients) and "bytes_client" (those of one
+            client), "bytes_client_up" (the part of it that goes up), all sums up to that round; "elapsed" in seconds;
+            then each metric, None where it is missing.
         facts: other numbers: "parameters", "multiply_adds", "cpu_seconds", "seconds", "emd", "clients",
             "batch_size"; "chance" (accuracy of guessing), "local_lr" and "effective_lr" for figures.
         version: of fedlens.

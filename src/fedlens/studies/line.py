@@ -24,8 +24,8 @@ _TRAINING = "local_loss"
 def line_of(planned: PlannedRun, directory: Path) -> RunLine:
     """The line of a run that finished, failed, or is paused (status "stopped", `rounds` the round of the pause).
 
-    The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up and down of a
-    client that takes part in the round, the mean over the clients that did. Metrics are those of the server's data
+    The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up, down and between
+    clients of one that takes part in the round, the mean over those that did. Metrics are those of the server's data
     (`test_`, `validation_`, `train_`), those over clients (`clients_`), and `local_loss`. Facts besides those of
     `RunLine` are `warnings`, the number of warnings of the run. Sums of counts are exact, other values are rounded to
     7 significant digits.
