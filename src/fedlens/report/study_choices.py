@@ -48,8 +48,7 @@ def chosen_values(results: StudyResults, method: str, case: Mapping[str, Any]) -
 def tried_values(results: StudyResults, method: str, case: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The distinct values that the tuning runs of a cell have of each setting, numbers in rising order.
 
-    Widening adds values in one cell and not in another, so the runs count and not the grid of the study file. A cell
-    without tuning runs has the values of that grid.
+    A cell without tuning runs has the values of the grid of the study file.
     """
     tried: dict[str, list[Any]] = {}
     for entry in results.info.entries:

@@ -9,12 +9,10 @@ from typing import Any
 from fedlens.report.study_results import Role
 from fedlens.settings.config import Config
 from fedlens.studies.expansion import Case, Method, run_key
-from fedlens.studies.planned import PlannedRun
+from fedlens.studies.planned import PlannedRun, Point
 from fedlens.studies.pretrained import PREFIX
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader, with_seed
 from fedlens.studies.study_file import Base, StudySettings, TuneSettings
-
-Point = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

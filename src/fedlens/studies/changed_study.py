@@ -103,10 +103,7 @@ def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
     if method is None or case is None or (entry.role == "tune" and cells.tune is None):
         return False
     seeds = cells.tuning_seeds[method.name] if entry.role == "tune" else cells.seeds
-    free = cells.tune is not None and cells.tune.widen
-    if entry.seed not in seeds or not (
-        free or dict(entry.point) in [dict(one) for one in cells.points(method)]
-    ):
+    if entry.seed not in seeds or dict(entry.point) not in [dict(one) for one in cells.points(method)]:
         return False
     with suppress(ConfigError):
         return cells.run(method, case, entry.point, entry.role, entry.seed).digest == entry.digest
@@ -154,7 +151,6 @@ def _rules(before: StudyInfo, plan: StudyPlan) -> list[str]:
         "metric": (before.metric or _OF_TASK, now.metric or _OF_TASK),
         "last": (before.last, now.last),
         "tune.refit": (before.tuning.get("refit"), now.tuning.get("refit")),
-        "the number of runs that tune.widen allows": (before.tuning.get("widen", 0), now.tuning["widen"]),
         "stop.halving": (before.tuning.get("halving"), now.tuning["halving"]),
         "stop.first": (before.tuning.get("first"), now.tuning["first"]),
     }

@@ -156,7 +156,7 @@ def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedR
     if not plan.trains:
         return
     seen: set[str] = set()
-    for run in plan.runs if plan.cells.tune is None else tuning_runs(plan.cells, lines):
+    for run in plan.runs if plan.cells.tune is None else tuning_runs(plan.cells):
         if run.digest not in seen:
             seen.add(run.digest)
             yield run, _expected(plan, run) if run.role == "tune" else None

@@ -11,6 +11,9 @@ from typing import Any
 
 from fedlens.report.study_results import Role, StudyEntry
 
+Point = Mapping[str, Any]
+"""The settings that tuning chooses among, by dotted key."""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -26,7 +29,7 @@ class PlannedRun:
 
     method: str
     case: Mapping[str, Any]
-    point: Mapping[str, Any]
+    point: Point
     role: Role
     seed: int
     settings: Mapping[str, Any]

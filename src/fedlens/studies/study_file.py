@@ -170,9 +170,6 @@ class TuneSettings(FrozenTable):
         strict=True,
         description="whether final runs train on all training data; false: they hold out the same share",
     )
-    widen: bool = Field(
-        False, strict=True, description="try further values while the best lies at the edge of its grid"
-    )
 
 
 class StopSettings(FrozenTable):
@@ -266,6 +263,7 @@ _NAMED_TABLES: Mapping[str, type[BaseModel]] = {
 _REMOVED = {
     "clock": 'remove it, and "hours" of tables and figures: rounds, batches and bytes are counted',
     "keep_recordings": "remove it: 'fedlens analyze RUN --record ROUNDS' makes the recordings of a run again",
+    "tune.widen": "remove it: a star in the tables marks a chosen value at the edge of its grid; add values beyond it",
     "tune.search": "remove it: tuning tries the points of [grid], those drawn by [random], or a list of 'points'",
 }  # settings of earlier versions, and what to do
 _EXAMPLES = {"seeds": "seeds = [0, 1, 2]", "target": "target = [0.5, 0.75]", "over": 'over = ["local.lr"]'}

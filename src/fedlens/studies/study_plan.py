@@ -38,7 +38,6 @@ from fedlens.studies.tuning import (
     tuning_due,
     tuning_runs,
     tuning_seeds,
-    widening_runs,
 )
 
 Values = Mapping[str, Any]
@@ -113,11 +112,11 @@ class StudyPlan:
 
     @cached_property
     def runs(self) -> Sequence[PlannedRun]:
-        """The runs that do not depend on results: the first tuning runs, or all runs without tuning."""
+        """The runs that do not depend on results: the tuning runs, or all runs without tuning."""
         if not self.trains:
             return []
         if self.cells.tune is not None:
-            return tuning_runs(self.cells, {})
+            return tuning_runs(self.cells)
         pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
         return [run for method, case in pairs for run in self.cells.final_runs(method, case, {})]
 
@@ -189,7 +188,7 @@ class StudyPlan:
     def _share(self, lines: Mapping[str, RunLine]) -> float | None:
         """The share of the training data that tuning runs hold out; None if it differs from run to run."""
         assert self.cells.tune is not None
-        runs = tuning_runs(self.cells, lines) if self.trains else []
+        runs = tuning_runs(self.cells) if self.trains else []
         shares = {run.settings["data"]["validation"] for run in runs}
         return shares.pop() if len(shares) == 1 else None if shares else self.cells.tune.share
 
@@ -210,12 +209,11 @@ class StudyPlan:
                 "own_seeds": used.isdisjoint(study.seeds),
                 "refit": tune.refit,
                 "untuned": [m.name for m in self.cells.methods if not number_of_tuning_runs(self.cells, m)],
-                "widen": widening_runs(self.cells),
                 "halving": study.stop.halving if study.stop is not None else None,
                 "first": study.stop.first if study.stop is not None else None,
             }
         tuned = tune is not None and self.trains
-        runs = [*tuning_runs(self.cells, lines), *self.final_runs(lines)] if tuned else self.runs
+        runs = [*tuning_runs(self.cells), *self.final_runs(lines)] if tuned else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
@@ -240,7 +238,7 @@ class StudyPlan:
             smaller=[list(row) for row in self.differences],
             document=self._document,
             command=self.command,
-            notes=[*study.notes, *effort(self.cells, lines)],
+            notes=[*study.notes, *effort(self.cells)],
             entries=[run.entry for run in runs],
             stop_diverged=study.stop is not None and study.stop.diverged,
             files={name: sha256 for run in runs for name, sha256 in run.files.items()},

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from fedlens.base.errors import ConfigError
 from fedlens.report.format import many
 from fedlens.report.study_results import RunLine
-from fedlens.studies.cells import Point, StudyCells
+from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.halving import check_rungs, reaching
 from fedlens.studies.places import Places
-from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.planned import DueRun, PlannedRun, Point
 from fedlens.studies.point_search import Search, SearchRules, searched
 from fedlens.studies.study_file import StudySettings, TuneSettings
-
-WIDEN = 4  # further points that `tune.widen = true` allows the method with the most seeds
 
 
 def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places) -> dict[str, list[int]]:
@@ -68,12 +66,12 @@ def _given(tune: TuneSettings) -> list[str]:
 
 
 def number_of_points(method: Method) -> int:
-    """Returns the number of points that tuning chooses among, before widening."""
+    """Returns the number of points that tuning chooses among."""
     return len(method.tuned.points)
 
 
 def number_of_tuning_runs(cells: StudyCells, method: Method) -> int:
-    """The tuning runs of a method in one case before widening; 0 where one point needs no choice."""
+    """The tuning runs of a method in one case; 0 where one point needs no choice."""
     points = 0 if cells.tune is None else number_of_points(method)
     return points * len(cells.tuning_seeds[method.name]) if points > 1 else 0
 
@@ -84,17 +82,9 @@ def rules_of(cells: StudyCells) -> SearchRules:
     return SearchRules(
         metric=study.metric,
         last=study.last,
-        widen=widening_runs(cells),
         halving=study.stop.halving if study.stop else None,
         first=study.stop.first if study.stop else None,
     )
-
-
-def widening_runs(cells: StudyCells) -> int:
-    """The runs that each method may add in each case while its best point lies at an edge."""
-    if cells.tune is None or not cells.tune.widen:
-        return 0
-    return WIDEN * max(len(seeds) for seeds in cells.tuning_seeds.values())
 
 
 @dataclass(frozen=True)
@@ -121,13 +111,6 @@ class _Cell:
     def run(self, point: Point, seed: int) -> PlannedRun:
         return self.cells.run(self.method, self.case, point, "tune", seed)
 
-    def valid(self, point: Point) -> bool:
-        try:
-            self.cells.made(self.method, self.case, point, "tune")
-        except ConfigError:
-            return False
-        return True
-
 
 def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str, RunLine]) -> Search:
     """Returns the state of the tuning of a method in a case.
@@ -142,9 +125,16 @@ def tuning_due(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[DueRun]:
     return [due for search in _searches(plan, lines) for due in search.due]
 
 
-def tuning_runs(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
-    """The tuning runs that are known so far: widening adds to them as lines come in."""
-    return [run for search in _searches(plan, lines) for run in search.runs]
+def tuning_runs(plan: StudyCells) -> list[PlannedRun]:
+    """All tuning runs; a method with one point has none."""
+    return [
+        plan.run(method, case, point, "tune", seed)
+        for case in plan.cases
+        for method in plan.methods
+        if number_of_tuning_runs(plan, method)
+        for point in plan.points(method)
+        for seed in plan.tuning_seeds[method.name]
+    ]
 
 
 def chosen_point(plan: StudyCells, method: Method, case: Case, lines: Mapping[str, RunLine]) -> Point | None:
@@ -169,35 +159,21 @@ def refuse_rungs(plan: StudyCells, places: Places) -> None:
             check_rungs(stop.first, every, rounds, places.locate("stop", "first"))
 
 
-def effort(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[str]:
-    """Sentences on widening and halving; empty for a plain grid."""
+def effort(plan: StudyCells) -> list[str]:
+    """A sentence on halving; empty without."""
     if plan.tune is None:
         return []
-    rules, sentences = rules_of(plan), []
-    if rules.widen:
-        added = [
-            search.added * len(plan.tuning_seeds[method.name])
-            for case in plan.cases
-            for method in plan.methods
-            for search in [search_of(plan, method, case, lines)]
-        ]
-        used = f"{min(added)}" if min(added) == max(added) else f"{min(added)} to {max(added)}"
-        sentences.append(
-            "While the best point lay at the edge of its grid, every method was allowed "
-            f"{rules.widen} further tuning runs in each case; {used} were used."
-        )
-    if rules.halving is not None and rules.first is not None:
-        numbers = {
-            tuple(reaching(len(cell.points), cell.rounds, rules.first, rules.halving).items())
-            for case in plan.cases
-            for method in plan.methods
-            for cell in [_Cell(plan, method, case)]
-        }
-        kept = f"Successive halving of tuning runs kept one point in {rules.halving}"
-        rungs = "; ".join(
-            ", ".join(f"{points} to round {rung}" for rung, points in one) for one in sorted(numbers) if one
-        )
-        sentences.append(
-            f"{kept}: {rungs}." if len(numbers) == 1 and rungs else f"{kept}, from round {rules.first}."
-        )
-    return sentences
+    rules = rules_of(plan)
+    if rules.halving is None or rules.first is None:
+        return []
+    numbers = {
+        tuple(reaching(len(cell.points), cell.rounds, rules.first, rules.halving).items())
+        for case in plan.cases
+        for method in plan.methods
+        for cell in [_Cell(plan, method, case)]
+    }
+    kept = f"Successive halving of tuning runs kept one point in {rules.halving}"
+    rungs = "; ".join(
+        ", ".join(f"{points} to round {rung}" for rung, points in one) for one in sorted(numbers) if one
+    )
+    return [f"{kept}: {rungs}." if len(numbers) == 1 and rungs else f"{kept}, from round {rules.first}."]

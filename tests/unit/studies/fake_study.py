@@ -26,15 +26,11 @@ class FakeCell:
     rounds: int = 27
     method: str = "fedavg"
     case: Mapping[str, Any] = field(default_factory=dict)
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def run(self, point: Point, seed: int) -> PlannedRun:
         settings = {"seed": seed, "method": self.method, "case": dict(self.case), **point}
         key = f"{self.method}-{point}-seed{seed}"
         return PlannedRun(self.method, self.case, point, "tune", seed, settings, key)
-
-    def valid(self, point: Point) -> bool:
-        return all(low <= point[name] < high for name, (low, high) in self.bounds.items())
 
 
 def line_of(due: DueRun, rounds: int, value: Value, metric: str = "validation_accuracy") -> RunLine:

@@ -149,15 +149,13 @@ def test_a_metric_that_changes_the_choice_is_named(tmp_path: Path) -> None:
     assert not changed_study(tmp_path, StudyPlan.load({**STUDY, "metric": "test_loss"}))
 
 
-def test_widened_points_belong_to_the_study(tmp_path: Path) -> None:
-    study = {**TUNED, "tune": {"seeds": [7], "widen": True}}
-    made(tmp_path, study)
-    plan = StudyPlan.load(study)
+def test_points_that_an_earlier_version_added_beyond_the_grid_belong_no_more(tmp_path: Path) -> None:
+    made(tmp_path, TUNED)
+    plan = StudyPlan.load(TUNED)
     wider = plan.cells.run(plan.cells.methods[0], plan.cells.cases[0], {"local.lr": 0.9}, "tune", 7)
     info = plan.info({})
     write_info(tmp_path, replace(info, entries=[*info.entries, wider.entry]))
     write_lines(tmp_path / LINES, [line(wider.digest)])
-    assert changed_study(tmp_path, StudyPlan.load(study)).gone == []
     assert len(changed_study(tmp_path, StudyPlan.load(TUNED)).gone) == 1
 
 
@@ -165,7 +163,7 @@ def test_widened_points_belong_to_the_study(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"stop": {"halving": 2, "first": 1}}, "stop.halving is 2 instead of not set"),
-        ({"tune": {"seeds": [7], "widen": True}}, "tune.widen allows is 4 instead of 0"),
+        ({"tune": {"seeds": [7], "refit": False}}, "tune.refit is false instead of true"),
     ],
 )
 def test_rules_of_tuning_that_change_the_choice_are_named(

@@ -103,6 +103,7 @@ def refused(folder: Path, text: str, scale: str | None = None) -> str:
             "the setting 'clock' was removed (study.toml, line 2: clock); remove it, and \"hours\" of tables",
         ),
         ("keep_recordings = true", "remove it: 'fedlens analyze RUN --record ROUNDS' makes"),
+        ("[tune]\nwiden = true", "'tune.widen' was removed (study.toml, line 3: [tune] widen); remove it: a star"),
         ("[tune]\nsearch = 'optuna'", "'tune.search' was removed (study.toml, line 3: [tune] search); remove"),
         ("[scales.smoke.clock]\nup_mbit = 2", "was removed (study.toml, line 2: [scales.smoke] clock)"),
     ],

@@ -26,7 +26,7 @@ STUDY: dict[str, Any] = {
     },
     "seeds": [0],
     "grid": {"local.lr": [0.01, 0.1, 1e6]},
-    "tune": {"refit": False, "widen": True},
+    "tune": {"refit": False},
     "stop": {"halving": 2, "first": 3},
 }
 

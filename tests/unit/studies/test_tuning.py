@@ -88,8 +88,7 @@ def test_a_killed_study_makes_the_same_runs_in_any_order() -> None:
     rules: list[dict[str, Any]] = [
         {"tune": {"seeds": [7]}},
         {"tune": {"refit": False}},
-        {"tune": {"widen": True, "refit": False}},
-        {"tune": {"seeds": [7, 8], "widen": True}, "stop": {"halving": 2, "first": 2}},
+        {"tune": {"seeds": [7, 8]}, "stop": {"halving": 2, "first": 2}},
         {"tune": {"refit": False}, "stop": {"halving": 3, "first": 3}},
     ]
     for rule in rules:
@@ -141,49 +140,10 @@ def test_a_final_run_that_fails_after_its_rung_leaves_the_choice_as_it_was() -> 
     assert plan.due(lines) == []
 
 
-def test_widening_goes_on_beyond_the_grid_and_is_said() -> None:
-    plan = load(grid={"local.lr": [0.001, 0.01]}, seeds=[0], tune={"seeds": [7, 8, 9], "widen": True})
-    lines = carried_out(plan)
-    assert chosen(plan, lines) == {"fedavg": {"local.lr": 0.1}}
-    info = plan.info(lines)
-    tried = {entry.point["local.lr"] for entry in info.entries if entry.role == "tune"}
-    assert tried == {0.001, 0.01, 0.1, 1.0}
-    assert info.tuning["widen"] == 12
-    assert any("allowed 12 further tuning runs in each case; 6 were used" in note for note in info.notes)
-
-
-def test_widening_stays_within_the_bounds_of_a_setting() -> None:
-    plan = load(
-        set={"algorithm.name": "fedavgm"},
-        grid={"algorithm.momentum": [0.7, 0.9]},
-        tune={"seeds": [7], "widen": True},
-    )
-    lines = carried_out(plan, lambda run, round: run.settings["algorithm"]["momentum"])
-    tried = sorted(run.point["algorithm.momentum"] for run in map(_planned(plan, lines).get, lines) if run)
-    assert tried[:3] == [0.7, 0.9, 0.9667]
-    assert all(0.9 <= beta < 1 for beta in tried[1:])
-    assert plan.info(lines).tuning["widen"] == 4
-
-
 def _planned(plan: StudyPlan, lines: Mapping[str, RunLine]) -> dict[str, PlannedRun]:
     from fedlens.studies.tuning import tuning_runs
 
     return {run.digest: run for run in tuning_runs(plan.cells, lines)}
-
-
-def test_every_method_may_add_the_same_number_of_runs_whatever_its_seeds() -> None:
-    plan = load(
-        grid={"local.lr": [0.001, 0.01]},
-        methods={"fedavg": {}, "fedprox": {**METHODS["fedprox"], "grid": {"local.epochs": [1, 2]}}},
-        tune={"budget": 8, "widen": True},
-    )
-    assert {name: len(seeds) for name, seeds in plan.cells.tuning_seeds.items()} == {
-        "fedavg": 4,
-        "fedprox": 2,
-    }
-    lines = carried_out(plan, lambda run, round: run.settings["local"]["lr"])
-    runs = [run.method for run in _planned(plan, lines).values()]
-    assert (runs.count("fedavg"), runs.count("fedprox")) == (8 + 16, 8 + 16)
 
 
 def test_a_method_with_one_point_makes_no_tuning_run() -> None:
