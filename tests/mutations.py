@@ -728,8 +728,8 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/fedma.py",
-        "self._units(state, client)[-1], old), mine[-1], new)",
-        "self._units(state, client)[-1], old), mine[-1].sort().values, new)",
+        "self._units(state, client)[-1], old), mine[-1], new",
+        "self._units(state, client)[-1], old), mine[-1].sort().values, new",
         "identity/test_fedma.py",
     ),
     Mutation(

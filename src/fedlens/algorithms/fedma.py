@@ -32,18 +32,9 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.schema import Schema, TensorField, TreeField
 from fedlens.core.tree import Tree
+from fedlens.local import matching
 from fedlens.local.knowledge_transfer import SERVER
 from fedlens.local.layer_by_layer import MatchLayer, TrainLayers, average_last
-from fedlens.local.matching import (
-    Layer,
-    UnitPrior,
-    layer_in,
-    mean_rows,
-    named,
-    narrow,
-    narrow_inputs,
-    widen_inputs,
-)
 from fedlens.models.chains import chain_layers, widths
 
 
@@ -55,7 +46,7 @@ class FedMA(Averaging):
     int64 [members, units], which global units theirs are. Before the first pass there is no member, and one row.
     """
 
-    prior: UnitPrior
+    prior: matching.UnitPrior
     own_start: bool
     grows = True
 
@@ -125,14 +116,14 @@ class FedMA(Averaging):
             for mine, row in zip(units.values(), layer.pop("units"), strict=True):
                 mine.append(row)
             requests = [Request(client, {"units": mine[-1]}) for client, mine in units.items()]
-            shared, tree = {**rate, "before": layer}, tree | named(layer, name)
+            shared, tree = {**rate, "before": layer}, tree | matching.named(layer, name)
         kept = self._kept(state, units, tree)
         (answer,) = yield Ask("average", [Request(SERVER)], {"kept": kept}, deliver=True)
         assert isinstance(answer, Reply)
         rows = [torch.stack(of_layer) for of_layer in zip(*units.values(), strict=True)]
         return {
             **state,
-            "model": tree | named(answer.payload, self.layers[-1]),
+            "model": tree | matching.named(answer.payload, self.layers[-1]),
             "members": list(units),
             "units": rows,
         }
@@ -153,7 +144,7 @@ class FedMA(Averaging):
         """What a client starts a pass from: its own initial network, or its units of the global one."""
         if self.own_start and not state["members"]:
             return {}
-        return {"model": narrow(state["model"], self.layers, self._units(state, client))}
+        return {"model": matching.narrow(state["model"], self.layers, self._units(state, client))}
 
     def _units(self, state: State, client: int) -> list[Tensor]:
         """The client's units of each hidden layer; of one that missed the last pass those that most clients share."""
@@ -164,17 +155,19 @@ class FedMA(Averaging):
             for units in state["units"]
         ]
 
-    def _kept(self, state: State, units: Mapping[int, Sequence[Tensor]], tree: Tree) -> Layer:
+    def _kept(self, state: State, units: Mapping[int, Sequence[Tensor]], tree: Tree) -> matching.Layer:
         """The global last layer behind the new units: the mean of what each client's units had of it."""
-        last = layer_in(state["model"], self.layers[-1])
+        last = matching.layer_in(state["model"], self.layers[-1])
         if not self.widths:
             return last
         old, new = (len(network[f"{self.layers[-2]}.weight"]) for network in (state["model"], tree))
         carried = [
-            widen_inputs(narrow_inputs(last, self._units(state, client)[-1], old), mine[-1], new)
+            matching.widen_inputs(
+                matching.narrow_inputs(last, self._units(state, client)[-1], old), mine[-1], new
+            )
             for client, mine in units.items()
         ]
-        return mean_rows(carried, torch.ones(len(carried), len(last["weight"])))
+        return matching.mean_rows(carried, torch.ones(len(carried), len(last["weight"])))
 
     def _model(self, tree: Tree, frozen: bool = False) -> ModelSpec:
         """The network whose first layers are those of this tree; they may be `frozen`."""
@@ -280,5 +273,5 @@ def fedma(
     refuse_unfit(parts, "fedma")
     made = averaging(parts)
     refuse_repeats(made.select, parts.federation, "fedma")
-    prior = UnitPrior(sigma, sigma0, gamma, passes, max_width)
+    prior = matching.UnitPrior(sigma, sigma0, gamma, passes, max_width)
     return FedMA(**vars(made), prior=prior, own_start=init == "own")
