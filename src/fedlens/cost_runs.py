@@ -241,7 +241,13 @@ def few_seeds(seeds: int, runs: int) -> list[str]:
 
 
 def refuse_baseline(config: Config, source: Source) -> None:
-    """Raises `ConfigError` if the algorithm is one of the baselines."""
+    """Raises `ConfigError` if the algorithm is one of the baselines, or the clients are parties."""
+    if config.data.parties is not None:
+        raise ConfigError(
+            "the baselines are for clients that hold whole images, and parties hold parts of them",
+            where=source.locate("data.parties"),
+            hint="run it again with algorithm.parties = [0], [0, 1], ..., and compare the runs with 'fedlens compare'",
+        )
     name = config.algorithm["name"]
     if name in _BASELINES:
         raise ConfigError(

@@ -323,6 +323,13 @@ def test_a_baseline_is_refused_as_the_experiment(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_parties_have_no_baselines() -> None:
+    data = {"dataset": "digits", "parties": {"split": "quadrants"}}
+    with pytest.raises(ConfigError, match="the baselines are for clients that hold whole images") as caught:
+        cost(fedlens.Experiment(**{**SETTINGS, "algorithm": "vertical", "data": data}))
+    assert caught.value.where == "data.parties"
+
+
 def test_baselines_train_plainly_with_the_cohorts_of_the_federated_run() -> None:
     settings = {
         **SETTINGS,
