@@ -63,6 +63,7 @@ class FeaturePartition:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(whole_numbers(rows, "rows") for rows in self.rows))
+        object.__setattr__(self, "spec", dict(self.spec))
         error = self._contradiction()
         if error:
             raise DataError(f"not a valid partition of features: {error}", where=self.dataset or None)
@@ -70,11 +71,9 @@ class FeaturePartition:
     def _contradiction(self) -> str | None:
         parties = len(self.ids)
         windows = parties if self.windows is None else len(self.windows)
-        if (
-            not parties == len(self.rows) == len(self.shapes) == windows
-            or len(set(self.ids)) < parties
-            or parties < 2
-        ):
+        if not parties == len(self.rows) == len(self.shapes) == windows or len(
+            set(map(str, self.ids)) & set(self.ids)
+        ) < max(2, parties):
             return (
                 "it needs at least two parties with different names, and rows, a shape and a window for each"
             )
@@ -161,7 +160,7 @@ class FeaturePartition:
             windows,
             int(head["labels_at"]),
             head["spec"],
-            head["dataset"],
+            str(head["dataset"]),
             head["names"] and tuple(map(tuple, head["names"])),
             tuple(file[name] for name in file.files if name.startswith("picture_")),
         )

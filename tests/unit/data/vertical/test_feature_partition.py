@@ -169,6 +169,8 @@ def test_each_kind_of_partition_names_the_format_of_the_other(tmp_path: Path) ->
     [
         ({"windows": [[0, 0, 2]] * 2}, "not a readable partition file"),
         ({"windows": 3}, "not a readable partition file"),
+        ({"spec": [1]}, "not a readable partition file"),
+        ({"ids": ["a", 1]}, "different names"),
         ({"ids": ["a", "b", "c"]}, "not a readable partition file"),
         ({"labels_at": 5}, "party 5 has the labels"),
         ({"labels_at": 0}, "the partition is corrupt: its digest is"),
