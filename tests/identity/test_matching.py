@@ -122,7 +122,7 @@ def test_the_mean_of_copies_is_at_chance_where_their_match_is_as_good_as_they_ar
     trees, _ = copies(module, 8)
     mean = {name: torch.stack([tree[name] for tree in trees]).mean(0) for name in trees[0]}
     assert accuracy(tree_of(module)) > 0.98
-    assert accuracy(mean) < 0.25
+    assert accuracy(mean) < 0.15  # of ten classes
     matched = match(trees, chain_layers(module), UnitPrior(gamma=1.0, sigma0=FLAT))
     assert accuracy(matched.tree) == accuracy(tree_of(module))
 
