@@ -437,6 +437,30 @@ MUTATIONS = [
         "identity/test_vertical.py",
     ),
     Mutation(
+        "data/vertical/vertical_datasets.py",
+        "examples.targets if has_labels else torch.zeros(len(examples), 0, dtype=torch.uint8)",
+        "examples.targets",
+        "unit/data/vertical/test_vertical_datasets.py",
+    ),
+    Mutation(
+        "data/vertical/vertical_datasets.py",
+        "window if train.lazy else None",
+        "None",
+        "unit/data/vertical/test_vertical_datasets.py",
+    ),
+    Mutation(
+        "data/vertical/feature_partition.py",
+        "dealt[shared + k :: len(windows)]",
+        "dealt[shared + k :: len(windows) + 1]",
+        "unit/data/vertical/test_feature_partition.py",
+    ),
+    Mutation(
+        "data/vertical/party_files.py",
+        "name in held_out - tested",
+        "False",
+        "unit/data/vertical/test_party_files.py",
+    ),
+    Mutation(
         "local/party_steps.py",
         "len(common), epoch, node)",
         "len(client.data), epoch, node) % len(common)",
