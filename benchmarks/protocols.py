@@ -5,7 +5,9 @@
 
 Split learning: a round of SplitFed v1 on the engine `inline`, with batches of 64, against a loop over the same batches
 that runs the two halves forward and backward and takes a plain SGD step of each. The goal is 1.10 times the loop and
-1 ms a request; two requests make a batch. FedGKT: the operations of a client and of the server, each against a loop of
+1 ms a request; two requests make a batch. Vertical learning: a round of four parties, each with a quadrant of the
+images, with batches of 64, against a loop over the same batches and the pass that finds the mean embeddings; the goal
+is 1.10. FedGKT: the operations of a client and of the server, each against a loop of
 the same steps and the same pass at their end; the goal is 1.05. Mixing: the operation in which a peer of D-SGD mixes
 the models of a ring, against copying each of these models once; the goal is twice. FedNAS: a client's epoch of search,
 three passes a step, against a loop with PyTorch's optimizers; the goal is 1.05. FedMA: a pass of eight clients, against
@@ -30,6 +32,7 @@ from torch import Tensor, nn
 from fedlens.algorithms.dsgd import MixModels
 from fedlens.algorithms.fednas import searching
 from fedlens.algorithms.peers import Mix, PeerModel
+from fedlens.algorithms.vertical import Vertical
 from fedlens.base.memory import keep_freed_memory
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import Workload, cifar_cnn, mnist_cnn
@@ -41,6 +44,7 @@ from fedlens.core.tree import tree_of
 from fedlens.data.client_datasets import ClientDataset
 from fedlens.data.dataset import Examples
 from fedlens.local.knowledge_transfer import LOGITS, Distill, TrainAndSend, TrainServer
+from fedlens.local.party_steps import MEAN_OF
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
@@ -64,6 +68,10 @@ SPLIT = (
         cohort=2,
         batch=64,
     ),
+)
+VERTICAL = (
+    Workload("mcmahan-cnn", mnist_cnn, clients=1, examples=2048, shape=(1, 28, 28), cohort=1, batch=64),
+    Workload("hsu-cnn", cifar_cnn, clients=1, examples=1024, shape=(3, 32, 32), cohort=1, batch=64),
 )
 CUT = "2"  # after the first pooling
 MATCHED = tuple(
@@ -170,6 +178,38 @@ def split(workload: Workload) -> Case:
 
     steps = -(-workload.examples // workload.batch) * workload.epochs
     return Case(federation.round, bare, FACTOR, 2 * steps * workload.cohort)
+
+
+def vertical(workload: Workload) -> Case:
+    """A round of vertical learning with four parties, and the same batches through all networks in PyTorch."""
+    algorithm = {"name": "vertical", "top": "concat", "width": 32, "hidden": [64]}
+    federation = Federation(workload, {"name": "inline"}, algorithm, workload.name, parties="quadrants")
+    made, lr = federation.built.algorithm, workload.lr
+    assert isinstance(made, Vertical)
+    bottoms = [LAYOUT.fit(half.model.build(), ON_CPU) for half in made.halves.values()]
+    top, parties = made.top.model.build(), [federation.built.source.data_of(k) for k in made.parties]
+    rows = [torch.tensor(sorted(range(len(p)), key=p.ids.__getitem__)) for p in parties]
+    above, below = list(top.parameters()), [list(bottom.parameters()) for bottom in bottoms]
+
+    def bare() -> tuple[list[nn.Module], nn.Module]:
+        for epoch in range(workload.epochs):
+            order = torch.randperm(len(rows[0]), generator=torch.Generator().manual_seed(epoch))
+            for at in order.split(workload.batch):
+                sent = [b(p.inputs(own[at])) for b, p, own in zip(bottoms, parties, rows, strict=True)]
+                received = torch.stack([each.detach() for each in sent]).requires_grad_()
+                loss = F.cross_entropy(top(received), parties[0].labels(rows[0][at]))
+                back, *gradients = torch.autograd.grad(loss, [received, *above])
+                with torch.no_grad():
+                    torch._foreach_add_(above, gradients, alpha=-lr)
+                    for each, own, gradient in zip(sent, below, back, strict=True):
+                        torch._foreach_add_(own, torch.autograd.grad(each, own, gradient), alpha=-lr)
+        with torch.inference_mode():  # the parties' mean embeddings
+            for bottom, party, own in zip(bottoms, parties, rows, strict=True):
+                few = own[torch.linspace(0, len(own) - 1, min(MEAN_OF, len(own))).long()]
+                torch.cat([bottom(party.inputs(part)) for part in few.split(EVALUATED)]).mean(0)
+        return bottoms, top
+
+    return Case(federation.round, bare, FACTOR)
 
 
 class Steps:
@@ -337,6 +377,7 @@ def match(workload: Workload) -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {
     **{f"split {workload.name}": partial(split, workload) for workload in SPLIT},
+    **{f"vertical {workload.name}": partial(vertical, workload) for workload in VERTICAL},
     "gkt client": gkt_client,
     "gkt server": gkt_server,
     "nas": nas,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from fedlens.algorithms.vertical import Vertical
@@ -302,6 +303,36 @@ def test_workers_give_the_same_bits() -> None:
     )
     assert same(here.final, workers.final)
     assert here.metrics == workers.metrics
+
+
+def test_parties_with_data_of_their_own_get_a_file_each() -> None:
+    there = world()
+    made = algorithm(there, SGD, 5, parties=(LABELS, 3))
+    assert made.files(made.init(made.parts.model, there.info)) == {}
+    own = replace(made, facts=replace(made.facts, windows=None))
+    run = course(own, there, 1)
+    files = {name: load(content) for name, content in own.files(run.states[-1]).items()}
+    assert files.keys() == {"party-1.safetensors", "party-3.safetensors"}
+    last = {n.replace("bottoms.1.", "bottom."): v for n, v in run.final.items() if n.startswith("bottoms.1.")}
+    assert same(files["party-3.safetensors"], last)
+    assert files["party-1.safetensors"].keys() >= {"top.bias", "bottom.1.weight"}
+    module = own.composed.build(initial=False)
+    module.load_state_dict(run.final)
+    images, answers = there.tested
+    with pytest.raises(ValueError, match="data of their own"):
+        module(images)
+    logits = module([of(images, WINDOWS[k]) for k in (LABELS, 3)])
+    assert float((logits.argmax(1) == answers).double().mean()) == run.metrics["test_accuracy"]
+
+
+def test_a_party_with_a_single_example_leaves_a_batch_of_one() -> None:
+    there = world(1, 4)
+    alone = there.parties[2]
+    at = torch.tensor([k for k, name in enumerate(alone.ids) if name in there.parties[0].ids])
+    one = there.having(p2=alone.ordered(at))
+    run = course(algorithm(one, SGD), one, 2)
+    assert len(one.parties[2]) == run.states[-1]["shared"] == 1
+    assert one.batches == [(one.parties[2].ids[0],)] * 2
 
 
 def test_bytes_are_those_of_the_formula() -> None:

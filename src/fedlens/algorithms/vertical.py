@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field
+from safetensors.torch import save
 from torch import Tensor
 
 from fedlens.algorithms.averaging import Parts
@@ -42,7 +43,7 @@ from fedlens.models.party_network import InDtype, Join, Top, WithoutBias, party_
 from fedlens.models.prepare import Preparation
 from fedlens.tasks.central_evaluation import task_metrics
 
-MASK_SECONDS = 35e-6  # of one mask, and of hashing an id to the curve
+MASK_SECONDS = 45e-6  # of one mask, and its share of hashing ids to the curve
 
 
 @dataclass(frozen=True)
@@ -324,18 +325,34 @@ class Vertical(AlgorithmBase):
         return {**metrics, **without, "batches_skipped": state["skipped"], "steps_missed": state["missed"]}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
-        """Bottoms and top as one network on whole images."""
+        """Bottoms and top as one network: on whole images, or on the inputs of each party if these are its own."""
         return self.composed, state["model"]
+
+    def files(self, state: State) -> dict[str, bytes]:
+        """For data of the parties' own: the `bottom` of each, and the `top` of the label party, as safetensors."""
+        if self.facts.windows is not None:
+            return {}
+        written = {}
+        for at, k in enumerate(self.parties):
+            names = {f"bottoms.{at}.": "bottom."} | ({"top.": "top."} if k == self.facts.labels_at else {})
+            own = {
+                name.replace(prefix, short, 1): value.cpu().contiguous()
+                for name, value in state["model"].items()
+                for prefix, short in names.items()
+                if name.startswith(prefix)
+            }
+            written[f"party-{k}.safetensors"] = save(own, {"party": self.facts.names[k]})
+        return written
 
     @cached_property
     def composed(self) -> ModelSpec:  # type: ignore[override]
         """The network of all parties."""
         model, windows = self.parts.model, self.facts.windows
-        assert windows is not None
         prepare = model.prepare.structure() if isinstance(model.prepare, Preparation) else {}
         settings = {
             "bottom": {"name": model.name, "settings": dict(model.settings), "prepare": prepare},
-            "windows": [list(windows[k]) for k in self.parties],
+            "shapes": [list(self.facts.shapes[k]) for k in self.parties],
+            "windows": windows and [list(windows[k]) for k in self.parties],
             "width": self.width,
             "join": self.join,
             "hidden": list(self.hidden),

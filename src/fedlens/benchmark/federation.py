@@ -27,8 +27,9 @@ class Federation:
     """Rounds of an algorithm of fedlens on a workload, timed as a run times a round's `seconds`.
 
     `engine` is the run's table `[engine]`; without a device it trains on that of the workload. `model` names the model,
-    by default the workload's. Images are random bytes, with the number and shape of the limit's. Raises `ConfigError`
-    where the engine's settings are invalid.
+    by default the workload's. With `parties`, such as "quadrants", these have parts of all images in place of clients.
+    Images are random bytes, with the number and shape of the limit's. Raises `ConfigError` where the engine's settings
+    are invalid.
 
     >>> tiny = Workload("tiny", linear, clients=4, examples=20, shape=(1, 28, 28), cohort=2, batch=10)
     >>> federation = Federation(tiny, {"name": "inline"})
@@ -43,7 +44,9 @@ class Federation:
         engine: Mapping[str, Any],
         algorithm: str | Mapping[str, Any] = "fedavg",
         model: str | None = None,
+        parties: str | None = None,
     ) -> None:
+        partition = {"name": "iid", "clients": workload.clients}
         on_cluster = traits_of(engine).place == "cluster"  # which places its workers
         settings = {
             "rounds": _MANY,
@@ -54,11 +57,11 @@ class Federation:
                     "train": workload.clients * workload.examples,
                     "test": 10,
                 },
-                "partition": {"name": "iid", "clients": workload.clients},
+                **({"parties": {"split": parties}} if parties else {"partition": partition}),
             },
             "model": MODELS[workload.model] if model is None else model,
             "algorithm": algorithm,
-            "select": {"clients_per_round": workload.cohort},
+            **({} if parties else {"select": {"clients_per_round": workload.cohort}}),
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
             "engine": {**({} if on_cluster else {"device": workload.device}), **engine},
         }

@@ -85,15 +85,22 @@ class Top(nn.Module):
 
 
 class PartyNetwork(nn.Module):
-    """All bottoms and the top as one network: on images if each party sees a window of the same image."""
+    """All bottoms and the top as one network: on images if each party sees a window of the same image.
 
-    def __init__(self, bottoms: Sequence[nn.Module], top: Top, windows: Sequence[Window]) -> None:
+    Parties with data of their own have no `windows`; then it takes a sequence with the inputs of each party.
+    """
+
+    def __init__(self, bottoms: Sequence[nn.Module], top: Top, windows: Sequence[Window] | None) -> None:
         super().__init__()
         self.bottoms, self.top, self.windows = nn.ModuleList(bottoms), top, windows
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, classes] of whole images [B, C, H, W]."""
-        seen = [images[..., w.top : w.top + w.height, w.left : w.left + w.width] for w in self.windows]
+    def forward(self, inputs: Tensor | Sequence[Tensor]) -> Tensor:
+        """Logits [B, classes] of whole images [B, C, H, W]. Raises `ValueError` for one tensor without windows."""
+        if self.windows is None and isinstance(inputs, Tensor):
+            raise ValueError(
+                "the parties have data of their own: give a sequence with the inputs of each party"
+            )
+        seen = inputs if self.windows is None else [window.of(inputs) for window in self.windows]
         embeddings = [bottom(part) for bottom, part in zip(self.bottoms, seen, strict=True)]
         logits: Tensor = self.top(torch.stack(embeddings))
         return logits
@@ -104,7 +111,8 @@ def party_network(
     classes: int,
     *,
     bottom: Mapping[str, Any],
-    windows: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[int]],
+    windows: Sequence[Sequence[int]] | None,
     width: int,
     join: Join,
     hidden: Sequence[int] = (),
@@ -114,17 +122,19 @@ def party_network(
     Args:
         input_shape: (C, H, W) of whole images.
         bottom: `name`, `settings` and `prepare`, of the model of each party.
-        windows: `Window` of each party.
+        shapes: (C, h, w) of an input of each party.
+        windows: `Window` of each party, or None for data of their own.
         width: of the embeddings.
         join, hidden: see `Top`.
 
     >>> halves = [(0, 0, 28, 14), (0, 14, 28, 14)]
-    >>> net = party_network((1, 28, 28), 10, bottom={"name": "linear"}, windows=halves, width=10, join="sum")
+    >>> shape = {"shapes": [(1, 28, 14)] * 2, "windows": halves}
+    >>> net = party_network((1, 28, 28), 10, bottom={"name": "linear"}, **shape, width=10, join="sum")
     >>> net(torch.ones(2, 1, 28, 28)).shape, sum(p.numel() for p in net.parameters())
     (torch.Size([2, 10]), 7850)
     """
-    rectangles = [Window(*window) for window in windows]
-    bottoms = [bottom_of(bottom, (input_shape[0], w.height, w.width), width).build() for w in rectangles]
+    rectangles = None if windows is None else [Window(*window) for window in windows]
+    bottoms = [bottom_of(bottom, tuple(shape), width).build() for shape in shapes]
     top = Top((len(bottoms), width), classes, join=join, hidden=hidden).to(
         next(bottoms[0].parameters()).dtype
     )

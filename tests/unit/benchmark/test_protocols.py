@@ -16,6 +16,7 @@ from benchmarks.protocols import (
     CASES,
     MATCHED,
     SPLIT,
+    VERTICAL,
     Case,
     Steps,
     gkt_client,
@@ -26,6 +27,7 @@ from benchmarks.protocols import (
     said,
     split,
     timed,
+    vertical,
 )
 from fedlens.benchmark.federation import Federation
 from fedlens.core.arithmetic import PLAIN
@@ -44,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def noted(name: str, make: Any) -> None:
-        monkeypatch.setattr(protocols, name, lambda *given: found.setdefault(name, make(*given)))
+        monkeypatch.setattr(protocols, name, lambda *given, **named: found.setdefault(name, make(*given, **named)))
 
     noted("Federation", Federation)
     noted("Steps", Steps)
@@ -71,6 +73,18 @@ def test_the_bare_loop_of_split_learning_ends_at_the_weights_of_a_round(made: di
     assert max(float((trained[name] - initial[name]).abs().max()) for name in trained) > 1e-3
     equal(trained, {name: v for half in made["cut"] for name, v in half.state_dict().items()})
     assert case.requests == 4
+
+
+def test_the_bare_loop_of_vertical_learning_ends_at_the_weights_of_a_round(made: dict[str, Any]) -> None:
+    case = vertical(replace(VERTICAL[0], examples=8, batch=8, epochs=2, lr=0.5))
+    initial = made["Federation"].state["model"]
+    bottoms, top = case.bare()  # type: ignore[misc]
+    case.ours()
+    made["Federation"].close()
+    trained = made["Federation"].state["model"]
+    assert max(float((trained[name] - initial[name]).abs().max()) for name in trained) > 1e-3
+    bare = {f"bottoms.{k}.{n}": v for k, bottom in enumerate(bottoms) for n, v in bottom.state_dict().items()}
+    equal(trained, bare | {f"top.{name}": value for name, value in top.state_dict().items()})
 
 
 def test_the_bare_steps_of_fedgkt_end_at_the_weights_of_its_operations(made: dict[str, Any]) -> None:
@@ -135,4 +149,4 @@ def test_a_pair_times_both_sides_and_the_first_pair_warms_up() -> None:
     ours, bare = timed(Case(lambda: calls.append("ours"), lambda: calls.append("bare"), 1.0), 2)
     assert (len(ours), len(bare)) == (2, 2)
     assert calls == ["bare", "ours", "ours", "bare", "bare", "ours"]
-    assert len(CASES) == 10
+    assert len(CASES) == 12
