@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.party_alignment import aligned
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.algorithms.splitfed import refuse_unfit
 from fedlens.base.errors import ConfigError, RunFailed
@@ -34,11 +35,11 @@ from fedlens.core.protocol import (
     Steps,
 )
 from fedlens.core.random import derive
-from fedlens.core.schema import MEASUREMENTS, NumberField, Schema, TensorField, TreeField
+from fedlens.core.schema import MEASUREMENTS, Schema, TensorField, TreeField
 from fedlens.core.tree import Tree, tree_of
 from fedlens.local.halves import Half
 from fedlens.local.party_steps import Bottoms, Embed, Label, Measuring
-from fedlens.local.set_intersection import POINT, Align, require_x25519
+from fedlens.local.set_intersection import Align, require_x25519
 from fedlens.models.party_network import InDtype, Join, Top, WithoutBias, party_network
 from fedlens.models.prepare import Preparation
 from fedlens.tasks.central_evaluation import task_metrics
@@ -191,7 +192,9 @@ class Vertical(AlgorithmBase):
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """The steps of a round. A batch that a party misses is skipped by all of them."""
-        shared = state["shared"] or (yield from self._aligned())
+        shared = state["shared"] or (
+            yield from aligned(self.facts, self.parties, self.parts.federation.largest)
+        )
         if not shared:
             return state
         local, at_labels = self.parts.local, Request(self.facts.labels_at)
@@ -232,54 +235,6 @@ class Vertical(AlgorithmBase):
             skipped += sent["back"] is None
         shown = yield from self._shown(state)
         return {**state, **shown, "shared": shared, "skipped": skipped, "missed": missed}
-
-    def _aligned(self) -> Steps:
-        """Finds the examples that all parties have; returns their number, or 0 if a party failed.
-
-        Raises `RunFailed` for repeated ids, and if there is no such example.
-        """
-        at_labels, at_others = self._requests(self.facts.labels_at), self._requests(*self.others)
-        points = TensorField((-1, POINT), torch.uint8, most=POINT * self.parts.federation.largest)
-        lists, found = Schema({"points": points}), NumberField(above=-1)
-        ask = Ask(
-            "mask", self._requests(*self.parties), {}, Schema({"repeated": found}), letter=lists, counts=False
-        )
-        answers = list((yield ask))
-        for answer in answers:
-            if isinstance(answer, Reply) and (repeated := int(answer.payload["repeated"])):
-                raise RunFailed(
-                    f"{repeated:,} examples of party '{self.facts.names[int(answer.client)]}' repeat the id of another",
-                    hint="give each example of a party an id of its own",
-                )
-        if not all(isinstance(answer, Reply) for answer in answers):
-            return 0
-        if self.facts.align == "psi":
-            ask = Ask(
-                "remask",
-                self._requests(*self.parties),
-                letter=lists,
-                expect=Schema({}),
-                deliver=True,
-                counts=False,
-            )
-            if any(not isinstance(answer, Reply) for answer in list((yield ask))):
-                return 0
-        places = TensorField((-1,), torch.int64, 0, most=8 * self.parts.federation.largest)
-        letter, expect = Schema({"places": places}), Schema({"shared": found})
-        ask = Ask("match", at_labels, expect=expect, letter=letter, deliver=True, counts=False)
-        (answer,) = yield ask
-        if not isinstance(answer, Reply):
-            return 0
-        if not (shared := int(answer.payload["shared"])):
-            raise RunFailed(
-                "no example is held by all parties: their ids have nothing in common",
-                hint="check that all parties write ids in the same way",
-            )
-        if at_others:
-            ask = Ask("keep", at_others, expect=Schema({}), deliver=True, counts=False)
-            if any(not isinstance(answer, Reply) for answer in list((yield ask))):
-                return 0
-        return shared
 
     def _shown(self, state: State) -> Steps:
         """The leaves and means that the parties show after a round; of one that fails, those of before."""

@@ -46,7 +46,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def noted(name: str, make: Any) -> None:
-        monkeypatch.setattr(protocols, name, lambda *given, **named: found.setdefault(name, make(*given, **named)))
+        monkeypatch.setattr(
+            protocols, name, lambda *given, **named: found.setdefault(name, make(*given, **named))
+        )
 
     noted("Federation", Federation)
     noted("Steps", Steps)
