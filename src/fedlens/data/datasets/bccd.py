@@ -10,8 +10,8 @@ from pydantic import Field
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.dataset_files import locate, published
-from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
 from fedlens.data.datasets.voc_files import VocFolder, detection_splits
+from fedlens.data.formats import common_settings as common
 
 
 def bccd(
@@ -19,8 +19,8 @@ def bccd(
     download: bool,
     seed: int,
     *,
-    size: Size = (480, 640),
-    fit: HowToFit = "pad",
+    size: common.GivenSize = (480, 640),
+    fit: common.Fit = "pad",
     val: Annotated[
         Literal["train", "leave"], Field(description="whether the published val split joins training")
     ] = "train",
@@ -44,5 +44,5 @@ def bccd(
     lists = ["train", "val"] if val == "train" else ["train"]
     locate("bccd", root, files=[tuple(f"BCCD/ImageSets/Main/{name}.txt" for name in (*lists, "test"))])
     folder = VocFolder(root, "BCCD", CATALOGUE["bccd"].labels)
-    train, test, notes = detection_splits(folder, lists, ["test"], size_of(size), fit)
+    train, test, notes = detection_splits(folder, lists, ["test"], common.size_of(size), fit)
     return published("bccd", (train, test), notes=notes)

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from PIL import Image
 from pydantic import Field
 
+from fedlens.base.errors import DataError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import locate, published
 from fedlens.data.datasets.masks import Pairs, class_ids, masked, missing_images, paired
-from fedlens.data.datasets.picture_size import HowToFit, SizeOrOwn, own_size, size_of
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats import common_settings as common
 from fedlens.data.images import Fit
 
 COUNTS = {"train": 367, "val": 101, "test": 233}
@@ -27,8 +29,8 @@ def camvid(
     download: bool,
     seed: int,
     *,
-    size: SizeOrOwn = None,
-    fit: HowToFit = "pad",
+    size: common.SizeOrOwn = None,
+    fit: common.Fit = "pad",
     val: Annotated[
         Literal["train", "leave"], Field(description="whether the published val split joins training")
     ] = "train",
@@ -50,7 +52,7 @@ def camvid(
     Source: Brostow, Fauqueur and Cipolla 2009, Semantic object classes in video; the split of Badrinarayanan,
     Kendall and Cipolla 2017, SegNet.
     """
-    given = None if size is None else size_of(size)
+    given = None if size is None else common.size_of(size)
     joined = ["train", "val"] if val == "train" else ["train"]
     locate(
         "camvid",
@@ -88,3 +90,12 @@ def _examples(root: Path, frames: list[tuple[Pairs, str]], size: tuple[int, int]
     masks = [pairs.file(pairs.mask, key) for pairs, key in frames]
     columns = {"client": sequence, "sequence": sequence, "frame": frame}
     return masked(root, images, masks, size, fit, columns, class_ids(range(len(CATALOGUE["camvid"].labels))))
+
+
+def own_size(path: Path) -> tuple[int, int]:
+    """(height, width) of the image in a file, from its first bytes. Raises `DataError`."""
+    try:
+        with Image.open(path) as image:
+            return image.height, image.width
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"the image cannot be decoded: {error}", where=str(path)) from error

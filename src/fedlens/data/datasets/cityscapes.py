@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import locate, published, split_counts
 from fedlens.data.datasets.masks import Pairs, class_ids, masked, missing_images, paired
-from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
+from fedlens.data.formats import common_settings as common
 from fedlens.data.images import Fit
 
 # The published ids of the classes in the order of their training ids.
@@ -26,7 +26,7 @@ SPLITS = tuple(
 
 
 def cityscapes(
-    root: Path, download: bool, seed: int, *, size: Size = (512, 1024), fit: HowToFit = "pad"
+    root: Path, download: bool, seed: int, *, size: common.GivenSize = (512, 1024), fit: common.Fit = "pad"
 ) -> Dataset:
     """Cityscapes with fine labels: 2,975 + 500 street scenes, 19 classes; `seed` plays no part.
 
@@ -47,7 +47,7 @@ def cityscapes(
     github.com/mcordts/cityscapesScripts, helpers/labels.py.
     """
     locate("cityscapes", root)
-    to = size_of(size)
+    to = common.size_of(size)
     notes: list[str] = []
     splits = []
     for pairs, count in zip(SPLITS, split_counts("cityscapes"), strict=True):

@@ -13,8 +13,8 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, get_again, locate, published
 from fedlens.data.datasets.folders import check_present
-from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
 from fedlens.data.diagnostics import Findings
+from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.coco_json import CocoInstances, read_instances
 from fedlens.data.images import Fit, ImageFiles, Paths
 
@@ -24,8 +24,8 @@ def coco(
     download: bool,
     seed: int,
     *,
-    size: Size = 640,
-    fit: HowToFit = "pad",
+    size: common.GivenSize = 640,
+    fit: common.Fit = "pad",
     empty: Annotated[bool, Field(description="keep training images without objects")] = True,
 ) -> Dataset:
     """COCO 2017 for detection: 118,287 + 5,000 photographs, 80 classes; `seed` plays no part.
@@ -53,7 +53,7 @@ def coco(
     )
     if train_file.categories != test_file.categories:
         raise damaged("the two files have different categories", root / "coco" / "annotations")
-    to = size_of(size)
+    to = common.size_of(size)
     train, train_notes = _examples(root, "train", train_file, train_boxes, to, fit, empty)
     test, test_notes = _examples(root, "val", test_file, test_boxes, to, fit, True)
     classes = tuple(train_file.categories.values())

@@ -14,6 +14,7 @@ from pydantic import Field
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, published, read_lines
 from fedlens.data.datasets.folders import folders_in, images_in
+from fedlens.data.diagnostics import Findings
 from fedlens.data.images import ImageFiles, Paths
 
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -63,27 +64,24 @@ def imagenet(
 def in_class_folders(root: Path, split: str, wnids: Sequence[str], size: int, inner: str = "") -> Examples:
     """The images of `root/<split>/<wnid>/<inner>`, class by class in the order of `wnids`.
 
-    Raises `DataError` if a folder has no class or no images, or (of `train`) a class has no folder.
+    Raises `DataError` with all folders that have no class or no images, and (of `train`) all classes without a folder.
     """
-    folder = root / split
-    present = set(folders_in(folder))
-    unknown = sorted(present - set(wnids))
-    without_folder = [wnid for wnid in wnids if wnid not in present] if split == "train" else []
-    if unknown or without_folder:
-        no_folder = f"the class {without_folder[0]} has no folder" if without_folder else ""
-        what = f"the folder '{unknown[0]}' is of no class" if unknown else no_folder
-        raise damaged(what, folder, hint="unpack the archives again")
+    folder, findings = root / split, Findings(remedy="unpack the archives again")
+    present = folders_in(folder)
+    for name in sorted(set(present) - set(wnids)):
+        findings.add(folder, f"the folder '{name}' is of no class")
     names: list[str] = []
     labels: list[int] = []
     for label, wnid in enumerate(wnids):
-        if wnid not in present:
-            continue
         place = folder / wnid / inner
         images = images_in(place) if place.is_dir() else []
-        if not images:
-            raise damaged("there are no images in the folder", place, hint="unpack it again")
-        names += [str(Path(split, wnid, inner, name).as_posix()) for name in images]
+        if wnid not in present and split == "train":
+            findings.add(folder, f"the class {wnid} has no folder")
+        elif wnid in present and not images:
+            findings.add(place, "there are no images in the folder")
+        names += [Path(split, wnid, inner, name).as_posix() for name in images]
         labels += [label] * len(images)
+    findings.settle(None)
     return photographs(root, names, labels, size)
 
 

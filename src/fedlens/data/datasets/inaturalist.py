@@ -23,7 +23,7 @@ from fedlens.data.datasets.inaturalist_metadata import (
     find_metadata,
     read_metadata,
 )
-from fedlens.data.datasets.picture_size import Size, size_of
+from fedlens.data.formats import common_settings as common
 from fedlens.data.images import ImageFiles, Paths
 
 PER_CLASS = 100
@@ -40,7 +40,7 @@ def inaturalist_2017(
     download: bool,
     seed: int,
     *,
-    size: Size = 299,
+    size: common.GivenSize = 299,
     subset: Annotated[
         Literal["all", "balanced"],
         Field(description="all images, or 100 of each species that has as many (Hsu et al. 2020)"),
@@ -63,7 +63,7 @@ def inaturalist_2017(
 
     hsu2020 6.5 trains on 299 x 299. Raises `DataError` if files are not there or contradict each other.
     """
-    height_width = size_of(size)
+    height_width = common.size_of(size)
     train, test, notes = _metadata(root, "inaturalist-2017")
     if subset == "balanced":
         train, test = _balanced(train, test, seed)
@@ -77,7 +77,7 @@ def inaturalist_2017(
 
 
 def inaturalist_user_120k(
-    root: Path, download: bool, seed: int, *, size: Size = 299, source: Source = "auto"
+    root: Path, download: bool, seed: int, *, size: common.GivenSize = 299, source: Source = "auto"
 ) -> Dataset:
     """iNaturalist-User-120k (hsu2020 4.1): 120,300 photographs, 100 of each of 1,203 species, by 9,275 users.
 
@@ -96,7 +96,9 @@ def inaturalist_user_120k(
 
 
 def _geo(population: Population) -> Callable[..., Dataset]:
-    def read(root: Path, download: bool, seed: int, *, size: Size = 299, source: Source = "auto") -> Dataset:
+    def read(
+        root: Path, download: bool, seed: int, *, size: common.GivenSize = 299, source: Source = "auto"
+    ) -> Dataset:
         return _population(population, root, download, seed, size, source)
 
     read.__name__ = population.name.replace("-", "_")
@@ -122,7 +124,7 @@ inaturalist_geo_30k = _geo(GEO["30k"])
 def _population(
     population: Population, root: Path, download: bool, seed: int, size: Any, source: str
 ) -> Dataset:
-    name, height_width = population.name, size_of(size)
+    name, height_width = population.name, common.size_of(size)
     lists = None if source == "metadata" else find_lists(population, root, download)
     if lists is None and (source == "csv" or (source == "auto" and find_metadata(root) is None)):
         paper, shared = (patterns[:2] for patterns in CATALOGUE[name].files[:2])

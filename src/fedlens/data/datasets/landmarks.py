@@ -15,7 +15,7 @@ from fedlens.data.catalogue import CATALOGUE, search
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, published, reading
 from fedlens.data.datasets.federated_csv import Listing, check_apart, read_list, read_rows
-from fedlens.data.datasets.picture_size import Size, size_of
+from fedlens.data.formats import common_settings as common
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.partition.drawing import streams
 from fedlens.data.table import Table
@@ -130,7 +130,7 @@ def landmarks_user_160k(
     download: bool,
     seed: int,
     *,
-    size: Size = 224,
+    size: common.GivenSize = 224,
     source: Annotated[
         Literal["auto", "csv", "metadata"],
         Field(
@@ -153,7 +153,7 @@ def landmarks_user_160k(
 
     Raises `DataError` if files are not there, are damaged or contradict each other.
     """
-    name, height_width = "landmarks-user-160k", size_of(size)
+    name, height_width = "landmarks-user-160k", common.size_of(size)
     lists, metadata = (patterns[:2] for patterns in CATALOGUE[name].files)
     if source == "csv" or (source == "auto" and (download or not search([lists], root).lacking)):
         return _from_lists(name, locate(name, root, download, [lists]), root, height_width)
@@ -161,7 +161,7 @@ def landmarks_user_160k(
     return _from_metadata(name, locate(name, root, files=files), root, height_width, seed)
 
 
-def gld23k(root: Path, download: bool, seed: int, *, size: Size = 224) -> Dataset:
+def gld23k(root: Path, download: bool, seed: int, *, size: common.GivenSize = 224) -> Dataset:
     """gld23k: 23,080 photographs of 203 landmarks, by 233 users; a small Landmarks-User-160k.
 
     The lists are `mini_gld_train_split.csv` and `mini_gld_test.csv` in `root/federated_vision_datasets/gld23k`,
@@ -172,7 +172,7 @@ def gld23k(root: Path, download: bool, seed: int, *, size: Size = 224) -> Datase
     Raises `DataError` if files are not there, are damaged or contradict each other.
     """
     lists = CATALOGUE["gld23k"].files[0][:2]
-    return _from_lists("gld23k", locate("gld23k", root, download, [lists]), root, size_of(size))
+    return _from_lists("gld23k", locate("gld23k", root, download, [lists]), root, common.size_of(size))
 
 
 def _from_lists(name: str, lists: tuple[Path, ...], root: Path, size: tuple[int, int]) -> Dataset:

@@ -15,8 +15,8 @@ from fedlens.data.datasets import sbd
 from fedlens.data.datasets.dataset_files import locate, published
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.masks import masked
-from fedlens.data.datasets.picture_size import HowToFit, Size, size_of
 from fedlens.data.datasets.voc_files import VocFolder, detection_splits, no_leak
+from fedlens.data.formats import common_settings as common
 from fedlens.data.images import Fit
 
 INNER = "VOCdevkit/VOC2012"
@@ -38,8 +38,8 @@ def pascal_voc(
     difficult: Annotated[
         bool, Field(description="detection: whether objects marked as difficult count as objects")
     ] = False,
-    size: Size = 512,
-    fit: HowToFit = "pad",
+    size: common.GivenSize = 512,
+    fit: common.Fit = "pad",
 ) -> Dataset:
     """Pascal VOC 2012 with its published train and val splits; `seed` plays no part.
 
@@ -84,7 +84,7 @@ def pascal_voc(
         locate("pascal-voc", root, download, [(f"{lists}/train.txt", f"{lists}/val.txt")])
     if augmented:
         locate("pascal-voc", root, download, [sbd.LISTS])
-    to = size_of(size)
+    to = common.size_of(size)
     classes = CATALOGUE["pascal-voc"].labels
     if task == "detection":
         classes = classes[1:]  # without the background

@@ -12,11 +12,11 @@ import numpy as np
 from fedlens.data.box_transforms import placed
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Examples
-from fedlens.data.datasets.dataset_files import damaged, get_again, read_lines
+from fedlens.data.datasets.dataset_files import damaged, get_again
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.detection import RawBoxes
-from fedlens.data.formats.voc_xml import read_annotation
+from fedlens.data.formats.voc_xml import read_annotation, read_list
 from fedlens.data.images import Fit, ImageFiles, Paths
 
 
@@ -49,21 +49,18 @@ class VocFolder:
 def read_ids(path: Path) -> list[str]:
     """The names of images in a list, one a line.
 
-    Raises `DataError` if it cannot be read, is empty, has several words a line, or a name twice.
+    Raises `DataError` if it cannot be read or is empty, or with all lines of several words and all names
+    that are there twice.
     """
-    first: dict[str, int] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        words = line.split()
-        if not words:
-            continue
-        if len(words) > 1:
-            raise damaged(f"one name was expected, found '{line}'", path, number)
-        if words[0] in first:
-            raise damaged(f"'{words[0]}' occurs a second time, after line {first[words[0]]}", path, number)
-        first[words[0]] = number
-    if not first:
-        raise damaged("the list is empty", path)
-    return list(first)
+    findings = Findings(remedy=get_again(path))
+    listed = read_list(path, findings)
+    for name, where in listed:
+        if len(name.split()) > 1:
+            findings.add(where, f"one name was expected, found '{name}'")
+    if not listed and not len(findings):
+        findings.add(path, "the list is empty")
+    findings.settle(None)
+    return [name for name, _ in listed]
 
 
 def no_leak(train: Sequence[str], test: Sequence[str], where: Path) -> None:

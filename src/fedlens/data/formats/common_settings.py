@@ -1,4 +1,4 @@
-"""The settings shared by the readers of a user's own data, each written once, and the command that checks them."""
+"""The settings shared by the readers of images, each written once, and the command that checks a user's own data."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PlainValidator
 
+from fedlens.base.errors import ConfigError
 from fedlens.base.shell_command import setting, shell_command
 from fedlens.data.decoding import Fit as FitValue
 from fedlens.data.diagnostics import OnError as OnErrorValue
 from fedlens.data.partition.settings import whole_path
 
+_LARGEST = 16_384  # pixels of a side
 _NOT_CHECKED = ("path", "on_error")  # `on_error` is for runs: a check lists every problem
 
 
@@ -21,6 +23,39 @@ def whole_table(path: str | None) -> str | None:
     return whole_path(path) if path is not None and Path(path).expanduser().exists() else path
 
 
+def height_width(size: object) -> tuple[int, int]:
+    """(height, width) of a setting that is one number, or [height, width].
+
+    Raises `ValueError` if it is neither.
+
+    >>> height_width(256), height_width([360, 480])
+    ((256, 256), (360, 480))
+    """
+    sides = [size, size] if isinstance(size, int) else list(size) if isinstance(size, (list, tuple)) else []
+    if len(sides) != 2 or not all(type(side) is int and 1 <= side <= _LARGEST for side in sides):
+        raise ValueError(f"it must be one number of pixels, or [height, width], from 1 to {_LARGEST}")
+    return sides[0], sides[1]
+
+
+def size_of(size: object) -> tuple[int, int]:
+    """`height_width` for a reader that is called from Python; raises `ConfigError`."""
+    try:
+        return height_width(size)
+    except ValueError as error:
+        raise ConfigError(f"the size is {size!r}, and {error}", where="size") from None
+
+
+def _height_width_or_none(size: object) -> tuple[int, int] | None:
+    return None if size is None else height_width(size)
+
+
+_WHAT = "pixels of every image after scaling: one number, or [height, width]"
+GivenSize = Annotated[int | tuple[int, int], PlainValidator(height_width), Field(description=_WHAT)]
+SizeOrOwn = Annotated[
+    int | tuple[int, int] | None,
+    PlainValidator(_height_width_or_none),
+    Field(description=f"{_WHAT}; by default the size of the first image"),
+]
 _Side = Annotated[int, Field(ge=1, le=4096)]
 
 Folder = Annotated[
@@ -38,7 +73,10 @@ Size = Annotated[
 Channels = Annotated[Literal[1, 3], Field(description="3 for colour, 1 for grey")]
 Fit = Annotated[
     FitValue,
-    Field(description="'crop' cuts the longer side, 'pad' fills the shorter one, 'stretch' scales both"),
+    Field(
+        description="for images of another shape: `pad` fills the rest, `crop` cuts out the centre, "
+        "`stretch` distorts"
+    ),
 ]
 Test = Annotated[
     float, Field(gt=0, lt=1, description="share held out as test data, if your data have no splits")
@@ -75,15 +113,6 @@ ClientPattern = Annotated[
     str | None,
     Field(description="regular expression; its one group, searched in the path, is the client"),
 ]
-
-
-def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of the setting `size`.
-
-    >>> height_width(224), height_width((100, 200))
-    ((224, 224), (100, 200))
-    """
-    return (size, size) if isinstance(size, int) else size
 
 
 def check_command(format: str, settings: Mapping[str, Any], write: Path | None = None) -> str:

@@ -36,11 +36,11 @@ Element = Any  # of lxml, which has no types
 
 @dataclass(frozen=True)
 class _Listing:
-    """One image that is to be read: its name without ending, its split, and the line that lists it."""
+    """One image that is to be read: its name without ending, the line that lists it, and its split."""
 
     stem: str
-    split: str | None
     where: str
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def fill(scan: Scan) -> None:
     listings = _listings(scan, scan.folder / settings["lists"], settings["train_list"])
     if listings is None:
         stems = sorted({*layout.image_files, *layout.xml_files})
-        listings = [_Listing(stem, None, str(scan.folder)) for stem in stems]
+        listings = [_Listing(stem, str(scan.folder)) for stem in stems]
     pairs = [(each, image) for each in listings if (image := _image(each, layout, findings)) is not None]
     inner = [image for _, image in pairs]
     scan.image_folders = (settings["images"],)
@@ -159,16 +159,19 @@ def _listings(scan: Scan, folder: Path, train: str | None) -> list[_Listing] | N
     files = {split: file for split, file in files.items() if file.is_file()}
     listings = []
     for split, file in files.items():
-        first_lines: dict[str, int] = {}
-        for number, line in enumerate((findings.attempt(read_text, file, scan.folder) or "").splitlines(), 1):
-            name, where = line.strip(), f"{file}, line {number}"
-            if not name:
-                continue
-            if (first := first_lines.setdefault(name, number)) != number:
-                findings.add(where, f"'{name}' is in line {first} too", "remove one of the lines")
-            else:
-                listings.append(_Listing(name, split, where))
+        listings += [_Listing(*each, split) for each in read_list(file, findings, scan.folder)]
     return listings if files else None
+
+
+def read_list(path: Path, findings: Findings, folder: Path | None = None) -> list[tuple[str, str]]:
+    """(name, file and line) of each image in a list, one a line; a name that occurs a second time is a problem."""
+    first_lines: dict[str, int] = {}
+    for number, line in enumerate((findings.attempt(read_text, path, folder) or "").splitlines(), 1):
+        name = line.strip()
+        if name and (first := first_lines.setdefault(name, number)) != number:
+            what = f"'{name}' is in line {first} too"
+            findings.add(f"{path}, line {number}", what, "remove one of the lines")
+    return [(name, f"{path}, line {line}") for name, line in first_lines.items() if name]
 
 
 def _image(listing: _Listing, layout: _Layout, findings: Findings) -> str | None:

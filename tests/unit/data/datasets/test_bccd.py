@@ -110,7 +110,7 @@ def test_the_table_counts_each_class_once_an_image(root: Path) -> None:
         ),
         ("Annotations/a.xml", "</annotation>", "", "Premature end of data in tag annotation", None),
         ("ImageSets/Main/test.txt", "e\n", "e 1\n", "one name was expected, found 'e 1'", 1),
-        ("ImageSets/Main/test.txt", "e\n", "e\n\nd\n", "'d' occurs a second time, after line 3", 4),
+        ("ImageSets/Main/test.txt", "e\n", "e\n\nd\n", "'d' is in line 3 too", 4),
         ("ImageSets/Main/test.txt", "e\nd\n", "\n", "the list is empty", None),
     ],
 )

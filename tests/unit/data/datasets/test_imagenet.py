@@ -116,3 +116,7 @@ def test_an_empty_class_folder_is_refused(tmp_path: Path) -> None:
     (folder / "train" / "n09999999").mkdir()
     with pytest.raises(DataError, match="there are no images in the folder"):
         imagenet(tmp_path, False, 0)
+    (folder / "train" / "n09999998").mkdir()
+    with pytest.raises(DataError, match=r"2 problems in the data\n.*n09999998: .*\n.*n09999999: ") as caught:
+        imagenet(tmp_path, False, 0)
+    assert caught.value.hint == "unpack the archives again"
