@@ -181,7 +181,7 @@ def headline(results: StudyResults) -> tuple[str, list[dict[str, str]]]:
         return _numbers_of_data(results)
     rows = []
     for cell in view.cells:
-        mean, label = cell.interval(), document_label(view, cell.method)
+        mean, label = cell.interval, document_label(view, cell.method)
         paper = stated_text(view, stated(view, cell.method, cell.case))
         spread = f" ± {view.width((mean.high - mean.low) / 2)}" if mean and mean.n > 1 else ""
         rows.append(
@@ -228,7 +228,7 @@ def outcome(results: StudyResults) -> str:
         return f"Nothing is trained: {metric[0].lower()}{metric[1:]} from {ends}."
     lost = sum(bool(cell.failed) for cell in view.cells)
     without = f"; {many(lost, 'cell')} without a value, because runs diverged" if lost else ""
-    known = [(cell, mean.mean) for cell in view.cells if (mean := cell.interval()) is not None]
+    known = [(cell, mean.mean) for cell in view.cells if (mean := cell.interval) is not None]
     if not known:
         return f"No cell has a value of {metric_name(results.metric).lower()}{without}."
     known.sort(key=lambda pair: better(results.metric, pair[1]))

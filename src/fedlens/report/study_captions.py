@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlens.report.format import heading, is_share, label, many, setting, split_of
-from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell
+from fedlens.report.study_cells import CellComparison, StudyCell
 from fedlens.report.study_choices import choices
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
@@ -69,17 +69,16 @@ def final_value(info: StudyInfo) -> str:
     return f"A value is the mean of the last {info.last} evaluations." if info.last > 1 else ""
 
 
-def interval_words(kind: IntervalKind, comparisons: int | None = None) -> str:
+def interval_words(comparisons: int | None = None) -> str:
     """Returns the name of an interval; `comparisons` for intervals that hold together.
 
-    >>> interval_words("t"), interval_words("t", 10)
+    >>> interval_words(), interval_words(10)
     ('95 % t interval', 't interval at 99.5 %, so that all 10 hold together with 95 % (Bonferroni)')
     """
-    name = {"t": "t interval", "bootstrap": "bootstrap interval (BCa)"}[kind]
     if not comparisons or comparisons < 2:
-        return f"95 % {name}"
+        return "95 % t interval"
     level = f"{100 - 5 / comparisons:.4g}"
-    return f"{name} at {level} %, so that all {comparisons} hold together with 95 % (Bonferroni)"
+    return f"t interval at {level} %, so that all {comparisons} hold together with 95 % (Bonferroni)"
 
 
 def tuning_words(info: StudyInfo) -> str:

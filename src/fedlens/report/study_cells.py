@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from fedlens.base.errors import nearest
 from fedlens.report.format import smaller_is_better, split_of
@@ -12,7 +12,6 @@ from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_statistics import (
     Interval,
     PairedTest,
-    bootstrap_interval,
     holm,
     is_bold,
     paired_test,
@@ -21,7 +20,6 @@ from fedlens.report.study_statistics import (
 )
 
 UNMEASURED = "{} was not measured"  # the words of `RunLine.problem`
-IntervalKind = Literal["t", "bootstrap"]
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,10 @@ class StudyCell:
         """Whether a run has a value or failed; false if all that ended lack the metric."""
         return bool(self.values) or not all(" was not measured" in reason for reason in self.failed.values())
 
-    def interval(self, kind: IntervalKind = "t") -> Interval | None:
-        """The mean and the 95 % interval over its seeds; None if it is not complete."""
-        if not self.complete:
-            return None
-        values = list(self.values.values())
-        return bootstrap_interval(values) if kind == "bootstrap" else t_interval(values)
+    @property
+    def interval(self) -> Interval | None:
+        """The mean and the 95 % t interval over its seeds; None if it is not complete."""
+        return t_interval(list(self.values.values())) if self.complete else None
 
 
 def cell_of(results: StudyResults, method: str, case: Mapping[str, Any]) -> StudyCell:
@@ -134,7 +130,6 @@ def comparisons(
     cells: Sequence[StudyCell],
     baseline: str,
     tuning: Mapping[str, Any],
-    interval: IntervalKind = "t",
     simultaneous: bool = False,
 ) -> list[CellComparison]:
     """Compares each cell with the baseline of its case, with Holm's correction over all comparisons.
@@ -142,7 +137,6 @@ def comparisons(
     Args:
         cells: of one table.
         tuning: of the study, see `StudyInfo`.
-        interval: of the mean difference.
         simultaneous: whether the intervals hold together (Bonferroni); otherwise each holds for itself.
     """
     bases = {repr(dict(cell.case)): cell for cell in cells if cell.method == baseline}
@@ -154,7 +148,7 @@ def comparisons(
     reasons = [_untested(cell, base) for cell, base in pairs]
     level = simultaneous_level(reasons.count(None)) if simultaneous else simultaneous_level(1)
     tests = [
-        None if reason else paired_test(dict(cell.values), dict(base.values), level, interval)
+        None if reason else paired_test(dict(cell.values), dict(base.values), level)
         for (cell, base), reason in zip(pairs, reasons, strict=True)
     ]
     adjusted = holm([test.p if test else None for test in tests])

@@ -24,7 +24,7 @@ from fedlens.report.study_captions import (
     unit,
     untested_words,
 )
-from fedlens.report.study_cells import CellComparison, IntervalKind, StudyCell, better, comparisons
+from fedlens.report.study_cells import CellComparison, StudyCell, better, comparisons
 from fedlens.report.study_choices import choices as chosen
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_document_rows import (
@@ -48,7 +48,6 @@ def summary(
     view: TableView,
     *,
     spread: Spread = "interval",
-    interval: IntervalKind = "t",
     rows: Literal["methods", "cases"] = "methods",
     compare: bool = True,
 ) -> StudyTable:
@@ -59,13 +58,13 @@ def summary(
     Args:
         compare: false for no test: of many points of a grid no one is a baseline.
     """
-    compared = _compared(view, interval) if compare and view.info.baseline in view.info.methods else []
+    compared = _compared(view) if compare and view.info.baseline in view.info.methods else []
     marks = {(each.cell.method, repr(each.cell.case)): each for each in compared}
     grid: dict[tuple[str, int], TableCell] = {}
     for k, case in enumerate(view.info.cases):
         for method in view.info.methods:
             cell = view.cell(method, case)
-            text = _mean_text(view, cell, spread, interval)
+            text = _mean_text(view, cell, spread)
             comparison = marks.get((method, repr(case)))
             up = comparison is not None and comparison.bold and _better(view, comparison)
             down = comparison is not None and comparison.bold and not up
@@ -74,7 +73,7 @@ def summary(
         view, grid, rows, lambda method, case: stated_text(view, stated(view, method, case))
     )
     widths = {
-        "interval": f"mean ± half the {interval_words(interval)} of the mean",
+        "interval": f"mean ± half the {interval_words()} of the mean",
         "deviation": "mean ± standard deviation",
         "none": "mean",
     }
@@ -99,7 +98,6 @@ def summary(
 def differences(
     view: TableView,
     *,
-    interval: IntervalKind = "t",
     simultaneous: bool = False,
     baseline: str | None = None,
 ) -> StudyTable:
@@ -120,7 +118,7 @@ def differences(
             where=view.where,
             hint="remove the table, or add a method",
         )
-    compared = _compared(view, interval, base, simultaneous)
+    compared = _compared(view, base, simultaneous)
     tested = sum(each.test is not None and each.test.p is not None for each in compared)
     head = [*view.dimension_head, "Method", "Difference", "Interval", "Seeds", "p", "Adjusted p"]
     rows = [[*view.dimension_cells(each.cell.case), *_difference_cells(view, each)] for each in compared]
@@ -130,7 +128,7 @@ def differences(
         f"paired by seed over {seeds_text(view.info.seeds)}.",
         own_populations(view.info),
         final_value(view.info),
-        f"Interval: {interval_words(interval, tested if simultaneous else None)} of the mean difference"
+        f"Interval: {interval_words(tested if simultaneous else None)} of the mean difference"
         + ("." if simultaneous else ", each for itself and not corrected for their number."),
         tuning_words(view.info),
         bold_words(compared, view.info, f"differs from {view.label(base)}"),
@@ -220,21 +218,19 @@ def effective_rate_of(line: RunLine, settings: Mapping[str, Any]) -> float | Non
 
 
 def _compared(
-    view: TableView, interval: IntervalKind, baseline: str | None = None, simultaneous: bool = False
+    view: TableView, baseline: str | None = None, simultaneous: bool = False
 ) -> list[CellComparison]:
-    return comparisons(view.cells, baseline or view.info.baseline, view.info.tuning, interval, simultaneous)
+    return comparisons(view.cells, baseline or view.info.baseline, view.info.tuning, simultaneous)
 
 
-def _mean_text(view: TableView, cell: StudyCell | None, spread: Spread, interval: IntervalKind) -> str:
-    bounds = cell.interval(interval) if cell and spread == "interval" else None
+def _mean_text(view: TableView, cell: StudyCell | None, spread: Spread) -> str:
+    bounds = cell.interval if cell and spread == "interval" else None
     if cell is None or not cell.complete:
         return view.status(cell)
     star = "*" if has_edge(view.results, cell) else ""
     values = list(cell.values.values())
     text = view.value(statistics.fmean(values))
     if bounds is not None and bounds.low is not None and bounds.high is not None:
-        if interval == "bootstrap":  # not symmetric
-            return f"{text} [{view.value(bounds.low)}, {view.value(bounds.high)}]{star}"
         return f"{text} ± {view.width((bounds.high - bounds.low) / 2)}{star}"
     if spread == "deviation" and len(values) > 1:
         return f"{text} ± {view.width(statistics.stdev(values))}{star}"

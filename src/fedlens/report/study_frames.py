@@ -109,7 +109,7 @@ def cell_rows(results: StudyResults) -> list[Record]:
     }
     rows = []
     for cell, point in zip(cells, points, strict=True):
-        interval, values = cell.interval(), list(cell.values.values())
+        interval, values = cell.interval, list(cell.values.values())
         comparison = tests.get((cell.method, repr(cell.case)))
         test = comparison.test if comparison else None
         runs = results.runs(cell.method, cell.case).values()
@@ -153,7 +153,7 @@ def cells_table(results: StudyResults) -> StudyTable:
     }
     rows = []
     for cell in view.cells:
-        comparison, mean = compared.get((cell.method, repr(cell.case))), cell.interval()
+        comparison, mean = compared.get((cell.method, repr(cell.case))), cell.interval
         test = comparison.test if comparison else None
         bold = comparison.bold if comparison else False
         rows.append(
@@ -170,7 +170,7 @@ def cells_table(results: StudyResults) -> StudyTable:
     head = [*view.dimension_head, "Method", "Mean", "Interval", "Runs", "Difference", "Adjusted p"]
     label = info.methods.get(info.baseline, info.baseline)
     caption = joined(
-        f"{metric_name(metric)}{unit(metric)}: mean and {interval_words('t')} over {seeds_text(info.seeds)}.",
+        f"{metric_name(metric)}{unit(metric)}: mean and {interval_words()} over {seeds_text(info.seeds)}.",
         own_populations(info),
         f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
         tuning_words(info),

@@ -50,7 +50,7 @@ def relative(
         view, grid, rows, lambda method, case: _stated_ratio(view, method, to, case), names
     )
     several = len(view.info.seeds) > 1
-    spread = f", mean ± half the {interval_words('t')} over" if several else " of"
+    spread = f", mean ± half the {interval_words()} over" if several else " of"
     caption = joined(
         f"{metric_name(view.metric)} divided by that of {view.label(to)} in the same case and at the same seed, in %"
         f"{spread} {seeds_text(view.info.seeds)}.",

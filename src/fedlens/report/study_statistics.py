@@ -17,8 +17,6 @@ from fedlens.report.differences import Values, difference
 
 LEVEL = 0.95
 FEWEST_BOLD = 5  # seeds; with fewer the t test rests on its assumption of normal values alone
-FEWEST_BOOTSTRAP = 30  # seeds; see `bootstrap_interval`
-_RESAMPLES = 9999
 
 
 @dataclass(frozen=True)
@@ -71,56 +69,13 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     return Interval(result.mean, result.low, result.high, result.seeds)
 
 
-def bootstrap_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of `values` and its BCa bootstrap interval (Efron 1987), from 9,999 resamples of a fixed seed.
-
-    Raises `ConfigError` with fewer than 30 values. At ten values a percentile bootstrap of 95 % misses the truth in 9 %
-    of the cases; `python -m benchmarks.error_rates` shows it.
-
-    >>> bounds = bootstrap_interval([k / 10 for k in range(30)])
-    >>> round(bounds.mean, 2), bounds.low < 1.2 < 1.7 < bounds.high
-    (1.45, True)
-    """
-    n = len(values)
-    refuse_bootstrap(n)
-    mean = statistics.fmean(values)
-    if _no_noise(values):
-        return Interval(mean, mean, mean, n)
-    import numpy as np
-    from scipy.stats import bootstrap
-
-    bounds = bootstrap(
-        (np.asarray(values),),
-        np.mean,
-        n_resamples=_RESAMPLES,
-        confidence_level=level,
-        method="BCa",
-        random_state=np.random.default_rng(0),
-    ).confidence_interval
-    return Interval(mean, float(bounds.low), float(bounds.high), n)
-
-
-def refuse_bootstrap(seeds: int, where: str | None = None) -> None:
-    """Raises `ConfigError` for a bootstrap over fewer than 30 seeds."""
-    if seeds < FEWEST_BOOTSTRAP:
-        raise ConfigError(
-            f"a bootstrap interval needs at least {FEWEST_BOOTSTRAP} seeds, and this table has {seeds}: "
-            "with fewer it is too narrow",
-            where=where,
-            hint='set interval = "t"',
-        )
-
-
-def paired_test(
-    first: Values, second: Values, level: float = LEVEL, interval: str = "t"
-) -> PairedTest | None:
+def paired_test(first: Values, second: Values, level: float = LEVEL) -> PairedTest | None:
     """The paired t test of `first` - `second` over the seeds that both have; None if they share none.
 
     t = mean / (s / sqrt(n)) with n - 1 degrees of freedom, two-sided.
 
     Args:
         level: of the interval.
-        interval: "t", or "bootstrap" from 30 seeds on.
 
     >>> test = paired_test({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.7, 1: 0.65, 2: 0.6})
     >>> round(test.difference.mean, 4), round(test.p, 4)
@@ -130,7 +85,7 @@ def paired_test(
     if not seeds:
         return None
     values = [first[seed] - second[seed] for seed in seeds]
-    bounds = bootstrap_interval(values, level) if interval == "bootstrap" else t_interval(values, level)
+    bounds = t_interval(values, level)
     if len(values) < 2:
         return PairedTest(bounds, None)
     if _no_noise(values):

@@ -23,7 +23,6 @@ from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_pretraining import pretraining_tables
 from fedlens.report.study_relative_tables import clients, ranks, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
-from fedlens.report.study_statistics import refuse_bootstrap
 from fedlens.report.table_format import StudyTable
 from fedlens.report.table_view import TableView, narrowed
 
@@ -41,6 +40,9 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
 }
 # A table of these kinds stands beside one of another kind, never alone.
 NOT_ALONE = {"ranks"}
+_REMOVED = {
+    "interval": "remove it: intervals are t intervals",
+}  # options of earlier versions, and what to do
 
 
 def _common(
@@ -68,7 +70,7 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
     Raises `ConfigError` for an unknown kind or option, a value of the wrong type, and a table that these results
     cannot have.
     """
-    check_table(spec, where, len(results.info.seeds))
+    check_table(spec, where)
     if spec["kind"] in NOT_ALONE:
         _refuse_alone([str(other.get("kind")) for other in results.info.tables] or [str(spec["kind"])])
     options = dict(spec)
@@ -89,7 +91,7 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
 def study_tables(results: StudyResults) -> list[StudyTable]:
     """All tables of a study; those of `default_tables` if its file has none. Names are unique."""
     specs = results.info.tables or default_tables(results.info)
-    check_tables(specs, len(results.info.seeds))
+    check_tables(specs)
     tables: list[StudyTable] = []
     for k, spec in enumerate(specs):
         wanted = str(spec.get("name") or spec["kind"])
@@ -114,10 +116,10 @@ def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
     return specs
 
 
-def check_tables(specs: Sequence[Mapping[str, Any]], seeds: int) -> None:
-    """Raises `ConfigError` for `[[tables]]` that are invalid for this number of seeds."""
+def check_tables(specs: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `ConfigError` for invalid `[[tables]]`."""
     for k, spec in enumerate(specs):
-        check_table(spec, f"tables[{k}]", seeds)
+        check_table(spec, f"tables[{k}]")
     _refuse_alone([str(spec["kind"]) for spec in specs])
 
 
@@ -127,7 +129,7 @@ def check_planned_tables(info: StudyInfo) -> None:
     Kinds, options, their types, and the names of methods, cases and targets are checked.
     """
     planned = StudyResults(info, {})
-    check_tables(info.tables, len(info.seeds))
+    check_tables(info.tables)
     for k, spec in enumerate(info.tables):
         try:
             study_table(planned, spec, f"tables[{k}]")
@@ -145,10 +147,10 @@ def _refuse_alone(kinds: Sequence[str]) -> None:
         )
 
 
-def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
+def check_table(spec: Mapping[str, Any], where: str) -> None:
     """Raises `ConfigError` for a table of an unknown kind, or with an unknown option or a value that cannot be.
 
-    >>> check_table({"kind": "summry"}, "tables[0]", 5)
+    >>> check_table({"kind": "summry"}, "tables[0]")
     Traceback (most recent call last):
     fedlens.base.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
     """
@@ -158,6 +160,10 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
         raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))
     types = {**_types(_common), **_types(TABLES[kind])}
     for option, value in spec.items():
+        if option in _REMOVED:
+            raise ConfigError(
+                f"the option '{option}' was removed", where=f"{where}.{option}", hint=_REMOVED[option]
+            )
         if option not in types:
             raise ConfigError(
                 f"a table of kind '{kind}' has no option '{option}'",
@@ -170,8 +176,6 @@ def check_table(spec: Mapping[str, Any], where: str, seeds: int) -> None:
             raise ConfigError(
                 f"{option} is {value!r}, but {_needed(types[option], error)}", where=f"{where}.{option}"
             ) from None
-    if spec.get("interval") == "bootstrap":
-        refuse_bootstrap(seeds, f"{where}.interval")
 
 
 @cache

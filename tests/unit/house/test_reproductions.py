@@ -56,7 +56,7 @@ def has_right_settings(plan: StudyPlan, name: str) -> None:
     needed = names if needs_data(info.figures, info.tables) else set()
     assert set(stated_cost.datasets) == needed
     check_figures(replace(info, figures=[spec for spec in info.figures if spec["kind"] not in DATA_FIGURES]))
-    check_tables(info.tables, len(info.seeds))
+    check_tables(info.tables)
     assert info.command == f"fedlens reproduce {name} --scale {plan.scale}"
     if plan.paper is not None:
         says_what_stands_in(plan, {config.data.dataset["name"] for config in configs})

@@ -111,10 +111,10 @@ def test_the_smallest_loss_ranks_first() -> None:
 
 def test_ranks_are_never_the_only_table() -> None:
     with pytest.raises(ConfigError, match=r"'ranks' is the only one: ranks hide"):
-        check_tables([{"kind": "ranks"}, {"kind": "ranks"}], 5)
+        check_tables([{"kind": "ranks"}, {"kind": "ranks"}])
     with pytest.raises(ConfigError, match=r"'ranks' is the only one"):
         study_table(results_of(CASES, tables=[{"kind": "ranks"}]), {"kind": "ranks"})
-    check_tables(RANKS, 5)
+    check_tables(RANKS)
 
 
 def test_ranks_of_one_case_are_refused() -> None:

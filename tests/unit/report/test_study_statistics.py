@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedlens.base.errors import ConfigError
 from fedlens.report.study_statistics import (
     Interval,
     PairedTest,
-    bootstrap_interval,
     holm,
     is_bold,
     mean_ranks,
@@ -123,21 +121,6 @@ def test_a_method_that_was_tuned_on_one_seed_stops_bold_for_all() -> None:
 
 def test_a_small_p_that_is_not_corrected_is_not_bold() -> None:
     assert not is_bold(PairedTest(Interval(0.2, 0.1, 0.3, 5), 0.001, 0.06), {})
-
-
-def test_a_bootstrap_over_fewer_than_30_seeds_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"at least 30 seeds, and this table has 29: .* too narrow"):
-        bootstrap_interval([float(k) for k in range(29)])
-
-
-def test_the_bootstrap_interval_is_near_the_t_interval_and_the_same_each_time() -> None:
-    values = list(np.random.default_rng(0).normal(size=40))
-    found, t = bootstrap_interval(values), t_interval(values)
-    assert found == bootstrap_interval(values)
-    assert found.half is not None
-    assert t.half is not None
-    assert found.half == pytest.approx(t.half, rel=0.1)
-    assert bootstrap_interval([0.5] * 30) == Interval(0.5, 0.5, 0.5, 30)
 
 
 def test_ranks_and_the_friedman_test_are_those_of_scipy() -> None:

@@ -28,7 +28,7 @@ kind = "summary"
         ),
         (
             '[[tables]]\nkind = "summary"\ninterval = "bootstrap"',
-            r"at least 30 seeds, and this table has 2: .*line 9",
+            r"the option 'interval' was removed .*line 9: .*t intervals",
         ),
         (
             '[[tables]]\nkind = "summary"\nwhere = { alpha = 1 }',
