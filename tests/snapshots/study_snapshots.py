@@ -173,7 +173,6 @@ TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "summary-without-document": (lambda: full(document=DOCUMENT), {"kind": "summary", "document": False}),
     "summary-caveats": (lambda: full(caveats=["A tenth of the rounds."], last=2), {"kind": "summary"}),
     "differences": (full, {"kind": "differences"}),
-    "differences-simultaneous": (full, {"kind": "differences", "simultaneous": True}),
     "differences-baseline": (full, {"kind": "differences", "baseline": "fedprox", "digits": 1}),
     "differences-losses": (losses, {"kind": "differences"}),
     "differences-few-seeds": (lambda: results_of({"fedavg": AVG[:4], "far": [0.9, 0.93, 0.91, 0.92]}),

@@ -10,9 +10,9 @@ from typing import Literal
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.format import MISSING, count, many, size
 from fedlens.report.study_captions import (
+    INTERVAL,
     conjoined,
     failure_notes,
-    interval_words,
     joined,
     metric_name,
     own_populations,
@@ -90,7 +90,7 @@ def budgets(
     head, body = with_paper(names, rows)
     kinds = [kind for kind in given if any(name == kind for name, _ in columns)]
     several = len(view.info.seeds) > 1
-    shown = f", mean ± half the {interval_words()}" if several and spread == "interval" else ""
+    shown = f", mean ± half the {INTERVAL}" if several and spread == "interval" else ""
     caption = joined(
         f"{metric_name(view.metric)}{unit(view.metric)} at a budget of {conjoined(kinds)}{shown}, {_over(view)}.",
         "A number is that of the last evaluation within the budget.",

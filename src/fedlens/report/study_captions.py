@@ -11,6 +11,7 @@ from fedlens.report.study_choices import choices
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
 
+INTERVAL = "95 % t interval"
 _FEW = 5  # seeds of tuning; with fewer, two copies of a method differ too often
 _MOST_NAMED = 12  # of cells in a sentence
 
@@ -67,18 +68,6 @@ def own_populations(info: StudyInfo) -> str:
 def final_value(info: StudyInfo) -> str:
     """A sentence on final values that are means; empty for the value of the last evaluation."""
     return f"A value is the mean of the last {info.last} evaluations." if info.last > 1 else ""
-
-
-def interval_words(comparisons: int | None = None) -> str:
-    """Returns the name of an interval; `comparisons` for intervals that hold together.
-
-    >>> interval_words(), interval_words(10)
-    ('95 % t interval', 't interval at 99.5 %, so that all 10 hold together with 95 % (Bonferroni)')
-    """
-    if not comparisons or comparisons < 2:
-        return "95 % t interval"
-    level = f"{100 - 5 / comparisons:.4g}"
-    return f"t interval at {level} %, so that all {comparisons} hold together with 95 % (Bonferroni)"
 
 
 def tuning_words(info: StudyInfo) -> str:

@@ -15,7 +15,6 @@ from fedlens.report.study_statistics import (
     holm,
     is_bold,
     paired_test,
-    simultaneous_level,
     t_interval,
 )
 
@@ -130,14 +129,12 @@ def comparisons(
     cells: Sequence[StudyCell],
     baseline: str,
     tuning: Mapping[str, Any],
-    simultaneous: bool = False,
 ) -> list[CellComparison]:
     """Compares each cell with the baseline of its case, with Holm's correction over all comparisons.
 
     Args:
         cells: of one table.
         tuning: of the study, see `StudyInfo`.
-        simultaneous: whether the intervals hold together (Bonferroni); otherwise each holds for itself.
     """
     bases = {repr(dict(cell.case)): cell for cell in cells if cell.method == baseline}
     pairs = [
@@ -146,9 +143,8 @@ def comparisons(
         if cell.method != baseline and repr(dict(cell.case)) in bases
     ]
     reasons = [_untested(cell, base) for cell, base in pairs]
-    level = simultaneous_level(reasons.count(None)) if simultaneous else simultaneous_level(1)
     tests = [
-        None if reason else paired_test(dict(cell.values), dict(base.values), level)
+        None if reason else paired_test(dict(cell.values), dict(base.values))
         for (cell, base), reason in zip(pairs, reasons, strict=True)
     ]
     adjusted = holm([test.p if test else None for test in tests])

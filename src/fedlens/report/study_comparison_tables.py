@@ -9,12 +9,12 @@ from typing import Any, Literal
 from fedlens.base.errors import ConfigError
 from fedlens.report.format import MISSING, number
 from fedlens.report.study_captions import (
+    INTERVAL,
     bold_words,
     edge_words,
     failure_notes,
     final_value,
     has_edge,
-    interval_words,
     joined,
     metric_name,
     own_populations,
@@ -73,7 +73,7 @@ def summary(
         view, grid, rows, lambda method, case: stated_text(view, stated(view, method, case))
     )
     widths = {
-        "interval": f"mean ± half the {interval_words()} of the mean",
+        "interval": f"mean ± half the {INTERVAL} of the mean",
         "deviation": "mean ± standard deviation",
         "none": "mean",
     }
@@ -98,7 +98,6 @@ def summary(
 def differences(
     view: TableView,
     *,
-    simultaneous: bool = False,
     baseline: str | None = None,
 ) -> StudyTable:
     """Differences to the baseline, paired by seed, with intervals and Holm-adjusted p values.
@@ -118,8 +117,7 @@ def differences(
             where=view.where,
             hint="remove the table, or add a method",
         )
-    compared = _compared(view, base, simultaneous)
-    tested = sum(each.test is not None and each.test.p is not None for each in compared)
+    compared = _compared(view, base)
     head = [*view.dimension_head, "Method", "Difference", "Interval", "Seeds", "p", "Adjusted p"]
     rows = [[*view.dimension_cells(each.cell.case), *_difference_cells(view, each)] for each in compared]
     unit_words = " in percentage points" if unit(view.metric) else ""
@@ -128,8 +126,7 @@ def differences(
         f"paired by seed over {seeds_text(view.info.seeds)}.",
         own_populations(view.info),
         final_value(view.info),
-        f"Interval: {interval_words(tested if simultaneous else None)} of the mean difference"
-        + ("." if simultaneous else ", each for itself and not corrected for their number."),
+        f"Interval: {INTERVAL} of the mean difference, each for itself and not corrected for their number.",
         tuning_words(view.info),
         bold_words(compared, view.info, f"differs from {view.label(base)}"),
         edge_words(any(has_edge(view.results, cell) for cell in view.cells)),
@@ -217,10 +214,8 @@ def effective_rate_of(line: RunLine, settings: Mapping[str, Any]) -> float | Non
     return rate if rate is not None else settings.get(EFFECTIVE)
 
 
-def _compared(
-    view: TableView, baseline: str | None = None, simultaneous: bool = False
-) -> list[CellComparison]:
-    return comparisons(view.cells, baseline or view.info.baseline, view.info.tuning, simultaneous)
+def _compared(view: TableView, baseline: str | None = None) -> list[CellComparison]:
+    return comparisons(view.cells, baseline or view.info.baseline, view.info.tuning)
 
 
 def _mean_text(view: TableView, cell: StudyCell | None, spread: Spread) -> str:

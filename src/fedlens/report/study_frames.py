@@ -17,9 +17,9 @@ from fedlens.base.errors import FedlensError
 from fedlens.files.atomic_files import write_atomically
 from fedlens.report.format import MISSING, split_of
 from fedlens.report.study_captions import (
+    INTERVAL,
     bold_words,
     failure_notes,
-    interval_words,
     joined,
     metric_name,
     own_populations,
@@ -170,7 +170,7 @@ def cells_table(results: StudyResults) -> StudyTable:
     head = [*view.dimension_head, "Method", "Mean", "Interval", "Runs", "Difference", "Adjusted p"]
     label = info.methods.get(info.baseline, info.baseline)
     caption = joined(
-        f"{metric_name(metric)}{unit(metric)}: mean and {interval_words()} over {seeds_text(info.seeds)}.",
+        f"{metric_name(metric)}{unit(metric)}: mean and {INTERVAL} over {seeds_text(info.seeds)}.",
         own_populations(info),
         f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
         tuning_words(info),

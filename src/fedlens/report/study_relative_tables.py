@@ -10,10 +10,10 @@ from fedlens.base.errors import ConfigError
 from fedlens.report.format import MISSING, heading, many, number, split_of
 from fedlens.report.study_budget_tables import needs_method
 from fedlens.report.study_captions import (
+    INTERVAL,
     case_name,
     failure_notes,
     final_value,
-    interval_words,
     joined,
     listed,
     metric_name,
@@ -50,7 +50,7 @@ def relative(
         view, grid, rows, lambda method, case: _stated_ratio(view, method, to, case), names
     )
     several = len(view.info.seeds) > 1
-    spread = f", mean ± half the {interval_words()} over" if several else " of"
+    spread = f", mean ± half the {INTERVAL} over" if several else " of"
     caption = joined(
         f"{metric_name(view.metric)} divided by that of {view.label(to)} in the same case and at the same seed, in %"
         f"{spread} {seeds_text(view.info.seeds)}.",

@@ -69,13 +69,10 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     return Interval(result.mean, result.low, result.high, result.seeds)
 
 
-def paired_test(first: Values, second: Values, level: float = LEVEL) -> PairedTest | None:
+def paired_test(first: Values, second: Values) -> PairedTest | None:
     """The paired t test of `first` - `second` over the seeds that both have; None if they share none.
 
     t = mean / (s / sqrt(n)) with n - 1 degrees of freedom, two-sided.
-
-    Args:
-        level: of the interval.
 
     >>> test = paired_test({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.7, 1: 0.65, 2: 0.6})
     >>> round(test.difference.mean, 4), round(test.p, 4)
@@ -85,7 +82,7 @@ def paired_test(first: Values, second: Values, level: float = LEVEL) -> PairedTe
     if not seeds:
         return None
     values = [first[seed] - second[seed] for seed in seeds]
-    bounds = t_interval(values, level)
+    bounds = t_interval(values)
     if len(values) < 2:
         return PairedTest(bounds, None)
     if _no_noise(values):
@@ -117,15 +114,6 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(order) - rank) * value))
         adjusted[k] = largest
     return adjusted
-
-
-def simultaneous_level(comparisons: int) -> float:
-    """The level of each of so many intervals that hold together with 95 % (Bonferroni): 1 - 0.05 / m.
-
-    >>> simultaneous_level(10)
-    0.995
-    """
-    return 1 - (1 - LEVEL) / max(1, comparisons)
 
 
 def tuned_on(tuning: Mapping[str, Any]) -> int | None:

@@ -42,6 +42,7 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
 NOT_ALONE = {"ranks"}
 _REMOVED = {
     "interval": "remove it: intervals are t intervals",
+    "simultaneous": "remove it: the adjusted p holds for all comparisons of the table together",
 }  # options of earlier versions, and what to do
 
 

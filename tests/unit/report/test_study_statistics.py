@@ -15,7 +15,6 @@ from fedlens.report.study_statistics import (
     is_bold,
     mean_ranks,
     paired_test,
-    simultaneous_level,
     t_interval,
     tuned_on,
 )
@@ -70,11 +69,6 @@ def test_holms_correction_by_hand() -> None:
     assert holm([0.6, 0.9]) == [1.0, 1.0]
     assert holm([None, 0.02, None, 0.03]) == [None, 0.04, None, 0.04]
     assert holm([]) == []
-
-
-def test_simultaneous_intervals_have_the_level_of_bonferroni() -> None:
-    assert simultaneous_level(1) == pytest.approx(0.95)
-    assert simultaneous_level(4) == pytest.approx(0.9875)
 
 
 @pytest.mark.parametrize(

@@ -108,16 +108,6 @@ def test_of_a_loss_the_smaller_is_the_better() -> None:
     assert texts(table)[0][1] == "0.762 ± 0.016"
 
 
-def test_simultaneous_intervals_are_wider_and_say_what_they_are() -> None:
-    alone = make(SCORES, "differences")
-    both = make(SCORES, "differences", {"simultaneous": True})
-    assert "each for itself and not corrected" in alone.caption
-    assert "t interval at 97.5 %, so that all 2 hold together with 95 % (Bonferroni)" in both.caption
-    difference = [a - b for a, b in zip(BETTER, AVG, strict=True)]
-    low, high = stats.t.interval(0.975, 4, sum(difference) / 5, stats.sem(difference))
-    assert texts(both)[0][2] == f"[{100 * low:+.2f}, {100 * high:+.2f}]"
-
-
 def test_fewer_than_five_seeds_have_no_bold_and_the_caption_says_so() -> None:
     table = make({"fedavg": [0.1, 0.11, 0.12, 0.1], "far": [0.9, 0.93, 0.91, 0.92]}, "differences")
     assert float(texts(table)[0][-2].strip("< ")) <= 0.001
@@ -338,6 +328,7 @@ def test_methods_and_cases_can_be_left_out() -> None:
         ({"kind": "summary", "name": "../x"}, "name is '../x', but must be letters"),
         ({"kind": "summary", "digits": -1}, "digits is -1, but must be at least 0"),
         ({"kind": "choices"}, "the study tunes no settings"),
+        ({"kind": "differences", "simultaneous": True}, "'simultaneous' was removed .*; remove it: the adjusted p"),
         ({"kind": "summary", "interval": "bootstrap"}, "'interval' was removed .*tables.interval.*t intervals"),
     ],
 )  # fmt: skip
