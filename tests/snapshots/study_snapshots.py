@@ -196,17 +196,6 @@ TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "targets-losses": (losses, {"kind": "targets"}),
     "relative": (full, {"kind": "relative"}),
     "relative-cases": (lambda: full(document=DOCUMENT), {"kind": "relative", "to": "centralized", "rows": "cases"}),
-    "ranks": (lambda: full(tables=[{"kind": "summary"}, {"kind": "ranks"}]), {"kind": "ranks"}),
-    "ranks-of-cases": (
-        lambda: results_of(
-            {alpha: {m: [v + by for v in SCORES[0.1][m]] for m in ("fedavg", "fedavgm", "fedprox")}
-             for alpha, by in ((0.1, 0.0), (0.5, 0.01), (1.0, 0.02), (2.0, 0.03))},
-            tables=[{"kind": "summary"}, {"kind": "ranks"}],
-        ),
-        {"kind": "ranks"},
-    ),
-    "ranks-least": (lambda: full(tables=[{"kind": "summary"}, {"kind": "ranks"}]),
-                    {"kind": "ranks", "least_examples": 500}),
     "clients": (over_clients, {"kind": "clients"}),
     "datasets": (of_data, {"kind": "datasets"}),
     "efficiency": (of_data, {"kind": "efficiency", "memory": True, "gbit": 1.0}),

@@ -1,31 +1,27 @@
-"""Tables of relative accuracy, of ranks over cases, and of the values over clients."""
+"""Tables of relative accuracy, and of the values over clients."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedlens.base.errors import ConfigError
-from fedlens.report.format import MISSING, heading, many, number, split_of
+from fedlens.report.format import MISSING, heading, split_of
 from fedlens.report.study_budget_tables import needs_method
 from fedlens.report.study_captions import (
     INTERVAL,
-    case_name,
     failure_notes,
     final_value,
     joined,
-    listed,
     metric_name,
     own_populations,
     seeds_text,
     tuning_words,
     unit,
 )
-from fedlens.report.study_cells import StudyCell, better
-from fedlens.report.study_comparison_tables import oriented, p_text
+from fedlens.report.study_cells import StudyCell
+from fedlens.report.study_comparison_tables import oriented
 from fedlens.report.study_document_rows import document_notes, stated, stated_text
-from fedlens.report.study_statistics import mean_ranks, t_interval
+from fedlens.report.study_statistics import t_interval
 from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
 
@@ -102,87 +98,6 @@ def _stated_ratio(view: TableView, method: str, to: str, case: Mapping[str, Any]
     words = {"above": value.low, "below": value.high, "about": value.about}
     word = next((f"{word} " for word, given in words.items() if given is not None), "")
     return word + view.value(value.number / reference.number, "test_accuracy")
-
-
-def ranks(view: TableView, *, least_examples: int = 0) -> StudyTable:
-    """Mean ranks over cases with Friedman's test and Nemenyi's critical difference (Demsar 2006).
-
-    Only beside another table: ranks hide the size of differences.
-
-    Args:
-        least_examples: methods whose final runs trained on fewer examples, counted once an epoch, are not ranked.
-
-    Raises `ConfigError` for a study with one method, or one case.
-    """
-    if len(view.info.methods) < 2 or len(view.info.cases) < 2:
-        few = many(len(view.info.methods), "method") + " and " + many(len(view.info.cases), "case")
-        raise ConfigError(
-            f"ranks need several methods and several cases, and the table has {few}",
-            where=view.where,
-            hint="remove the table of ranks",
-        )
-    short = [method for method in view.info.methods if _fewest_examples(view, method) < least_examples]
-    methods = [method for method in view.info.methods if method not in short]
-    cells = {(cell.method, repr(cell.case)): cell for cell in view.cells}
-    by_case = [[cells.get((method, repr(case))) for method in methods] for case in view.info.cases]
-    whole = [[cell for cell in row if cell is not None and cell.complete] for row in by_case]
-    used = [row for row in whole if methods and len(row) == len(methods)]
-    left_out = [
-        case_name(view.info, case)
-        for case, row in zip(view.info.cases, whole, strict=True)
-        if len(row) < len(methods)
-    ]
-    rows: list[list[TableCell]] = []
-    test = ""
-    if used and len(methods) > 1:
-        scores = {
-            method: [better(view.metric, statistics.fmean(row[j].values.values())) for row in used]
-            for j, method in enumerate(methods)
-        }
-        ranking = mean_ranks(scores)
-        for method, rank in sorted(ranking.means.items(), key=lambda item: item[1]):
-            rows.append(
-                [TableCell(view.label(method)), TableCell(f"{rank:.2f}"), TableCell(str(ranking.cases))]
-            )
-        if ranking.p is not None and ranking.chi2 is not None:
-            p = p_text(ranking.p)
-            test += (
-                f"Friedman's test that all methods rank alike: chi-squared {number(ranking.chi2)}, p {p}. "
-            )
-        if ranking.critical is not None:
-            test += (
-                f"Critical difference (Nemenyi, 5 %): {ranking.critical:.2f}. Smaller differences of mean ranks "
-                "are not significant. Both tests are approximations for many cases and treat cases as independent."
-            )
-    caption = joined(
-        f"Mean rank over {many(len(used), 'case')} by the mean of {metric_name(view.metric).lower()} over "
-        f"{seeds_text(view.info.seeds)}; 1 is the best.",
-        test.strip(),
-        "Ranks hide the size of differences: read them beside the other tables.",
-        tuning_words(view.info),
-        f"Left out, since runs failed or are not finished: {listed(left_out)}." if left_out else "",
-        f"Not ranked, with fewer than {many(least_examples, 'example')}: {listed([view.label(m) for m in short])}."
-        if short
-        else "",
-    )
-    notes = failure_notes(view.cells, view.results)
-    return StudyTable(
-        view.name, view.title or "Mean ranks", caption, ["Method", "Mean rank", "Cases"], rows, notes
-    )
-
-
-def _fewest_examples(view: TableView, method: str) -> float:
-    lines = [
-        line
-        for cell in view.cells
-        if cell.method == method
-        for line in view.results.runs(method, cell.case).values()
-    ]
-    ends = [
-        next((each for each in reversed(line.curve.get("examples", ())) if each is not None), 0)
-        for line in lines
-    ]
-    return min(ends, default=0)
 
 
 def clients(view: TableView) -> StudyTable:

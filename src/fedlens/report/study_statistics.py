@@ -1,4 +1,4 @@
-"""Statistics of studies: paired tests with Holm's correction, intervals, ranks, and when bold is allowed.
+"""Statistics of studies: paired tests with Holm's correction, intervals, and when bold is allowed.
 
 Values are paired by seed: a seed gives every method the same clients, initial weights and cohorts, so that the
 difference at a seed has less noise than either value.
@@ -148,49 +148,3 @@ def is_bold(test: PairedTest | None, tuning: Mapping[str, Any]) -> bool:
     if test is None or test.adjusted is None or tuned_on(tuning) == 1:
         return False
     return test.adjusted < 1 - LEVEL and test.difference.n >= FEWEST_BOLD
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Mean ranks of k methods over N cases (Demsar 2006).
-
-    Attributes:
-        means: by method; 1 is the best.
-        chi2, p: of the Friedman test that all methods rank alike; None with fewer than 3 methods.
-        critical: Nemenyi's critical difference of two mean ranks at 5 %; None with fewer than 2 cases.
-        cases: N.
-    """
-
-    means: Mapping[str, float]
-    chi2: float | None
-    p: float | None
-    critical: float | None
-    cases: int
-
-
-def mean_ranks(scores: Mapping[str, Sequence[float]]) -> Ranks:
-    """Ranks methods in each case, the highest score first; equal scores share their mean rank.
-
-    Critical difference: q_0.05(k) / sqrt(2) * sqrt(k (k + 1) / (6 N)), with q the studentized range at infinitely many
-    degrees of freedom.
-
-    Args:
-        scores: by method, one score a case, the same cases for all. Larger is better.
-
-    >>> test = mean_ranks({"a": [3.0, 3.0, 2.0], "b": [2.0, 2.0, 3.0], "c": [1.0, 1.0, 1.0]})
-    >>> {name: round(rank, 2) for name, rank in test.means.items()}, round(test.critical, 3)
-    ({'a': 1.33, 'b': 1.67, 'c': 3.0}, 1.914)
-    """
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range
-
-    k, n = len(scores), len(next(iter(scores.values()), ()))
-    ranks = [rankdata([-values[case] for values in scores.values()]) for case in range(n)]
-    means = {name: statistics.fmean(float(row[j]) for row in ranks) for j, name in enumerate(scores)}
-    chi2 = p = critical = None
-    if k >= 3 and n >= 2 and any(len(set(row)) > 1 for row in ranks):  # all ties: 0 / 0
-        test = friedmanchisquare(*scores.values())
-        chi2, p = float(test.statistic), float(test.pvalue)
-    if k >= 2 and n >= 2:
-        q = float(studentized_range.ppf(LEVEL, k, math.inf)) / math.sqrt(2)
-        critical = q * math.sqrt(k * (k + 1) / (6 * n))
-    return Ranks(means, chi2, p, critical, n)

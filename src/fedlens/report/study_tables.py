@@ -21,7 +21,7 @@ from fedlens.report.study_comparison_tables import choices, differences, summary
 from fedlens.report.study_data_tables import datasets, efficiency
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_pretraining import pretraining_tables
-from fedlens.report.study_relative_tables import clients, ranks, relative
+from fedlens.report.study_relative_tables import clients, relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.table_format import StudyTable
 from fedlens.report.table_view import TableView, narrowed
@@ -33,17 +33,15 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
     "budgets": budgets,
     "targets": targets,
     "relative": relative,
-    "ranks": ranks,
     "clients": clients,
     "datasets": datasets,
     "efficiency": efficiency,
 }
-# A table of these kinds stands beside one of another kind, never alone.
-NOT_ALONE = {"ranks"}
 _REMOVED = {
     "interval": "remove it: intervals are t intervals",
     "simultaneous": "remove it: the adjusted p holds for all comparisons of the table together",
-}  # options of earlier versions, and what to do
+    "ranks": "take kind = 'differences', which shows how large the differences are",
+}  # options and kinds of earlier versions, and what to do
 
 
 def _common(
@@ -72,8 +70,6 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
     cannot have.
     """
     check_table(spec, where)
-    if spec["kind"] in NOT_ALONE:
-        _refuse_alone([str(other.get("kind")) for other in results.info.tables] or [str(spec["kind"])])
     options = dict(spec)
     common = {name: options.pop(name, None) for name in _types(_common)}
     narrow = narrowed(results, where, common["metric"], common["methods"], common["where"])
@@ -121,7 +117,6 @@ def check_tables(specs: Sequence[Mapping[str, Any]]) -> None:
     """Raises `ConfigError` for invalid `[[tables]]`."""
     for k, spec in enumerate(specs):
         check_table(spec, f"tables[{k}]")
-    _refuse_alone([str(spec["kind"]) for spec in specs])
 
 
 def check_planned_tables(info: StudyInfo) -> None:
@@ -138,16 +133,6 @@ def check_planned_tables(info: StudyInfo) -> None:
             continue  # only data.json is missing, which is written later
 
 
-def _refuse_alone(kinds: Sequence[str]) -> None:
-    alone = [kind for kind in kinds if kind in NOT_ALONE]
-    if alone and len(alone) == len(kinds):
-        raise ConfigError(
-            f"a table of kind '{alone[0]}' is the only one: ranks hide the size of the differences",
-            where="tables",
-            hint="add a table of kind 'differences'",
-        )
-
-
 def check_table(spec: Mapping[str, Any], where: str) -> None:
     """Raises `ConfigError` for a table of an unknown kind, or with an unknown option or a value that cannot be.
 
@@ -156,6 +141,10 @@ def check_table(spec: Mapping[str, Any], where: str) -> None:
     fedlens.base.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
     """
     kind = spec.get("kind")
+    if str(kind) in _REMOVED:
+        raise ConfigError(
+            f"the kind of table '{kind}' was removed", where=f"{where}.kind", hint=_REMOVED[str(kind)]
+        )
     if not isinstance(kind, str) or kind not in TABLES:
         shown = "a table has no kind" if kind is None else f"unknown kind of table '{kind}'"
         raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))

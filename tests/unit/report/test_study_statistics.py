@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,7 +11,6 @@ from fedlens.report.study_statistics import (
     PairedTest,
     holm,
     is_bold,
-    mean_ranks,
     paired_test,
     t_interval,
     tuned_on,
@@ -115,24 +112,3 @@ def test_a_method_that_was_tuned_on_one_seed_stops_bold_for_all() -> None:
 
 def test_a_small_p_that_is_not_corrected_is_not_bold() -> None:
     assert not is_bold(PairedTest(Interval(0.2, 0.1, 0.3, 5), 0.001, 0.06), {})
-
-
-def test_ranks_and_the_friedman_test_are_those_of_scipy() -> None:
-    scores = {"a": [0.9, 0.8, 0.7, 0.95], "b": [0.8, 0.85, 0.6, 0.9], "c": [0.7, 0.6, 0.6, 0.5]}
-    found = mean_ranks(scores)
-    expected = stats.friedmanchisquare(*scores.values())
-    assert found.means == pytest.approx({"a": 1.25, "b": (2 + 1 + 2.5 + 2) / 4, "c": (3 + 3 + 2.5 + 3) / 4})
-    assert (found.chi2, found.p) == (pytest.approx(expected.statistic), pytest.approx(expected.pvalue))
-
-
-def test_the_critical_difference_has_the_constants_of_demsar() -> None:
-    # Demsar 2006, table 5: q_0.05 is 1.960, 2.343, 2.569, 2.728 for 2 to 5 methods.
-    for k, q in {2: 1.960, 3: 2.343, 4: 2.569, 5: 2.728}.items():
-        scores = {str(j): [float(j)] * 10 for j in range(k)}
-        critical = mean_ranks(scores).critical
-        assert critical == pytest.approx(q * math.sqrt(k * (k + 1) / 60), abs=1e-3)
-
-
-def test_two_methods_have_no_friedman_test_and_one_case_no_critical_difference() -> None:
-    assert mean_ranks({"a": [1.0, 2.0], "b": [2.0, 1.0]}).p is None
-    assert mean_ranks({"a": [1.0], "b": [2.0], "c": [3.0]}).critical is None

@@ -34,6 +34,7 @@ kind = "summary"
             '[[tables]]\nkind = "summary"\nwhere = { alpha = 1 }',
             r"no dimension 'alpha' .*line 9: \[\[tables\]\] 2 where",
         ),
+        ('[[tables]]\nkind = "ranks"', r"'ranks' was removed .*line 8: .*take kind = 'differences'"),
         ('[[tables]]\nkind = "relative"', r"no method 'centralized' .*line 7: \[\[tables\]\] 2 to"),
         ('[[tables]]\nkind = "targets"', r"needs a target \(.*line 7: \[\[tables\]\] 2\)"),
         ('[[figures]]\nkind = "curve"', r"'curve' .*line 8: \[\[figures\]\] 1 kind\); did you mean 'curves'"),
@@ -44,11 +45,4 @@ def test_a_wrong_table_or_figure_is_refused_with_its_line(tmp_path: Path, table:
     file = tmp_path / "study.toml"
     file.write_text(f"{STUDY}{table}\n")
     with pytest.raises(ConfigError, match=message):
-        StudyPlan.load(file)
-
-
-def test_ranks_alone_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "study.toml"
-    file.write_text(STUDY.replace("summary", "ranks"))
-    with pytest.raises(ConfigError, match=r"'ranks' is the only one: .*tables"):
         StudyPlan.load(file)
