@@ -158,6 +158,7 @@ def chosen(**info: Any) -> StudyResults:
 # The tables of each kind, under the name of their snapshot: results, and what a study file says.
 TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "summary": (full, {"kind": "summary"}),
+    "summary-clients": (over_clients, {"kind": "summary", "metric": "clients_accuracy_worst_decile"}),
     "summary-deviation": (full, {"kind": "summary", "spread": "deviation", "digits": 2, "title": "Deviations"}),
     "summary-plain": (full, {"kind": "summary", "spread": "none", "compare": False, "name": "plain"}),
     "summary-cases": (full, {"kind": "summary", "rows": "cases", "methods": ["fedavg", "fedavgm"]}),
@@ -196,7 +197,6 @@ TABLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "targets-losses": (losses, {"kind": "targets"}),
     "relative": (full, {"kind": "relative"}),
     "relative-cases": (lambda: full(document=DOCUMENT), {"kind": "relative", "to": "centralized", "rows": "cases"}),
-    "clients": (over_clients, {"kind": "clients"}),
     "datasets": (of_data, {"kind": "datasets"}),
     "efficiency": (of_data, {"kind": "efficiency", "memory": True, "gbit": 1.0}),
     "efficiency-of-models": (of_data, {"kind": "efficiency", "runs": False, "shape": [3, 8, 8], "classes": 4}),

@@ -1,11 +1,11 @@
-"""Tables of relative accuracy, and of the values over clients."""
+"""Tables of relative accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedlens.report.format import MISSING, heading, split_of
+from fedlens.report.format import MISSING
 from fedlens.report.study_budget_tables import needs_method
 from fedlens.report.study_captions import (
     INTERVAL,
@@ -18,7 +18,6 @@ from fedlens.report.study_captions import (
     tuning_words,
     unit,
 )
-from fedlens.report.study_cells import StudyCell
 from fedlens.report.study_comparison_tables import oriented
 from fedlens.report.study_document_rows import document_notes, stated, stated_text
 from fedlens.report.study_statistics import t_interval
@@ -98,41 +97,3 @@ def _stated_ratio(view: TableView, method: str, to: str, case: Mapping[str, Any]
     words = {"above": value.low, "below": value.high, "about": value.about}
     word = next((f"{word} " for word, given in words.items() if given is not None), "")
     return word + view.value(value.number / reference.number, "test_accuracy")
-
-
-def clients(view: TableView) -> StudyTable:
-    """The metric over clients, each on its held-out examples: mean, standard deviation and worst tenth."""
-    split = split_of(view.metric)
-    metric = split[1] if split else view.metric
-    parts = {"mean": "Mean", "std": "Deviation", "worst_decile": "Worst tenth"}
-    rows = [
-        [
-            *view.dimension_cells(cell.case),
-            TableCell(view.label(cell.method)),
-            *(TableCell(_over_clients(view, cell, f"clients_{metric}_{part}")) for part in parts),
-        ]
-        for cell in view.cells
-    ]
-    spread = ", each ± half its 95 % t interval over" if len(view.info.seeds) > 1 else ", of"
-    caption = joined(
-        f"{heading(metric)}{unit(view.metric)} of the clients, each on its own held-out examples, after the last "
-        f"round: the mean, the standard deviation and the mean of the worst tenth of the clients{spread} "
-        f"{seeds_text(view.info.seeds)}.",
-        own_populations(view.info),
-        tuning_words(view.info),
-    )
-    notes = failure_notes(view.cells, view.results)
-    if rows and all(cell.text == MISSING for row in rows for cell in row[-3:]):
-        notes = [*notes, 'No run measured its clients: set "evaluation.clients" = "all".']
-    head = [*view.dimension_head, "Method", *parts.values()]
-    title = view.title or "Values over clients"
-    return StudyTable(view.name, title, caption, head, rows, notes, len(view.dimension_head) + 1)
-
-
-def _over_clients(view: TableView, cell: StudyCell, column: str) -> str:
-    if not cell.complete:
-        return view.status(cell)
-    lines = view.results.runs(cell.method, cell.case).values()
-    values = [line.final(column, view.info.last) for line in lines]
-    measured = [value for value in values if value is not None]
-    return _mean(view, measured, view.metric) if len(measured) == len(values) else MISSING

@@ -21,7 +21,7 @@ from fedlens.report.study_comparison_tables import choices, differences, summary
 from fedlens.report.study_data_tables import datasets, efficiency
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_pretraining import pretraining_tables
-from fedlens.report.study_relative_tables import clients, relative
+from fedlens.report.study_relative_tables import relative
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.table_format import StudyTable
 from fedlens.report.table_view import TableView, narrowed
@@ -33,7 +33,6 @@ TABLES: dict[str, Callable[..., StudyTable]] = {
     "budgets": budgets,
     "targets": targets,
     "relative": relative,
-    "clients": clients,
     "datasets": datasets,
     "efficiency": efficiency,
 }
@@ -41,6 +40,7 @@ _REMOVED = {
     "interval": "remove it: intervals are t intervals",
     "simultaneous": "remove it: the adjusted p holds for all comparisons of the table together",
     "ranks": "take kind = 'differences', which shows how large the differences are",
+    "clients": "take kind = 'summary' with metric = 'clients_accuracy_mean' or 'clients_accuracy_worst_decile'",
 }  # options and kinds of earlier versions, and what to do
 
 

@@ -1,4 +1,4 @@
-"""Tables of relative accuracy, clients, and the document's rows in a summary."""
+"""Tables of relative accuracy, and the document's rows in a summary."""
 
 from __future__ import annotations
 
@@ -65,16 +65,3 @@ def test_a_summary_shows_the_papers_numbers_beside_the_measured_ones() -> None:
     ]  # fmt: skip
     assert table.notes == ['"Paper": hsu2019, section 4.2.']
     assert len(make(scores, "summary", {"document": False}, document=document).rows) == 2
-
-
-def test_the_values_over_clients_have_a_row_for_each_method() -> None:
-    columns = {
-        "clients_accuracy_mean": [0.7],
-        "clients_accuracy_std": [0.1],
-        "clients_accuracy_worst_decile": [0.4],
-    }
-    table = make({"fedavg": [0.7], "ditto": [0.8]}, "clients", x=columns)
-    assert table.head == ["Method", "Mean", "Deviation", "Worst tenth"]
-    assert texts(table) == [["fedavg", "70.0", "10.0", "40.0"], ["ditto", "70.0", "10.0", "40.0"]]
-    without = make({"fedavg": [0.7]}, "clients")
-    assert 'set "evaluation.clients" = "all"' in without.notes[-1]

@@ -328,6 +328,7 @@ def test_methods_and_cases_can_be_left_out() -> None:
         ({"kind": "summary", "name": "../x"}, "name is '../x', but must be letters"),
         ({"kind": "summary", "digits": -1}, "digits is -1, but must be at least 0"),
         ({"kind": "choices"}, "the study tunes no settings"),
+        ({"kind": "clients"}, "'clients' was removed .*tables.kind.*metric = 'clients_accuracy_mean'"),
         ({"kind": "differences", "simultaneous": True}, "'simultaneous' was removed .*; remove it: the adjusted p"),
         ({"kind": "summary", "interval": "bootstrap"}, "'interval' was removed .*tables.interval.*t intervals"),
     ],
