@@ -17,7 +17,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,19 +35,13 @@ from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
+from fedlens.studies.party_sets import party_settings, party_work
 from fedlens.use.device_here import chosen_for
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
 _BASELINES = ("centralized", "local-only")
-_NOT_POOLED = (
-    "epochs",
-    "steps",
-    "examples",
-    "stragglers",
-    "straggler_work",
-)  # how much one of many clients trains
-
+_NOT_POOLED = ("epochs", "steps", "examples", "stragglers", "straggler_work")  # of one of many clients
 _WRITTEN_BY_RUN = ("data.dataset.", "task.", "model.weights_sha256")
 
 
@@ -142,6 +136,9 @@ def cost(
     experiment's `[local]` settings and rounds. A centralized round trains on as many images as the clients of a
     federated round do together; in a local-only round the same clients train as in the federated round.
 
+    Of parties that hold parts of the same images (`data.parties`), it says what their features add: the runs are the
+    label party alone, each set of parties with it, and the model on as many whole images in one place.
+
     Args:
         experiment: an experiment, a recipe or a TOML file; `overrides` such as `"local.lr=0.1"` go on top.
         seeds: how many: `seed`, `seed + 1`, ... With fewer than three there are no intervals.
@@ -165,10 +162,14 @@ def cost(
     root = data_directory(None if data_dir is None else Path(data_dir))
     config = read_config(source.values, source.locate)
     refuse_baseline(config, source)
-    measured, notes = measured_at_clients(source, config)
     session = Session()
-    work = federated_work(measured, root, download, session)
-    runs = planned_runs(measured, seeds, work)
+    if config.data.parties is None:
+        measured, notes = measured_at_clients(source, config)
+        work = federated_work(measured, root, download, session)
+        runs = planned_runs(measured, seeds, work)
+    else:
+        notes, work = [], party_work(source, root, download, session)
+        runs = planned_runs(source, seeds, work)
     directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
     refuse_other_settings(directory, runs)
     rows: list[dict[str, Any]] = [
@@ -177,7 +178,7 @@ def cost(
     about: dict[str, Any] = {
         "name": config.name,
         "seeds": sorted({run.seed for run in runs}),
-        "work": work,
+        **(work if "roles" in work else {"work": work}),
         "notes": notes,
         "command": {
             "recipe": None if isinstance(experiment, Experiment) else str(experiment),
@@ -207,6 +208,13 @@ def cost(
 
 
 def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResult:
+    if "roles" in about:
+        from fedlens.report.party_cost import party_answer, write_party_page
+
+        _write(directory, found := party_answer(directory, about))
+        if report:
+            write_party_page(directory, found)
+        return CostResult(directory, found)
     from fedlens.report.cost_answer import cost_answer
     from fedlens.report.cost_page import write_cost_page
     from fedlens.report.run_page import write_report
@@ -241,13 +249,7 @@ def few_seeds(seeds: int, runs: int) -> list[str]:
 
 
 def refuse_baseline(config: Config, source: Source) -> None:
-    """Raises `ConfigError` if the algorithm is one of the baselines, or the clients are parties."""
-    if config.data.parties is not None:
-        raise ConfigError(
-            "the baselines are for clients that hold whole images, and parties hold parts of them",
-            where=source.locate("data.parties"),
-            hint="run it again with algorithm.parties = [0], [0, 1], ..., and compare the runs with 'fedlens compare'",
-        )
+    """Raises `ConfigError` if the algorithm is one of the baselines."""
     name = config.algorithm["name"]
     if name in _BASELINES:
         raise ConfigError(
@@ -276,7 +278,7 @@ def measured_at_clients(source: Source, config: Config) -> tuple[Source, list[st
     values = dict(source.values)
     for table, settings in changes.items():
         values[table] = {**values.get(table, {}), **settings}
-    return Source(values, source.path, source.lines, source.overridden, source.renamed), notes
+    return replace(source, values=values), notes
 
 
 def federated_work(
@@ -294,7 +296,7 @@ def federated_work(
     from fedlens.settings.plan import plan
 
     values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
-    planned = plan(read_config(values, source.locate), Source(values, *_places(source)))
+    planned = plan(read_config(values, source.locate), replace(source, values=values))
     built = build(planned, root, download, session=session)
     try:
         config, federation = built.config, built.federation
@@ -335,10 +337,6 @@ def largest_classes(client_data: ClientDatasets, names: Sequence[str]) -> dict[s
     return shares
 
 
-def _places(source: Source) -> tuple[Any, ...]:
-    return source.path, source.lines, source.overridden, source.renamed
-
-
 def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[CostRun]:
     """All runs, seed by seed."""
     config = read_config(source.values, source.locate)
@@ -349,7 +347,12 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Co
         seed = config.seed + extra
         own = config.seeds.model_dump() if extra == 0 else fixed
         settings = {**resolved_settings(source, config), "seed": seed, "seeds": own}
-        runs += [CostRun(role, seed, of_role(settings, config, role, work)) for role in roles]
+        each = (
+            party_settings(settings, config, work)
+            if "sets" in work
+            else ((role, of_role(settings, config, role, work)) for role in roles)
+        )
+        runs += [CostRun(role, seed, made) for role, made in each]
     return runs
 
 

@@ -323,11 +323,30 @@ def test_a_baseline_is_refused_as_the_experiment(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_parties_have_no_baselines() -> None:
-    data = {"dataset": "digits", "parties": {"split": "quadrants"}}
-    with pytest.raises(ConfigError, match="the baselines are for clients that hold whole images") as caught:
-        cost(fedlens.Experiment(**{**SETTINGS, "algorithm": "vertical", "data": data}))
-    assert caught.value.where == "data.parties"
+def test_what_the_features_of_parties_add(tmp_path: Path) -> None:
+    made = fedlens.Experiment(
+        rounds=2, model="linear", local={"lr": 0.1}, algorithm="vertical", evaluation={"every": 2},
+        data={"dataset": "digits", "parties": {"split": "columns:3", "labels_at": 1, "overlap": 0.5}},
+    )  # fmt: skip
+    result = cost(made, seeds=2, out=tmp_path / "cost")
+    answer = result.answer
+    roles = ["parties-1", "parties-0-1", "parties-1-2", "parties-0-1-2", "pooled"]
+    assert list(answer["parties"]) == roles
+    assert [run["status"] for run in answer["runs"]] == ["finished"] * 10
+    for role, found in answer["parties"].items():
+        for seed in (0, 1):
+            last = fedlens.load_result(tmp_path / "cost" / f"{role}-seed{seed}").metrics[-1]
+            assert found["values"][seed] == last["test_accuracy"]
+    alone, every = (answer["parties"][role] for role in ("parties-1", "parties-0-1-2"))
+    gained = [every["values"][seed] - alone["values"][seed] for seed in (0, 1)]
+    assert every["added"]["mean"] == pytest.approx(sum(gained) / 2)
+    assert every["added"]["mean"] > 0.01
+    assert alone["added"] is None
+    pooled = fedlens.load_result(tmp_path / "cost/pooled-seed0").summary["partition"]
+    trained = fedlens.load_result(tmp_path / "cost/parties-0-1-2-seed0").metrics[-1]["examples"]
+    assert pooled["examples"] == trained
+    assert "parties 0, 1, 2" in result.page.read_text("utf-8")
+    assert "party 1, which has the labels" in result.page.read_text("utf-8")
 
 
 def test_baselines_train_plainly_with_the_cohorts_of_the_federated_run() -> None:

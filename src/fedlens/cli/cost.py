@@ -196,6 +196,13 @@ def show(result: CostResult, quiet: bool) -> None:
     if quiet:
         print(printable(str(page)))
         return
+    if "parties" in answer:
+        from fedlens.report.party_cost import HEAD, party_rows
+
+        print("\n".join(map(printable, answer["sentences"])))
+        print_columns(party_rows(answer), HEAD, range(1, 5))
+        print(printable(f"\nresult page: {page}"))
+        return
     print()
     for k, sentence in enumerate(answer["sentences"]):
         print(printable(sentence))

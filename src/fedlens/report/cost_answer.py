@@ -61,8 +61,8 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, warnings (how many), and
       both measures.
     """
-    runs = {row["name"]: _read(directory / row["name"]) for row in about["runs"]}
-    rows = [_run_row(row, runs[row["name"]]) for row in about["runs"]]
+    runs = {row["name"]: read_or_none(directory / row["name"]) for row in about["runs"]}
+    rows = [run_row(row, runs[row["name"]]) for row in about["runs"]]
     finished = {
         (row["role"], row["seed"]): run
         for row in rows
@@ -139,13 +139,15 @@ def _differences(
     return rows
 
 
-def _read(directory: Path) -> Run | None:
+def read_or_none(directory: Path) -> Run | None:
+    """The run in a directory; None if there is none that can be read."""
     with suppress(FedlensError):
         return read_run(directory)
     return None
 
 
-def _run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
+def run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
+    """A planned run with how it went."""
     if run is None:
         return {**row, "status": "failed" if row["error"] else "not started", "rounds": 0, "seconds": None}
     status = "failed" if row["error"] else run.status
