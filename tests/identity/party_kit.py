@@ -49,7 +49,7 @@ class Rows:
     ids: tuple[str, ...]
     images: Tensor
     targets: Tensor | None
-    test: Any = None
+    held: Any = None
     seen: list[tuple[str, ...]] = field(default_factory=list)  # the ids of each batch whose labels were read
 
     def __len__(self) -> int:
@@ -126,7 +126,9 @@ def world(common: int = 30, own: int = 6, align: str = "psi", seed: int = 3) -> 
         test = Rows(names, of(tested, window), answers if k == 1 else None)
         test = test.ordered(torch.randperm(len(tested), generator=g))
         targets = labels[held] if k == 1 else None
-        parties.append(Rows(tuple(ids[at] for at in held), of(images[held], window), targets, test))
+        parties.append(
+            Rows(tuple(ids[at] for at in held), of(images[held], window), targets, {"@test": test})
+        )
     whole = {name: (image, int(label)) for name, image, label in zip(ids, images, labels, strict=True)}
     return PartyWorld(tuple(parties), whole, (tested, answers), align)
 

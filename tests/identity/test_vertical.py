@@ -243,7 +243,7 @@ def test_a_party_that_is_missing_all_the_time_stops_training_and_is_replaced() -
         algorithm(there, SGD),
         there,
         2,
-        [("embed", 2, at, 0) for at in range(4)] + [("embed-test", 2, None, 0)],
+        [("embed", 2, at, 0) for at in range(4)] + [("embed-held", 2, None, 0)],
     )
     assert same(run.states[1]["model"], run.states[2]["model"])
     assert run.metrics["batches_skipped"] == 4

@@ -25,6 +25,7 @@ from fedlens.core.protocol import (
     Ask,
     Evaluation,
     FederationInfo,
+    Metrics,
     ModelSpec,
     Op,
     Reply,
@@ -114,7 +115,7 @@ class Vertical(AlgorithmBase):
             "embed": Embed(bottoms, at),
             "label": Label(bottoms, self.top, self.parties, task),
             "show": measuring.show,
-            "embed-test": measuring.embed_test,
+            "embed-held": measuring.embed_held,
             "measure": measuring.measure,
         }
 
@@ -167,8 +168,8 @@ class Vertical(AlgorithmBase):
 
     @property
     def evaluation_asks(self) -> int:
-        """One for the embeddings, and one of the label party."""
-        return 2
+        """For the test examples, and validation examples if there are any, the embeddings and their measures."""
+        return 2 * len(self.parts.measure)
 
     @property
     def no_local_models(self) -> str:
@@ -255,29 +256,26 @@ class Vertical(AlgorithmBase):
         return {"model": model, "means": means}
 
     def evaluate(self, state: State, ctx: RoundContext) -> Evaluation:
-        """The task's metrics on the test examples, and its score with each party missing once there are means."""
-        letter = Schema({"embedding": self._embedding(ctx.federation.held["@test"])})
+        """The task's metrics, and its score on the test examples with each party missing once there are means."""
         others, at_labels = self._requests(*self.others), self._requests(self.facts.labels_at)
-        if others:
-            list(
-                (
-                    yield Ask(
-                        "embed-test", others, expect=Schema({}), letter=letter, counts=False, measuring=True
-                    )
-                )
-            )
-        shared = {"means": state["means"]}
-        ask = Ask("measure", at_labels, shared, MEASUREMENTS, deliver=True, counts=False, measuring=True)
-        (answer,) = yield ask
-        if not isinstance(answer, Reply):
-            raise RunFailed(f"the label party could not test the model: {answer.reason}")
-        found = {
-            name: task_metrics(self.parts.task, Measured.from_payload(payload).downloaded())
-            for name, payload in answer.payload.items()
-        }
-        metrics = {f"test_{name}": value for name, value in found.pop("all").items()}
-        without = {name: values[self.score] for name, values in found.items()}
-        return {**metrics, **without, "batches_skipped": state["skipped"], "steps_missed": state["missed"]}
+        metrics: Metrics = {}
+        for name in self.parts.measure:
+            letter = Schema({"embedding": self._embedding(ctx.federation.held[name])})
+            if others:
+                sending = {"shared": {"name": name}, "expect": Schema({}), "letter": letter}
+                list((yield Ask("embed-held", others, counts=False, measuring=True, **sending)))
+            shared = {"name": name, "means": state["means"], "without": name == "@test"}
+            ask = Ask("measure", at_labels, shared, MEASUREMENTS, deliver=True, counts=False, measuring=True)
+            (answer,) = yield ask
+            if not isinstance(answer, Reply):
+                raise RunFailed(f"the label party could not test the model: {answer.reason}")
+            found = {
+                part: task_metrics(self.parts.task, Measured.from_payload(payload).downloaded())
+                for part, payload in answer.payload.items()
+            }
+            metrics |= {f"{name[1:]}_{metric}": value for metric, value in found.pop("all").items()}
+            metrics |= {part: values[self.score] for part, values in found.items()}
+        return {**metrics, "batches_skipped": state["skipped"], "steps_missed": state["missed"]}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:
         """Bottoms and top as one network: on whole images, or on the inputs of each party if these are its own."""
@@ -399,7 +397,8 @@ def vertical(
     Composes: `data.parties` instead of `data.partition`. `[select]`, `[client]`, `[aggregate]` and `[server]` are
         refused, and of `[local]` clip_norm, stragglers, examples and lr_scale. `[model]` is the bottom of each party;
         its last linear layer has no bias, since the top has one. For classification without class weights, and without
-        initial weights, `model.cache_features`, validation data or `evaluation.clients`.
+        initial weights, `model.cache_features` or `evaluation.clients`. `data.validation` is a share of the examples
+        that all parties have.
 
     Ranges:
         top: "sum" needs the fewest weights and treats parties alike; "concat" with `hidden` can combine what they send.
@@ -452,16 +451,16 @@ def refuse_unmeasurable(parts: Parts) -> None:
     """Raises `ConfigError` for evaluations and initial weights that parties do not have."""
     prepare = parts.model.prepare
     where = None
-    if set(parts.measure) - {"@test"}:
-        where = "evaluation.train" if "@train" in parts.measure else "data.validation"
+    if "@train" in parts.measure:
+        where = "evaluation.train"
     elif parts.measure_clients not in (None, "none"):
         where = "evaluation.clients"
     elif isinstance(prepare, Preparation) and prepare.weights is not None:
         where = "model.weights"
     if where is not None:
         raise ConfigError(
-            f"'vertical' does not use {where}: parties are tested together on the test examples, and each draws the "
-            "initial weights of its bottom",
+            f"'vertical' does not use {where}: parties are tested together on test and validation examples, and each "
+            "draws the initial weights of its bottom",
             where=where,
             hint="remove it",
         )

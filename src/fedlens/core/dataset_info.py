@@ -137,15 +137,15 @@ class PartyFacts:
 
 
 class PartyExamples(Protocol):
-    """The examples of a party, in its own order; `test` are those that the model is tested with."""
+    """The examples of a party, in its own order; `held` are those that are not trained on."""
 
     @property
     def ids(self) -> Sequence[str]:
         """The id of each example."""
 
     @property
-    def test(self) -> PartyExamples:
-        """The party's test examples."""
+    def held(self) -> Mapping[str, PartyExamples]:
+        """The party's examples for evaluation, by name: `@test`, and `@validation` if there are any."""
 
     def __len__(self) -> int: ...
 

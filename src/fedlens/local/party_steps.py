@@ -148,9 +148,9 @@ class Label:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The operations of measuring: what a party's bottom is, and what all of them reach on the test examples.
+    """The operations of measuring: what a party's bottom is, and what all of them reach on other examples.
 
-    Each party takes its test examples by the order of their ids.
+    Each party takes these by the order of their ids.
     """
 
     bottoms: Bottoms
@@ -170,28 +170,31 @@ class Measuring:
             shown["top"] = begun(self.top, client)["tree"]
         return Outcome(shown)
 
-    def embed_test(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Sends the embeddings of the test examples, [n, width], to the label party."""
-        letter = Letter(self.labels_at, {"embedding": self._test(client)})
+    def embed_held(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Sends the embeddings of the examples of `name`, such as `@test`, [n, width], to the label party."""
+        letter = Letter(self.labels_at, {"embedding": self._held(client, payload["name"])})
         return Outcome({}, letters=[letter])
 
-    def _test(self, client: Client) -> Tensor:
-        data = client.data.test
+    def _held(self, client: Client, name: str) -> Tensor:
+        data = client.data.held[name]
         return torch.cat(list(self.bottoms.embeddings(client, data, by_id(data), self.batch_size)))
 
     def measure(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """At the label party: the task's measurements `all` and `without.K`, the embedding of party K being its mean.
+        """At the label party: the task's measurements `all`, and `without.K`, the embedding of party K being its mean.
 
-        Payload: `means`, those that are known, by party. One that has sent no embedding is replaced too.
+        Payload: `name` of the examples; `means`, those that are known, by party; `without`, whether
+        to measure with one missing. One that has sent no embedding is replaced too.
         """
-        data = client.data.test
+        data = client.data.held[payload["name"]]
         means = {int(k): mean.to(client.device) for k, mean in payload["means"].items()}
         found = {k: content["embedding"].to(client.device) for k, content in payload["letters"]}
-        found[int(client.id)] = self._test(client)
+        found[int(client.id)] = self._held(client, payload["name"])
         rows = len(data)
         for k in set(self.parties) - found.keys():
             if k not in means:
-                raise ValueError(f"party {k} has sent no test embedding, and has none of training either")
+                raise ValueError(
+                    f"party {k} has sent no embedding of these examples, and has none of training either"
+                )
             found[k] = means[k].expand(rows, -1)
         targets = data.labels(by_id(data)).to(client.device)
         learner = self.top.learner(client)
@@ -208,7 +211,8 @@ class Measuring:
                     )
                 ).to_payload()
 
-        each = {f"without.{k}": measured({**found, k: mean.expand(rows, -1)}) for k, mean in means.items()}
+        missing = means.items() if payload["without"] else ()
+        each = {f"without.{k}": measured({**found, k: mean.expand(rows, -1)}) for k, mean in missing}
         return Outcome({"all": measured(found), **each})
 
 

@@ -316,7 +316,7 @@ def _source(
     Raises `ConfigError` where the training images change from epoch to epoch.
     """
     if isinstance(partition, FeaturePartition):
-        return vertical_datasets(client_data.dataset, partition)
+        return vertical_datasets(client_data.dataset, partition, client_data.held_out)
     if (split := FrozenSplit.of(module)) is None:
         return client_data
     if planned.augments:
@@ -373,7 +373,10 @@ def _client_data(
     def federated() -> tuple[ClientDatasets, AnyPartition]:
         if parties is not None:
             return federate_parties(
-                dataset, seeds.partition, **parties.model_dump(exclude={"align", "files"})
+                dataset,
+                seeds.partition,
+                *held_out[:2],
+                **parties.model_dump(exclude={"align", "files"}),
             )
         return federate(dataset, partitioner, *held_out)
 

@@ -63,7 +63,7 @@ _Settings = TypeVar("_Settings", bound=_Table)
 PARTY_FILES = "party-files"  # the dataset of data.parties.files
 
 # What is done to the images of clients that hold whole images, and would be ignored of parties.
-_OF_WHOLE_IMAGES = ("augment", "validation", "validation_from", "prefetch", "reassign")
+_OF_WHOLE_IMAGES = ("augment", "validation_from", "prefetch", "reassign")
 
 
 class DataSettings(_Table):

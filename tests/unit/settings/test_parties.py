@@ -99,7 +99,7 @@ def test_the_table_takes_the_place_of_the_partition() -> None:
         ({"parties": {**PARTIES, "overlaps": 1}}, "unknown setting 'overlaps'"),
         ({"parties": None}, "the setting 'partition' is missing"),
         ({"augment": "pad-crop-flip"}, "has no use for data.augment, which is for clients with whole images"),
-        ({"validation": 0.2}, "has no use for data.validation"),
+        ({"validation": 0.2, "validation_from": "client"}, "has no use for data.validation_from"),
         ({"reassign": True}, "has no use for data.reassign"),
         ({"prefetch": 4}, "has no use for data.prefetch"),
     ],

@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
 from fedlens.core.dataset_info import Window
+from fedlens.data.federated import hold_out
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import FORMAT as OF_EXAMPLES
 from fedlens.data.partition.partition import Partition, read_npz, string_of, text_of, whole_numbers, write_npz
@@ -119,6 +120,27 @@ class FeaturePartition:
         """The ids of the examples that all of these parties hold, sorted."""
         first, *others = (set(self.keys[party]) for party in parties)
         return tuple(sorted(first.intersection(*others)))
+
+    def hold_out(self, share: float, seed: int) -> tuple[FeaturePartition, tuple[str, ...]]:
+        """The partition without a share of the examples that all parties hold, and the ids of these.
+
+        Which ones depends on `seed`, the ids and the share; see `fedlens.data.federated.hold_out`. Raises what it does.
+
+        >>> p = partition_features(10, (1, 8, 8), seed=0, split="halves", overlap=0.8)
+        >>> rest, held = p.hold_out(0.25, seed=0)
+        >>> len(rest.shared), len(held), rest.sizes().tolist()
+        (6, 2, [7, 7])
+        """
+        held = tuple(self.shared[at] for at in hold_out(len(self.shared), share, seed)[1])
+        if not held:
+            return self, held
+        out = frozenset(held)
+        stay = [np.array([key not in out for key in keys]) for keys in self.keys]
+        rows = tuple(rows[kept] for rows, kept in zip(self.rows, stay, strict=True))
+        names = self.names and tuple(
+            tuple(compress(names, kept)) for names, kept in zip(self.names, stay, strict=True)
+        )
+        return replace(self, rows=rows, names=names), held
 
     @cached_property
     def digest(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +36,8 @@ class PartyDataset:
         has_labels: whether the party has the labels.
         classes: the number of classes.
         window: what the party sees of each of the `examples`, if they are whole images.
-        test: its part of the test images, which all parties have in the same order.
+        held: its part of the images for evaluation, by name: `@test`, and `@validation` if there are any. All parties
+            have these.
 
     >>> images = torch.arange(32, dtype=torch.uint8).view(2, 1, 4, 4)
     >>> examples, rows = Examples(images, torch.tensor([5, 6])), torch.tensor([1, 0])
@@ -52,7 +54,7 @@ class PartyDataset:
     has_labels: bool
     classes: int
     window: Window | None = None
-    test: PartyDataset | None = None
+    held: Mapping[str, PartyDataset] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -82,15 +84,15 @@ class PartyDataset:
 
 @dataclass(frozen=True)
 class VerticalDatasets(ClientDataSource):
-    """The data of each party, by its number, and the whole test images.
+    """The data of each party, by its number, and the whole images for evaluation.
 
     Args:
         parties: of each party.
-        whole: the whole test images with their labels, if the parties hold windows of them.
+        whole: `@test` and perhaps `@validation`, whole images with their labels, if the parties hold windows of them.
     """
 
     parties: tuple[PartyDataset, ...]
-    whole: ClientDataset | None = None
+    whole: Mapping[str, ClientDataset] = field(default_factory=dict)
 
     @property
     def largest(self) -> int:
@@ -98,24 +100,30 @@ class VerticalDatasets(ClientDataSource):
         return max(map(len, self.parties))
 
     def data_of(self, client: ClientId, /) -> PartyDataset | ClientDataset:
-        """The data of this party, or of `@test`, the whole test images. Raises `KeyError` for an unknown name."""
-        if is_client(client):
-            return self.parties[client]
-        if client == "@test" and self.whole is not None:
-            return self.whole
-        raise KeyError(client)
+        """The data of this party, or whole images such as `@test`. Raises `KeyError` for an unknown name."""
+        return self.parties[client] if is_client(client) else self.whole[client]
 
     def on(self, device: torch.device, /) -> VerticalDatasets:
         """The same for training on `device`; images are kept there if they fit in half of its free memory."""
         room, parties = room_on(device) // len(self.parties), []
         for party in self.parties:
-            test = None if party.test is None else party.test.on(device, room // 4)
-            parties.append(replace(party.on(device, room), test=test))
+            moved = party.on(device, room)
+            held = {
+                name: replace(examples, examples=moved.examples)  # of the same split
+                if examples.examples is party.examples
+                else examples.on(device, room // 4)
+                for name, examples in party.held.items()
+            }
+            parties.append(replace(moved, held=held))
         return replace(self, parties=tuple(parties))
 
 
-def federate_parties(dataset: Dataset, seed: int, **settings: Any) -> tuple[ClientDatasets, FeaturePartition]:
+def federate_parties(
+    dataset: Dataset, seed: int, validation: float = 0.0, held_out_seed: int = 0, **settings: Any
+) -> tuple[ClientDatasets, FeaturePartition]:
     """Partitions the features of `dataset` among parties; `settings` are those of `partition_features`.
+
+    The share `validation` of the examples that all parties have is held out, by `held_out_seed`.
 
     The datasets that are returned have each party's examples whole and by position; `vertical_datasets` cuts them.
     Data of several parties are partitioned already, and have no settings.
@@ -135,11 +143,20 @@ def federate_parties(dataset: Dataset, seed: int, **settings: Any) -> tuple[Clie
     else:
         shape, name = dataset.input_shape, dataset.name
         partition = partition_features(len(dataset.train), shape, seed=seed, dataset=name, **settings)
+    at = partition.labels_at
+    row_of = dict(zip(partition.keys[at], partition.rows[at].tolist(), strict=True))
+    partition, held = partition.hold_out(validation, held_out_seed)
     whole = replace(
         _as_tensors(dataset), parties=tuple(party and _as_tensors(party) for party in dataset.parties)
     )
     offsets = np.concatenate([[0], np.cumsum(partition.sizes())])
-    return ClientDatasets(whole, torch.from_numpy(np.concatenate(partition.rows)), offsets), partition
+    data = ClientDatasets(
+        whole,
+        torch.from_numpy(np.concatenate(partition.rows)),
+        offsets,
+        held_out=torch.tensor([row_of[name] for name in held]) if held else None,
+    )
+    return data, partition
 
 
 def _of_files(dataset: Dataset) -> FeaturePartition:
@@ -184,9 +201,17 @@ def with_pictures(partition: FeaturePartition, dataset: Dataset) -> FeatureParti
     return replace(partition, pictures=tuple(pictures))
 
 
-def vertical_datasets(dataset: Dataset, partition: FeaturePartition) -> VerticalDatasets:
-    """The data of each party of this partition. The splits of `dataset` are tensors or files."""
+def vertical_datasets(
+    dataset: Dataset, partition: FeaturePartition, held_out: Tensor | None = None
+) -> VerticalDatasets:
+    """The data of each party of this partition. The splits of `dataset` are tensors or files.
+
+    `held_out`, int64 [m], are the positions of the validation examples in the training split of the label party.
+    """
     parties, count = [], len(partition)
+    names = (dataset.of_parties or (dataset,) * count)[partition.labels_at].train.columns.get("id")
+    held = [] if held_out is None else held_out.tolist()
+    validation = [str(row if names is None else names[row]) for row in held]
     for k, (view, window) in enumerate(
         zip(dataset.of_parties or (dataset,) * count, partition.windows or (None,) * count, strict=True)
     ):
@@ -204,11 +229,22 @@ def vertical_datasets(dataset: Dataset, partition: FeaturePartition) -> Vertical
             window if train.lazy else None,
         )
         rows = torch.arange(len(test))
-        parties.append(
-            replace(party, test=replace(party, examples=test, rows=rows, ids=tuple(map(str, tested))))
-        )
-    whole = ClientDataset(dataset.test, None, dataset.mean, dataset.std)
-    return VerticalDatasets(tuple(parties), None if dataset.parties else whole)
+        of_test = replace(party, examples=test, rows=rows, ids=tuple(map(str, tested)))
+        parts = {"@test": of_test}
+        if held_out is not None:
+            own = {str(name): row for row, name in enumerate(view.train.columns.get("id", range(len(train))))}
+            found = torch.tensor([own[name] for name in validation])
+            parts["@validation"] = replace(party, rows=found, ids=tuple(validation))
+        parties.append(replace(party, held=parts))
+    if dataset.parties:
+        return VerticalDatasets(tuple(parties))
+    splits = {"@test": (dataset.test, None), "@validation": (dataset.train, held_out)}
+    whole = {
+        name: ClientDataset(examples, rows, dataset.mean, dataset.std)
+        for name, (examples, rows) in splits.items()
+        if name in parties[0].held
+    }
+    return VerticalDatasets(tuple(parties), whole)
 
 
 def _seen(examples: Examples, window: Window | None, has_labels: bool) -> Examples:

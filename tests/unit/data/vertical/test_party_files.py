@@ -17,6 +17,7 @@ from fedlens.data.loading import loaded
 from fedlens.data.normalize import normalize, normalized
 from fedlens.data.vertical.party_files import check_parties, party_files
 from fedlens.data.vertical.vertical_datasets import (
+    PartyDataset,
     federate_parties,
     party_facts,
     vertical_datasets,
@@ -61,7 +62,7 @@ def test_a_party_reads_the_image_of_an_id_normalized_by_its_own_moments(tmp_path
     assert facts is not None
     assert (facts.windows, facts.shapes, facts.names) == (None, ((1, 8, 8), (3, 6, 10)), ("grey", "colour"))
     for k, (view, shape) in enumerate(zip(data.of_parties, ((8, 8, 1), (6, 10, 3)), strict=True)):
-        for party in (source.data_of(k), source.data_of(k).test):
+        for party in (source.data_of(k), source.data_of(k).held["@test"]):
             stored = np.stack([pixels(int(name), *shape).reshape(shape) for name in party.ids])
             expected = normalize(torch.from_numpy(stored).permute(0, 3, 1, 2), view.mean, view.std)
             torch.testing.assert_close(party.inputs(torch.arange(len(party))), expected)
@@ -70,7 +71,7 @@ def test_a_party_reads_the_image_of_an_id_normalized_by_its_own_moments(tmp_path
     np.testing.assert_array_equal(shown[0][0], pixels(0, 8, 8, 1))
     np.testing.assert_array_equal(shown[1].transpose(1, 2, 0), pixels(0, 6, 10))
     assert data.of_parties[0].mean != data.of_parties[1].mean
-    assert source.data_of(1).test.labels(torch.arange(2)).tolist() == [0, 0]
+    assert source.data_of(1).held["@test"].labels(torch.arange(2)).tolist() == [0, 0]
     with pytest.raises(DataError, match="this party has no labels"):
         source.data_of(0).labels(torch.tensor([0]))
     with pytest.raises(KeyError):
@@ -176,3 +177,26 @@ def test_the_command_checks_the_tables_of_parties(tmp_path: Path, monkeypatch: p
     assert code != 0
     assert "several files are the tables of parties" in told
     assert not Path("new.toml").exists()
+
+
+def test_validation_examples_of_tables_are_found_by_their_ids(tmp_path: Path) -> None:
+    data = loaded(read(tmp_path), 2**20)
+    client_data, partition = federate_parties(data, 0, 0.3, 1)
+    grey, colour = (
+        vertical_datasets(client_data.dataset, partition, client_data.held_out).data_of(k) for k in range(2)
+    )
+    assert isinstance(grey, PartyDataset)
+    assert isinstance(colour, PartyDataset)
+    held = grey.held["@validation"], colour.held["@validation"]
+    assert held[0].ids == held[1].ids
+    assert len(held[0].ids) == 2
+    for party, examples in zip((grey, colour), held, strict=True):
+        assert not set(examples.ids) & set(party.ids)
+    every = torch.arange(2)
+    assert held[1].labels(every).tolist() == [int(name) % 2 for name in held[1].ids]
+    for name, image in zip(held[0].ids, held[0].inputs(every), strict=True):
+        train = data.of_parties[0].train
+        at = train.columns["id"].tolist().index(name)
+        assert torch.equal(
+            image, normalize(torch.from_numpy(train.inputs[at : at + 1]), grey.mean, grey.std)[0]
+        )

@@ -61,21 +61,21 @@ def test_one_party_alone_has_labels() -> None:
     holder = source.data_of(2)
     at = torch.arange(len(holder))
     assert holder.labels(at).tolist() == [int(name) % 3 for name in holder.ids]
-    assert holder.test.labels(torch.tensor([4, 1])).tolist() == [1, 1]
+    assert holder.held["@test"].labels(torch.tensor([4, 1])).tolist() == [1, 1]
     for k in (0, 1, 3):
         party = source.data_of(k)
         assert not party.has_labels
-        assert party.examples.targets.numel() == party.test.examples.targets.numel() == 0
+        assert party.examples.targets.numel() == party.held["@test"].examples.targets.numel() == 0
         with pytest.raises(DataError, match="this party has no labels"):
             party.labels(at)
         with pytest.raises(DataError, match="this party has no labels"):
-            party.test.labels(at)
+            party.held["@test"].labels(at)
 
 
 def test_the_test_images_are_cut_in_the_same_order_at_all_parties() -> None:
     data = dataset()
     source = parties(data)
-    tests = [source.data_of(k).test for k in range(4)]
+    tests = [source.data_of(k).held["@test"] for k in range(4)]
     assert len({test.ids for test in tests}) == 1
     assert not set(tests[0].ids) & set(source.data_of(0).ids)
     a, b, c, d = (test.inputs(torch.arange(5)) for test in tests)
@@ -116,7 +116,9 @@ def test_on_a_device_the_same_is_read() -> None:
     at = torch.arange(3)
     for k in range(4):
         assert torch.equal(moved.data_of(k).inputs(at), source.data_of(k).inputs(at))
-        assert torch.equal(moved.data_of(k).test.inputs(at), source.data_of(k).test.inputs(at))
+        assert torch.equal(
+            moved.data_of(k).held["@test"].inputs(at), source.data_of(k).held["@test"].inputs(at)
+        )
         assert moved.data_of(k).examples.device == torch.device("cpu")
 
 
@@ -149,3 +151,31 @@ def test_a_picture_is_the_whole_first_test_image_and_a_large_one_is_thinned_out(
     client_data, partition = federate_parties(large, 0, **SETTINGS)
     (picture,) = with_pictures(partition, client_data.dataset).pictures
     np.testing.assert_array_equal(picture, split.inputs[0, :1, ::3, ::3])
+
+
+def test_validation_examples_are_those_of_all_parties_and_nobody_trains_on_them() -> None:
+    data = dataset(train=40)
+    client_data, partition = federate_parties(data, 0, 0.25, 7, **SETTINGS)
+    source = vertical_datasets(client_data.dataset, partition, client_data.held_out)
+    held = [source.data_of(k).held["@validation"] for k in range(4)]
+    assert client_data.held() == {
+        "@test": 5,
+        "@train": 80,
+        "@validation": 5,
+    }  # a quarter of the 20 of all parties
+    assert len({examples.ids for examples in held}) == 1
+    assert not any(set(held[0].ids) & set(keys) for keys in partition.keys)
+    rows, every = torch.tensor([int(name) for name in held[0].ids]), torch.arange(5)
+    (whole,) = source.data_of("@validation").stretches(0, 5, 5)
+    assert torch.equal(held[2].inputs(every), whole[0][:, :, 3:, :4])
+    assert torch.equal(whole[0], normalize(torch.from_numpy(data.train.inputs)[rows], data.mean, data.std))
+    assert torch.equal(held[2].labels(every), torch.from_numpy(data.train.targets)[rows])
+    with pytest.raises(DataError, match="no labels"):
+        held[0].labels(every)
+
+
+def test_which_examples_are_held_out_depends_on_their_seed_alone() -> None:
+    _, first = federate_parties(dataset(train=40), 0, 0.25, 7, **SETTINGS)
+    _, again = federate_parties(dataset(train=40), 0, 0.25, 7, **SETTINGS)
+    _, other = federate_parties(dataset(train=40), 0, 0.25, 8, **SETTINGS)
+    assert first.digest == again.digest != other.digest
