@@ -262,8 +262,16 @@ class Vertical(AlgorithmBase):
         for name in self.parts.measure:
             letter = Schema({"embedding": self._embedding(ctx.federation.held[name])})
             if others:
-                sending = {"shared": {"name": name}, "expect": Schema({}), "letter": letter}
-                list((yield Ask("embed-held", others, counts=False, measuring=True, **sending)))
+                ask = Ask(
+                    "embed-held",
+                    others,
+                    {"name": name},
+                    Schema({}),
+                    letter=letter,
+                    counts=False,
+                    measuring=True,
+                )
+                list((yield ask))
             shared = {"name": name, "means": state["means"], "without": name == "@test"}
             ask = Ask("measure", at_labels, shared, MEASUREMENTS, deliver=True, counts=False, measuring=True)
             (answer,) = yield ask
