@@ -95,10 +95,12 @@ class PartyNetwork(nn.Module):
         self.bottoms, self.top, self.windows = nn.ModuleList(bottoms), top, windows
 
     def forward(self, inputs: Tensor | Sequence[Tensor]) -> Tensor:
-        """Logits [B, classes] of whole images [B, C, H, W]. Raises `ValueError` for one tensor without windows."""
+        """Logits [B, classes] of whole images [B, C, H, W]. Raises `ConfigError` for one tensor without windows."""
         if self.windows is None and isinstance(inputs, Tensor):
-            raise ValueError(
-                "the parties have data of their own: give a sequence with the inputs of each party"
+            raise ConfigError(
+                "the parties have images of their own, and this is one image for all of them",
+                hint="in Python give the model a list with the images of each party; party-K.safetensors has the "
+                "part of party K",
             )
         seen = inputs if self.windows is None else [window.of(inputs) for window in self.windows]
         embeddings = [bottom(part) for bottom, part in zip(self.bottoms, seen, strict=True)]
