@@ -73,6 +73,22 @@ def test_a_reader_without_the_setting_does_not_name_it() -> None:
     assert str(caught.value) == "fault 0 a (0.png); mend 0."
 
 
+def test_a_remedy_replaces_the_hint_of_every_problem() -> None:
+    findings = Findings(remedy="download it again")
+    findings.add("a.xml, line 3", "the object has no <name>", "name its class")
+    with pytest.raises(DataError) as caught:
+        findings.settle(None)
+    assert str(caught.value) == "the object has no <name> (a.xml, line 3); download it again."
+    findings.add("b.xml", "the file is empty", "write it again")
+    with pytest.raises(DataError) as caught:
+        findings.settle(None)
+    assert caught.value.hint == "download it again"
+    assert caught.value.what.splitlines()[1:] == [
+        "  a.xml, line 3: the object has no <name>.",
+        "  b.xml: the file is empty",
+    ]
+
+
 def test_skipping_says_what_was_skipped() -> None:
     assert found(True, True).settle("skip") == (
         "skipped 0.png: fault 0 a; mend 0.",

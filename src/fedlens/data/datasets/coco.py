@@ -88,7 +88,8 @@ def read_published(path: Path) -> tuple[CocoInstances, Boxes]:
     if content is None:
         findings.settle(None)
     assert content is not None
-    labels = content.objects.published({key: label for label, key in enumerate(content.categories)}, findings)
+    by_id: dict[str | int, int] = {key: label for label, key in enumerate(content.categories)}
+    labels = content.objects.published_labels(by_id, findings)
     for image in content.images:
         if image.size is None or min(image.size) < 1:
             findings.add(f"{path}, image {image.key}", "it has no width or height")

@@ -16,6 +16,7 @@ from fedlens.data.datasets.dataset_files import damaged, get_again
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats.detection import RawBoxes
+from fedlens.data.formats.splits import label_of_class
 from fedlens.data.formats.voc_xml import read_annotation, read_list
 from fedlens.data.images import Fit, ImageFiles, Paths
 
@@ -103,7 +104,7 @@ def detection(
     read = partial(read_annotation, findings=findings, first_pixel=0, difficult=folder.difficult, sized=True)
     found = list(map(read, files))
     raw = RawBoxes.of(() if each is None else each.objects for each in found)
-    labels = raw.published({name: label for label, name in enumerate(folder.classes)}, findings)
+    labels = raw.published_labels(label_of_class(folder.classes), findings)
     findings.settle(None)
     sized = [each for each in found if each is not None]
     kept = (raw.corners[:, 2:] > raw.corners[:, :2]).all(axis=1)

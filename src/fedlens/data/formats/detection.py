@@ -99,10 +99,16 @@ class RawBoxes:
         of_objects: NDArray[np.int64] = of_names[self.categories]
         return of_objects
 
-    def published(self, labels: Mapping[str | int, int], findings: Findings) -> NDArray[np.int64]:
-        """int64 [m], as `labels`, of boxes that are delivered as published, outside the image or twice.
+    def published_labels(self, labels: Mapping[str | int, int], findings: Findings) -> NDArray[np.int64]:
+        """int64 [m]: as `labels`, for boxes that are delivered as published, even outside the image or twice.
 
-        Of those that `check_boxes` reports, only a class that is unknown and a number that is not finite are problems.
+        Of the problems that `check_boxes` reports, an unknown class and a number that is not finite are added to
+        `findings`.
+
+        >>> findings = Findings(remedy="download it again")
+        >>> box = RawBox("a.txt, line 1", "cta", (1.0, 2.0, 5.0, 6.0), (1, 2, 5, 6))
+        >>> RawBoxes.of([[box]]).published_labels({"cat": 0}, findings).tolist(), findings.found[0].what
+        ([-1], "its class 'cta' is unknown (did you mean 'cat')")
         """
         known = self.labels(labels)
         for at in np.flatnonzero((known < 0) | ~np.isfinite(self.corners).all(axis=1)).tolist():
