@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -74,3 +74,13 @@ class DueRun:
 
     run: PlannedRun
     until: int | None = None
+
+
+def each_once(due: Sequence[DueRun]) -> list[DueRun]:
+    """Merges due runs of equal digest, with the largest `until`, in order of their first appearance."""
+    by_digest: dict[str, DueRun] = {}
+    for one in due:
+        other = by_digest.setdefault(one.run.digest, one)
+        if other.until is not None and (one.until is None or one.until > other.until):
+            by_digest[one.run.digest] = DueRun(other.run, one.until)
+    return list(by_digest.values())

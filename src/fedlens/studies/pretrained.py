@@ -15,8 +15,7 @@ from typing import Any
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.models.weights_setting import NONE, RUN
 from fedlens.report.study_results import RunLine
-from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.point_search import each_once
+from fedlens.studies.planned import DueRun, PlannedRun, each_once
 
 PREFIX = "pretrained:"
 

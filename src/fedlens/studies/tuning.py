@@ -1,22 +1,23 @@
 """Tuning: the seeds and runs of each method, the runs that are due, and the chosen point.
 
-Everything follows from the plan and from the results so far; see `fedlens.studies.point_search`.
+The due runs and the choice are functions of the plan and of the lines of the runs so far. A study that was killed
+therefore continues by itself, in any order of its runs and with any number of jobs, to the same choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fedlens.base.errors import ConfigError
 from fedlens.report.format import many
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
-from fedlens.studies.halving import check_rungs, reaching
+from fedlens.studies.halving import best, check_rungs, has_reached, kept, reaching, rungs, score
 from fedlens.studies.places import Places
 from fedlens.studies.planned import DueRun, PlannedRun, Point
-from fedlens.studies.point_search import Search, SearchRules, searched
 from fedlens.studies.study_file import StudySettings, TuneSettings
 
 
@@ -74,6 +75,76 @@ def number_of_tuning_runs(cells: StudyCells, method: Method) -> int:
     """The tuning runs of a method in one case; 0 where one point needs no choice."""
     points = 0 if cells.tune is None else number_of_points(method)
     return points * len(cells.tuning_seeds[method.name]) if points > 1 else 0
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """The rules of tuning, the same for every method and case.
+
+    Attributes:
+        metric: of the study, None for the main metric of the task; compared on validation data, see
+            `fedlens.report.study_results.validation_metric`.
+        last: number of evaluations whose mean is a value.
+        halving, first: the best 1/halving continue after round `first`, `first * halving`, ...; None without rungs.
+    """
+
+    metric: str | None = None
+    last: int = 1
+    halving: int | None = None
+    first: int | None = None
+
+
+class SearchCell(Protocol):
+    """One method in one case, as tuning sees it."""
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """The points of its grid, in order."""
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Each point runs with every one of them; points are compared by their mean."""
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of a whole run."""
+
+    def run(self, point: Point, seed: int) -> PlannedRun:
+        """The tuning run of a point."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The state of the tuning of a cell.
+
+    Attributes:
+        due: the runs that must come next; empty if a point has been chosen.
+        chosen: the point of the final runs, None as long as runs are due.
+    """
+
+    due: Sequence[DueRun]
+    chosen: Point | None
+
+
+def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, RunLine]) -> Search:
+    """Returns the state of the tuning of a cell at these results, with the due runs.
+
+    A cell with one point needs no run. Raises `ConfigError` if a run lacks the metric.
+    """
+    points = list(cell.points)
+    runs = [[cell.run(point, seed) for seed in cell.seeds] for point in points]
+    left = list(range(len(points)))
+    for at in rungs(cell.rounds, rules.first, rules.halving):
+        if len(left) == 1:
+            break
+        rung = None if at >= cell.rounds else at
+        reached = [(run, has_reached(lines.get(run.digest), rung)) for k in left for run in runs[k]]
+        if due := [DueRun(run, rung) for run, done in reached if not done]:
+            return Search(due, None)
+        scores = [score([lines[run.digest] for run in runs[k]], rules.metric, rung, rules.last) for k in left]
+        number = kept(len(left), rules.halving) if rung is not None and rules.halving else 1
+        left = [left[place] for place in best(scores, number)]
+    return Search([], points[left[0]])
 
 
 def rules_of(cells: StudyCells) -> SearchRules:
@@ -172,8 +243,8 @@ def effort(plan: StudyCells) -> list[str]:
         for method in plan.methods
         for cell in [_Cell(plan, method, case)]
     }
-    kept = f"Successive halving of tuning runs kept one point in {rules.halving}"
-    rungs = "; ".join(
+    words = f"Successive halving of tuning runs kept one point in {rules.halving}"
+    shown = "; ".join(
         ", ".join(f"{points} to round {rung}" for rung, points in one) for one in sorted(numbers) if one
     )
-    return [f"{kept}: {rungs}." if len(numbers) == 1 and rungs else f"{kept}, from round {rules.first}."]
+    return [f"{words}: {shown}." if len(numbers) == 1 and shown else f"{words}, from round {rules.first}."]

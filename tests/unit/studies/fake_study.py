@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlens.report.study_results import RunLine
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.point_search import Search, SearchRules, searched
+from fedlens.studies.tuning import Search, SearchRules, searched
 
 Point = Mapping[str, Any]
 Value = Callable[

@@ -11,7 +11,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.report.study_results import RunLine
 from fedlens.studies.halving import best, check_rungs, has_reached, kept, reaching, rungs, value_at
 from fedlens.studies.planned import DueRun
-from fedlens.studies.point_search import SearchRules, searched
+from fedlens.studies.tuning import SearchRules, searched
 from tests.unit.studies.fake_study import FakeCell, Point, line_of, played
 
 NINE = [{"local.lr": lr / 10} for lr in range(1, 10)]

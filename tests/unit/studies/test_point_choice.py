@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.studies.planned import DueRun
-from fedlens.studies.point_search import SearchRules, each_once, searched
+from fedlens.studies.planned import DueRun, each_once
+from fedlens.studies.tuning import SearchRules, searched
 from tests.unit.studies.fake_study import FakeCell, Point, line_of, played, played_with_kills
 
 RATES = [{"local.lr": lr} for lr in (0.01, 0.1, 1.0)]
