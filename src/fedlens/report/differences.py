@@ -49,7 +49,6 @@ def difference(
     most: float = math.inf,
     held_out: int = 0,
     resolution: float = 0.0,
-    level: float = 0.95,
 ) -> Difference | None:
     """`first` - `second` over the seeds that both have; None if they share none.
 
@@ -63,7 +62,6 @@ def difference(
         most: the interval is cut at -`most` and `most`, the largest possible differences.
         held_out: m; 0 leaves the second term out.
         resolution: half the width is at least this.
-        level: of the t interval over seeds; the second term is that of 95 % whatever the level.
 
     >>> d = difference({0: 0.9, 1: 0.8, 2: 0.85}, {0: 0.7, 1: 0.65, 2: 0.6})
     >>> round(d.mean, 4), round(d.low, 4), round(d.high, 4), d.sign
@@ -80,7 +78,7 @@ def difference(
         return Difference(mean, None, None, 1, resolution)
     from scipy.special import stdtrit
 
-    half = float(stdtrit(n - 1, 0.5 + level / 2)) * statistics.stdev(values) / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(values) / math.sqrt(n)
     if held_out:
         shares = [statistics.fmean(of[seed] for seed in seeds) for of in (first, second)]
         half = math.hypot(half, _Z * math.sqrt(sum(_share_variance(share, held_out) for share in shares)))

@@ -15,7 +15,7 @@ from typing import Any
 from fedlens.base.errors import ConfigError
 from fedlens.report.differences import Values, difference
 
-LEVEL = 0.95
+LEVEL = 0.05  # of p values
 FEWEST_BOLD = 5  # seeds; with fewer the t test rests on its assumption of normal values alone
 
 
@@ -49,8 +49,8 @@ class PairedTest:
     adjusted: float | None = None
 
 
-def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """The mean of `values` and its t interval: mean +- t s / sqrt(n), with n - 1 degrees of freedom.
+def t_interval(values: Sequence[float]) -> Interval:
+    """The mean of `values` and its 95 % t interval: mean +- t s / sqrt(n), with n - 1 degrees of freedom.
 
     Raises `ConfigError` without values.
 
@@ -64,7 +64,7 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
         mean = statistics.fmean(values)
         return Interval(mean, mean, mean, len(values))
     # The difference to 0 is the value itself, up to rounding: x - 0.0 is x.
-    result = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0), level=level)
+    result = difference(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
     assert result is not None
     return Interval(result.mean, result.low, result.high, result.seeds)
 
@@ -147,4 +147,4 @@ def is_bold(test: PairedTest | None, tuning: Mapping[str, Any]) -> bool:
     """
     if test is None or test.adjusted is None or tuned_on(tuning) == 1:
         return False
-    return test.adjusted < 1 - LEVEL and test.difference.n >= FEWEST_BOLD
+    return test.adjusted < LEVEL and test.difference.n >= FEWEST_BOLD
