@@ -99,6 +99,10 @@ def with_letters(directory: Path, algorithm: str) -> Path:
     text = path.read_text(encoding="utf-8").replace('name = "own.py:stateful"', algorithm)
     if any(peers in algorithm for peers in PEERS):  # all clients are peers, and none is selected
         text = text.replace("[select]\nclients_per_round = 4\n", "")
+    if "vertical" in algorithm:  # parties take the place of the partition, and all of them take part
+        text = text.replace("[select]\nclients_per_round = 4\n", "").replace("validation = 0.1\n", "")
+        partition = 'partition = { name = "dirichlet", clients = 8, alpha = 0.5 }'
+        text = text.replace(partition, 'parties = { split = "quadrants", overlap = 0.8 }')
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -67,9 +67,10 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
         'name = "splitfed"\ncut = "1"\nkeep_optimizer = true',
         'name = "split-relay"\ncut = "1"',
         'name = "fedma"',
+        'name = "vertical"',
         'name = "fedgkt"\ncut = "1"\nclient = { name = "small-cnn", width = 4, norm = "none" }',
     ],
-    ids=["dsgd", "push-sum", "gradient-tracking", "splitfed", "split-relay", "fedma", "fedgkt"],
+    ids=["dsgd", "push-sum", "gradient-tracking", "splitfed", "split-relay", "fedma", "vertical", "fedgkt"],
 )
 def test_with_letters_killed_while_it_writes_it_ends_with_the_same_bits(
     tmp_path: Path, algorithm: str

@@ -202,7 +202,11 @@ def within(found: Visits, budgets: Budgets) -> None:
 CHOSEN = ("scaffold", "fedir-population", "feddane", "liadmm", "fedbn")
 
 
-@pytest.mark.parametrize("name", contract_kit.nightly_but(CHOSEN, ALGORITHMS))
+# The clients of these visits are of two sizes; parties train on the same examples.
+VISITED = [name for name in ALGORITHMS if name not in contract_kit.ON_PARTIES]
+
+
+@pytest.mark.parametrize("name", contract_kit.nightly_but(CHOSEN, VISITED))
 def test_a_step_never_waits_and_a_visit_twice(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simgpu: Any
 ) -> None:

@@ -44,15 +44,13 @@ def party_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         parties[role] = {"words": words, "values": values[role], "added": added}
     answer = {**about, "metric": metric, "runs": rows, "parties": parties}
     best = parties[about["all"]]["added"]
-    sentence = (
-        ""
-        if best is None
-        else (
-            f"With the features of all parties the {heading(metric).lower()} on the test images is "
-            f"{signed(metric, best['mean'])} from that of the label party alone"
-            + (f" (95 % interval {interval_text(metric, best)})." if best["low"] is not None else ".")
+    sentence = ""
+    if best is not None:
+        change, interval = signed(metric, best["mean"]), interval_text(metric, best)
+        sentence = (
+            f"The features of the other parties change the {heading(metric).lower()} on the test images by {change}"
+            + (f" (95 % interval {interval})." if interval else ".")
         )
-    )
     return {**answer, "sentences": [sentence] if sentence else []}
 
 
