@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fedlens.algorithms.vertical import Vertical
+from fedlens.algorithms.vertical import Vertical, vertical
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.tree import tree_of
 from fedlens.engines.processes import processes
+from fedlens.models.prepare import Preparation
 from tests.identity.identity_kit import close, same
 from tests.identity.party_kit import CLASSES, WINDOWS, PartyWorld, algorithm, course, of, world
 
@@ -319,7 +320,7 @@ def test_parties_with_data_of_their_own_get_a_file_each() -> None:
     module = own.composed.build(initial=False)
     module.load_state_dict(run.final)
     images, answers = there.tested
-    with pytest.raises(ValueError, match="data of their own"):
+    with pytest.raises(ConfigError, match="images of their own"):
         module(images)
     logits = module([of(images, WINDOWS[k]) for k in (LABELS, 3)])
     assert float((logits.argmax(1) == answers).double().mean()) == run.metrics["test_accuracy"]
@@ -356,3 +357,26 @@ def test_what_does_not_fit_is_refused(settings: Any, where: str) -> None:
     with pytest.raises(ConfigError) as caught:
         algorithm(world(), SGD, **settings)
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"measure": ("@test", "@train")}, "evaluation.train"),
+        ({"measure_clients": "all"}, "evaluation.clients"),
+        ({"federation": replace(world().info, parties=None)}, "data.parties"),
+    ],
+)
+def test_what_parties_do_not_have_is_refused(changes: Any, where: str) -> None:
+    parts = replace(algorithm(world(), SGD).parts, **changes)
+    with pytest.raises(ConfigError) as caught:
+        vertical(parts)
+    assert caught.value.where == where
+
+
+def test_initial_weights_are_refused() -> None:
+    parts = algorithm(world(), SGD).parts
+    model = replace(parts.model, prepare=Preparation(weights="imagenet"))
+    with pytest.raises(ConfigError) as caught:
+        vertical(replace(parts, model=model))
+    assert caught.value.where == "model.weights"

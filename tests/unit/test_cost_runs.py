@@ -19,6 +19,7 @@ from fedlens.cli.main import app
 from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes
+from fedlens.report.party_cost import write_party_page
 from fedlens.report.read import Run, read_run
 from fedlens.run.progress import Progress, Silent
 from fedlens.run.rundir import RunDir
@@ -328,8 +329,7 @@ def test_what_the_features_of_parties_add(tmp_path: Path) -> None:
         rounds=2, model="linear", local={"lr": 0.1}, algorithm="vertical", evaluation={"every": 2},
         data={"dataset": "digits", "parties": {"split": "columns:3", "labels_at": 1, "overlap": 0.5}},
     )  # fmt: skip
-    result = cost(made, seeds=2, out=tmp_path / "cost")
-    answer = result.answer
+    answer = cost(made, seeds=2, out=tmp_path / "cost", report=False).answer
     roles = ["parties-1", "parties-0-1", "parties-1-2", "parties-0-1-2", "pooled"]
     assert list(answer["parties"]) == roles
     assert [run["status"] for run in answer["runs"]] == ["finished"] * 10
@@ -345,8 +345,9 @@ def test_what_the_features_of_parties_add(tmp_path: Path) -> None:
     pooled = fedlens.load_result(tmp_path / "cost/pooled-seed0").summary["partition"]
     trained = fedlens.load_result(tmp_path / "cost/parties-0-1-2-seed0").metrics[-1]["examples"]
     assert pooled["examples"] == trained
-    assert "parties 0, 1, 2" in result.page.read_text("utf-8")
-    assert "party 1, which has the labels" in result.page.read_text("utf-8")
+    page = write_party_page(tmp_path, answer).read_text("utf-8")
+    assert "parties 0, 1, 2" in page
+    assert "party 1, which has the labels" in page
 
 
 def test_baselines_train_plainly_with_the_cohorts_of_the_federated_run() -> None:
