@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise, permutations
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +150,22 @@ def test_growth_bounds_the_width() -> None:
         assert all(a <= b <= c for a, b, c in zip(least, found, most, strict=True))
 
 
+def test_growth_is_of_the_number_as_it_is_written() -> None:
+    """1.15 * 100 is 114.99999999999999 in floating point."""
+    draw = torch.Generator().manual_seed(7)
+    vectors = [torch.randn(100, 4, generator=draw) for _ in range(3)]
+    units = assign(vectors, UnitPrior(gamma=1e9, growth=1.15))
+    assert len(torch.cat(units).unique()) == 115
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sigma": 0.0}, {"sigma0": -1.0}, {"gamma": 0.0}, {"passes": -1}, {"growth": 0.5}]
+)
+def test_a_prior_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
+        UnitPrior(**wrong)
+
+
 @pytest.mark.parametrize(("sigma", "sigma0"), [(1.0, 1.0), (0.5, 2.0), (3.0, 1.0)])
 @pytest.mark.parametrize("number", [1, 3])
 def test_n_equal_units_come_back_times_n_by_n_and_the_ratio_of_variances(
@@ -276,6 +293,22 @@ def test_models_of_two_runs_are_matched(tmp_path: Path) -> None:
         match_models([models[0], small_cnn((1, 8, 8), 10)])
 
 
+@pytest.mark.parametrize(
+    ("other", "leaf"),
+    [
+        (nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)), "0.weight"),
+        (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), "2.weight"),
+        (nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)), "0.bias"),
+        (nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double(), "0.weight"),
+    ],
+    ids=["inputs", "classes", "bias", "dtype"],
+)
+def test_models_of_other_forms_are_refused_by_the_name_of_a_leaf(other: nn.Module, leaf: str) -> None:
+    one = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ConfigError, match=f"'{leaf}' has another shape or dtype in model 1"):
+        match_models([one, other])
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -283,6 +316,16 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x + self.first(x))
+
+
+class Tied(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
 
 
 class Recurrent(Residual):
@@ -300,6 +343,7 @@ class Recurrent(Residual):
         (small_cnn((1, 8, 8), 3, norm="group"), "'1' (GroupNorm)"),
         (Residual(), "'first' (Linear) takes more|'add'"),
         (Recurrent(), "'first' (LSTM)"),
+        (Tied(), "'last.weight' is the same weights"),
         (
             nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 2)),
             "'0' (Conv2d) has groups",

@@ -251,11 +251,11 @@ def fedma(
     Ranges:
         local.epochs: of each training: a round has as many as the network has layers with weights.
         sigma: 1, as in the authors' code.
-        sigma0: 1, as there. Units of one client are halved then; a large one averages without shrinking.
+        sigma0: 1, as there. Units of one client are halved, in every round; a large one averages without shrinking.
         gamma: 7, as there. Up to J / (J - 1) copies of a network match without growth, for J clients.
         passes: 5, as there.
         max_width: 1 for layers that do not grow; 2 where clients are many.
-        init: "common" is the control: clients begin as FedAvg's do.
+        init: "common" is the control: clients begin as FedAvg's do. With `model.weights` all begin from that file.
 
     Try: model=mlp model.hidden=32 local.epochs=1 rounds=3
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fedlens.base.errors import ConfigError
-from fedlens.core.tree import Tree, tree_of
-from fedlens.models.chains import chain_layers, resize
+from fedlens.core.tree import Leaf, Tree, spec_of, tree_of
+from fedlens.models.chains import chain_layers, resize, widths
 
 Layer = Mapping[str, Tensor]  # `weight` [out, in, ...] and, if it has one, `bias` [out]
 
@@ -38,6 +38,8 @@ class UnitPrior:
         gamma: the mass of new units: the larger, the more a layer grows.
         passes: how often each client is matched again, with the others as they are.
         growth: the largest width of a layer, in multiples of the widest client's; None for any width.
+
+    Raises `ConfigError` for variances and masses that are not above 0, negative passes, and growth below 1.
     """
 
     sigma: float = 1.0
@@ -45,6 +47,23 @@ class UnitPrior:
     gamma: float = 7.0
     passes: int = 5
     growth: float | None = None
+
+    def __post_init__(self) -> None:
+        positive = min(self.sigma, self.sigma0, self.gamma) > 0
+        if not positive or self.passes < 0 or (self.growth is not None and self.growth < 1):
+            raise ConfigError(
+                f"units cannot be matched under {self}",
+                hint="take sigma, sigma0 and gamma above 0, passes from 0 on, and growth from 1 on",
+            )
+
+    def most(self, widths: Sequence[int]) -> int:
+        """The largest width of a layer that has these widths at clients.
+
+        >>> UnitPrior(growth=1.15).most([100, 80]), UnitPrior().most([100, 80])
+        (115, 180)
+        """
+        # 1.15 is slightly less in floating point, and 1.15 * 100 not quite 115.
+        return sum(widths) if self.growth is None else int(max(widths) * self.growth + 1e-6)
 
 
 @dataclass(frozen=True)
@@ -94,7 +113,7 @@ def match(
 def match_models(models: Sequence[nn.Module], prior: UnitPrior = UnitPrior()) -> nn.Module:
     """The network of several trained ones, such as `load_result(run).model` of two runs; without further training.
 
-    Raises `ConfigError` if one is not a chain of layers, or has other layers than the first.
+    Raises `ConfigError` if one is not a chain of layers, or has other layers than the first; widths may differ.
 
     >>> models = [nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)) for _ in range(2)]
     >>> match_models(models, UnitPrior(growth=1.0))(torch.zeros(1, 4)).shape
@@ -106,11 +125,26 @@ def match_models(models: Sequence[nn.Module], prior: UnitPrior = UnitPrior()) ->
             "the models have different layers, so their units have no counterparts",
             hint="match models of the same kind; their widths may differ",
         )
+    hidden = widths(models[0])
+    like, *forms = (_form(model, hidden) for model in models)
+    for at, form in enumerate(forms, 1):
+        if other := next((name for name in like | form if form.get(name) != like.get(name)), None):
+            raise ConfigError(
+                f"'{other}' has another shape or dtype in model {at} than in model 0, whatever the widths",
+                hint="match models of the same kind, with the same inputs and classes",
+            )
     tree = match([tree_of(model) for model in models], first, prior).tree
     found = deepcopy(models[0])
     resize(found, [len(tree[f"{name}.weight"]) for name in first[:-1]])
     found.load_state_dict(tree)
     return found
+
+
+def _form(module: nn.Module, hidden: Sequence[int]) -> dict[str, Leaf]:
+    """The leaves of a chain once its hidden layers have these widths."""
+    found = deepcopy(module).to("meta")  # without memory, and without drawing initial weights
+    resize(found, hidden)
+    return spec_of(found)
 
 
 def match_layer(layers: Sequence[Layer], prior: UnitPrior) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -143,8 +177,7 @@ def assign(vectors: Sequence[Tensor], prior: UnitPrior) -> list[Tensor]:
     Args:
         vectors: the units of each client, [units, n].
     """
-    most = max(map(len, vectors)) * prior.growth if prior.growth is not None else sum(map(len, vectors))
-    found = _Units(vectors, prior, int(most))
+    found = _Units(vectors, prior, prior.most([len(units) for units in vectors]))
     for client in range(len(vectors)):
         found.match(client)
     for _ in range(prior.passes):

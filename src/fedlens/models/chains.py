@@ -50,6 +50,8 @@ def chain_layers(module: nn.Module) -> list[str]:
     own = {f"{name}.{leaf}" for name in found for leaf in ("weight", "bias")}
     if other := [name for name in module.state_dict() if name not in own]:
         raise _not_a_chain(f"'{other[0]}' belongs to no convolution or linear layer")
+    if tied := [name for name in module.state_dict() if name not in dict(module.named_parameters())]:
+        raise _not_a_chain(f"'{tied[0]}' is the same weights as those of a layer before it")
     if held := [name for name, weight in module.named_parameters() if not weight.requires_grad]:
         raise ConfigError(
             f"'{held[0]}' is not trained, but the units of all layers have to be",
