@@ -83,6 +83,8 @@ CURVES = (
     Curve("push-sum", "beyond-averaging", ["push-sum"]),
     Curve("splitfed", "beyond-averaging", ["splitfed"]),
     Curve("split-relay", "beyond-averaging", ["split-relay"]),
+    Curve("fedma", "matching-and-parties", ["fedma", "fedma-common"]),
+    Curve("vertical", "matching-and-parties", ["alone", "vertical"]),
 )
 
 
