@@ -380,7 +380,7 @@ def vertical(
 
     Equation:
         once:     I = the ids that all parties have, sorted; party k has row i of I as x_i^k
-        party k:  h_k = f_k(x_B^k; w_k),  and sends h_k                     (batch B: numbers into I, the same at all)
+        party k:  h_k = phi_k(x_B^k; w_k),  and sends h_k                   (batch B: numbers into I, the same at all)
         labels:   z = sum_k h_k + b  or  z = W [h_1, ..., h_K] + b;  g_k = dL(z, y_B) / dh_k,  and sends g_k
                   v <- v - eta dL / dv                                      (the top, after g_k)
         party k:  w_k <- w_k - eta (dh_k / dw_k)^T g_k

@@ -33,7 +33,13 @@ def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
     facts = [f"How many training examples {each}each client holds{held_out}."]
     if data.classes:
         facts.append("The names of the classes, those of all clients together.")
-    if config.data.normalize == "standard" and data.moments_of:
+    if federation.parties is not None:
+        facts.append(
+            "Which test and validation examples all parties have: their ids are compared in the open."
+        )
+    if (
+        config.data.normalize == "standard" and data.moments_of and not data.parties
+    ):  # these have moments of their own
         facts.append(
             f"The mean and the standard deviation of each channel, of {data.moments_of:,} training images of all "
             'clients together (data.normalize = "standard"). "unit", "half" and "imagenet" need no image of a client.'

@@ -16,6 +16,7 @@ from fedlens.base.shell_command import quoted_command
 from fedlens.core.measured import Measured
 from fedlens.core.protocol import ModelSpec, State
 from fedlens.core.tree import Tree, count, load_into
+from fedlens.data.dataset import Dataset
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.multiply_adds import multiply_adds
@@ -216,9 +217,10 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
     }
     if isinstance(model.prepare, Preparation):
         spec["prepare"] = model.prepare.structure()
-    preprocessing: dict[str, Any] = {"scale": "1/255", "mean": list(data.mean), "std": list(data.std)}
-    if data.form is not None:
-        preprocessing |= data.form.table()
+    preprocessing = _preprocessing(data)
+    if data.parties:
+        named = zip(built.partition.ids, data.of_parties, strict=True)
+        preprocessing["parties"] = {str(name): _preprocessing(party) for name, party in named}
     if data.kind == "language":
         preprocessing = {"vocabulary": data.vocabulary}
     return {
@@ -232,6 +234,12 @@ def metadata(built: Built, model: ModelSpec) -> dict[str, str]:
         "licence": data.licence,
         "personal": json.dumps(sorted(built.algorithm.personal)),
     }
+
+
+def _preprocessing(data: Dataset) -> dict[str, Any]:
+    """How the images of this dataset become inputs."""
+    form = {} if data.form is None else data.form.table()
+    return {"scale": "1/255", "mean": list(data.mean), "std": list(data.std), **form}
 
 
 def read_module(path: Path, model: ModelSpec | None = None, accept_changes: bool = False) -> nn.Module:

@@ -171,6 +171,9 @@ def test_the_symbols_of_the_equations_are_defined() -> None:
     assert words == "Here $f_i$ is the mean loss on the training data of client $i$, and $S$ is the cohort."
     assert "S$ is the cohort" not in notation(r"F_k(w) \sum_{k \in S'_t}")
     assert notation(r"x + y") == ""
+    assert "loss" not in notation(" ".join(algorithm_pages.EQUATIONS["vertical"].values())), (
+        "a bottom is no loss"
+    )
 
 
 def test_a_page_without_settings_and_without_more_words() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors import safe_open
 
 import fedlens
 from fedlens import Experiment, Result, resume
@@ -15,6 +17,8 @@ from fedlens.data.dataset import Dataset
 from fedlens.report.run_page import write_report
 from fedlens.run import run_description
 from fedlens.run.progress import Silent
+from tests.unit.data.pictures import pixels
+from tests.unit.data.vertical.tables import write_parties
 from tests.unit.report.reading import read_page
 
 LEAST: dict[str, Any] = {
@@ -112,3 +116,24 @@ def test_messages_are_counted_over_a_pause(tmp_path: Path) -> None:
     assert rows["train"]["up"]["update"] == 650
     assert rows["train"]["rounds"] == [1, 2]
     assert rows["train"]["bytes_up"] + rows["class-counts"]["bytes_up"] == whole.summary["totals"]["bytes_up"]
+
+
+def test_parties_with_their_own_data_have_moments_of_their_own(tmp_path: Path) -> None:
+    files = write_parties(tmp_path / "data")
+    result = run(tmp_path / "own", data={"parties": {"files": files, "align": "ids"}}, algorithm="vertical")
+    assert "deviation" not in facts(result)
+    assert "Which test and validation examples all parties have: their ids are compared" in facts(result)
+    with safe_open(result.directory / "model.safetensors", "pt") as file:
+        of_parties = json.loads(file.metadata()["preprocessing"])["parties"]
+    assert list(of_parties) == ["grey", "colour"]
+    grey = np.stack([pixels(i, 8, 8, 1) for i in (1, 2, 3, 6, 7, 9, 10, 11)]) / 255
+    assert of_parties["grey"] == {
+        "scale": "1/255",
+        "mean": [pytest.approx(grey.mean())],
+        "std": [pytest.approx(grey.std())],
+        **{"channels": 1, "height": 8, "width": 8, "fit": "crop", "upright": True, "inverted": False},
+    }
+    assert [of_parties["colour"][name] for name in ("channels", "height", "width")] == [3, 6, 10]
+    windows = {"dataset": own, "parties": {"split": "halves", "align": "ids"}}
+    cut = run(tmp_path / "windows", data=windows, algorithm="vertical")
+    assert "deviation" in facts(cut)  # one for all windows
