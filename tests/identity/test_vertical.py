@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -294,6 +295,15 @@ def test_some_of_the_parties_train_without_the_others(chosen: tuple[int, ...]) -
     for ids in there.batches:
         step(bare, sgd, *there.batch(ids))
     close(run.final, tree_of(bare))
+
+
+def test_the_label_party_alone_sends_nothing_and_masks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
+    there = world()
+    made = algorithm(there, SGD, parties=(LABELS,))
+    assert course(made, there, 1).states[-1]["shared"] == len(there.parties[LABELS].ids)
+    assert made.discloses == ("To save the model, the label party shows it, which counts no bytes.",)
+    assert made.notes == ()
 
 
 @pytest.mark.nightly

@@ -105,7 +105,7 @@ class Vertical(AlgorithmBase):
     def ops(self) -> Mapping[str, Op]:
         """Those of the intersection, of a step, and of measuring."""
         at, task, bottoms = self.facts.labels_at, self.parts.task, Bottoms(self.halves)
-        align = Align(at, self.others, self.facts.align == "psi")
+        align = Align(at, self.others, self.facts.align == "psi" and bool(self.others))
         measuring = Measuring(bottoms, self.top, self.parties, at, task, self.parts.evaluation_batch)
         return {
             "mask": align.mask,
@@ -122,12 +122,15 @@ class Vertical(AlgorithmBase):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the parties."""
+        if not self.others:
+            return ("To save the model, the label party shows it, which counts no bytes.",)
         lists = (
             "Private set intersection tells each party how many examples the others have, the label party which of its "
             "examples each other party has, and all parties which of theirs all have. A party can try ids that it "
             "guesses by adding them to its list, and all have to follow the protocol."
             if self.facts.align == "psi"
-            else "The label party gets the ids of all parties as hashes, which whoever guesses an id can compare."
+            else "The label party gets the ids of all parties as hashes, which can be compared with guesses, and all "
+            "parties learn which of theirs all have."
         )
         return (
             lists,
