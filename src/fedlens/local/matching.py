@@ -7,8 +7,9 @@ Beta-Bernoulli process of mass `gamma`.
 
 Of the variants of the cost this is Proposition 2 of PFNM: the popularity m of a global unit counts as
 2 log(m / (J - m)). The public code of both papers has log(m / (J - m)) there, counts popularity up to 10 only, and
-limits a layer to 700 units. The layer is the posterior mean, as in that code; Algorithm 1 of FedMA prints the plain
-mean, which a large `sigma0` gives.
+limits a layer to 700 units. It begins with the widest client, and matches clients again in a random order that no seed
+decides; here they keep their order, so that the same networks give the same result. The layer is the posterior mean, as
+in that code; Algorithm 1 of FedMA prints the plain mean, which a large `sigma0` gives.
 """
 
 from __future__ import annotations
