@@ -48,9 +48,13 @@ def parties_section(run: Run) -> dict[str, Any] | None:
         for k, (of_one, named) in enumerate(zip(boxes, shown, strict=True))
     ]
     what = "images of its own" if windows is None else "one window of every image"
+    used, taking = "which training uses", run.config.get("algorithm", {}).get("parties")
+    if taking is not None:  # some of them, see algorithm.parties
+        named_so = ", ".join(partition.ids[k] for k in sorted(set(taking)))
+        used = f"and training uses the {count(len(partition.shared_by(taking)))} of those that take part ({named_so})"
     lead = (
         f"Each party holds {what}. All {len(partition)} parties hold {count(len(partition.shared))} training images, "
-        "which training uses; party "
+        f"{used}; party "
         f"{partition.ids[partition.labels_at]} has the labels."
     )
     if urls:

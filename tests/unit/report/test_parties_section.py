@@ -79,6 +79,18 @@ def test_parties_with_images_of_their_own_have_a_drawing_each(tmp_path: Path) ->
     assert len({d["picture"] for d in shown["drawings"]}) == 2
 
 
+def test_a_run_of_some_of_the_parties_says_on_what_they_trained(tmp_path: Path) -> None:
+    run = read_run(run_of(tmp_path, own()))
+    shown = parties_section(
+        replace(run, config={**run.config, "algorithm": {"name": "vertical", "parties": [0]}})
+    )
+    assert shown is not None
+    assert (
+        "hold 2 training images, and training uses the 3 of those that take part (x<ray); party"
+        in shown["lead"]
+    )
+
+
 @pytest.mark.parametrize(("images", "dataset"), [("auto", "party-files"), (False, "digits")])
 def test_pictures_are_left_out_where_the_settings_say_so(
     tmp_path: Path, images: object, dataset: str
