@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
+from fedlens.settings.keys import changing, diff
 from fedlens.studies.party_sets import party_settings, party_work
 from fedlens.use.device_here import chosen_for
 
@@ -409,11 +411,14 @@ def different_settings(settings: Mapping[str, Any], directory: Path) -> list[tup
 
     Settings that change no result, such as those of the engine, are left out.
     """
-    given, found = _comparable(_resolved(settings)), _comparable(RunDir.open(directory).read_config())
+    found, given = (
+        changing(config, "experiment")
+        for config in (RunDir.open(directory).read_config(), _resolved(settings))
+    )
     # A run writes down what follows from data and files: the size of its images, its task, a digest.
     chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
-    both = sorted((given.keys() | found.keys()) - chosen)
-    return [(key, found.get(key), given.get(key)) for key in both if given.get(key) != found.get(key)]
+    different = (change for change in diff(found, given) if change[0] not in chosen)
+    return sorted(different, key=itemgetter(0))
 
 
 def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -424,16 +429,6 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     source = Source(dict(settings))
     return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
-
-
-def _comparable(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every setting by its full key, without those that change no result."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if prefix or key not in ("engine", "checkpoint", "divergence", "record", "observe", "max_skipped"):
-            inner = isinstance(value, Mapping)
-            flat |= _comparable(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return flat
 
 
 def _carry_out(

@@ -32,6 +32,7 @@ from fedlens.run.changes import defining
 from fedlens.run.progress import BareProgress, Progress, Silent
 from fedlens.run.rundir import RunDir
 from fedlens.settings.kept_images import AUTO, is_published
+from fedlens.settings.keys import diff
 from fedlens.use.export import export, json_beside
 from fedlens.use.trained_model import TrainedModel, read_trained
 
@@ -213,12 +214,11 @@ def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
     if before is None:
         what = "the run directory contains a run that 'fedlens pretrain' did not start"
         raise RunDirectoryError(what, where=str(path), hint=another)
-    keys = [key for key in sorted({*before, *settings}) if before.get(key) != settings.get(key)]
-    if keys:
-        changes = [f"{key} was {before.get(key)!r} and is {settings.get(key)!r}" for key in keys[:3]]
-        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    changes = sorted(f"{key} was {old!r} and is {new!r}" for key, old, new in diff(before, settings))
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise RunDirectoryError(
-            f"the run directory contains a run with other settings: {'; '.join(changes)}{more}",
+            f"the run directory contains a run with other settings: {'; '.join(changes[:3])}{more}",
             where=str(path),
             hint=another,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import statistics
@@ -19,26 +20,18 @@ from fedlens.report import figures
 from fedlens.report.format import is_share, metric_value, setting
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.run.rundir import RunDir
+from fedlens.settings.keys import changes, changing, diff
 
 CENTRALIZED = "centralized"
 SEEDS = ("data", "initialization")  # what a run shares with its bound: images, held-out images, first weights
 CONVERGED = 0.005  # a bound has converged if its last quarter gained less
 _SAME_PASSES = 0.9  # share of a run's passes over the data that its bound has to have
 _SAME_IMAGES = 0.01  # relative difference of two numbers of training images
-# They change no training image, or are what a bound is free of.
-_NOT_DATA = ("dataset", "partition", "reassign", "cache", "prefetch")
-# They change no result.
-_NO_RESULT = (
-    "name",
-    "seed",
-    "seeds",
-    "engine",
-    "checkpoint",
-    "divergence",
-    "record",
-    "observe",
-    "max_skipped",
-)
+_NOT_DATA = (
+    "dataset",
+    "partition",
+    "reassign",
+)  # the dataset is compared by itself, a bound is free of the others
 _CANDIDATES = 300  # directories beside a run whose settings are looked at
 
 
@@ -97,14 +90,14 @@ def settings_mismatch(config: Mapping[str, Any], other: Mapping[str, Any]) -> tu
         ("seeds", _seeds(config), _seeds(other)),
     ]
     for stage, (what, ours, theirs) in enumerate(pairs):
-        if ours == theirs:
+        changed = diff(ours, theirs)
+        if not changed:
             continue
-        changed = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
-        if "name" in changed:
+        if any(key == "name" for key, _, _ in changed):
             return f"has another {what}: {theirs.get('name')}, not {ours.get('name')}", stage
         prefix = f"{what}." if what in ("data", "seeds") else f"{what} "
         listed = ", ".join(
-            f"{prefix}{key} {_shown(theirs.get(key))}, not {_shown(ours.get(key))}" for key in changed[:2]
+            f"{prefix}{key} {_shown(other)}, not {_shown(own)}" for key, own, other in changed[:2]
         )
         if what == "seeds" and config.get("seed") != other.get("seed"):
             listed = f"seed {other.get('seed')}, not {config.get('seed')}"
@@ -140,12 +133,13 @@ def best_bound(run: Run, centralized: Sequence[Run]) -> tuple[list[Run], str | N
 
 def seedless(run: Run) -> str:
     """The settings of a run as text, without its name, its seeds, and what changes no result."""
-    return repr(_sorted({key: value for key, value in run.config.items() if key not in _NO_RESULT}))
+    settings = {key: value for key, value in run.config.items() if key not in ("seed", "seeds")}
+    return _text(changing(settings, "experiment"))
 
 
 def seeds_of(run: Run) -> str:
     """The seeds of a run as text."""
-    return repr(_sorted([run.config.get("seed"), dict(subtable(run.config, "seeds"))]))
+    return _text([run.config.get("seed"), dict(subtable(run.config, "seeds"))])
 
 
 def passes(run: Run) -> float | None:
@@ -241,7 +235,7 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     data = {key: value for key, value in subtable(config, "data").items() if key not in _NOT_DATA}
     if not data.get("validation"):
         data.pop("validation_from", None)
-    return data
+    return {key: value for key, value in data.items() if changes(f"data.{key}", "bits")}
 
 
 def _seeds(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +252,5 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _sorted(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return [(key, _sorted(value[key])) for key in sorted(value)]
-    return [_sorted(item) for item in value] if isinstance(value, list) else value
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

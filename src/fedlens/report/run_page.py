@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from fedlens.report.shown_images import may_get_images
 from fedlens.report.suspicious_labels import label_section
 from fedlens.report.test_section import section_of_test
 from fedlens.run.rundir import RunDir
+from fedlens.settings.keys import flat
 
 _MACHINE = {
     "os": "operating system",
@@ -95,7 +96,7 @@ def write_report(run_dir: Path) -> Path:
         "efficiency": efficiency(run),
         "settings": _settings(run),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
-        "environment": list(_flat({key: each for key, each in run.environment.items() if key != "shown"})),
+        "environment": _shown({key: each for key, each in run.environment.items() if key != "shown"}),
         "machine": [words for key, words in _MACHINE.items() if run.environment.get(key)],
     }
     return write_page(RunDir(run.directory).report_path, "run.html.j2", context)
@@ -197,16 +198,14 @@ def _settings(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """Each table of config.toml with its settings; settings outside of tables come first."""
     tables = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
     scalars = {key: value for key, value in run.config.items() if key not in tables}
-    groups = [("run", list(_flat(scalars)))] if scalars else []
-    return groups + [(key, list(_flat(value)) or [("defaults", "")]) for key, value in tables.items()]
+    groups = [("run", _shown(scalars))] if scalars else []
+    return groups + [(key, _shown(value) or [("defaults", "")]) for key, value in tables.items()]
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Name and value of every setting, the names of inner tables joined by dots."""
-    for key, value in table.items():
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            value = dict(enumerate(value))
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", size(value) if key == "memory" and finite(value) else setting(value)
+def _shown(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of every setting."""
+    settings = flat(table, whole=lambda value: not value, numbered=True).items()
+    return [
+        (key, size(value) if key.split(".")[-1] == "memory" and finite(value) else setting(value))
+        for key, value in settings
+    ]

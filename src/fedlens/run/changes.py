@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,8 @@ from fedlens.files.line_digest import difference, read_digest
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import Config, plain
 from fedlens.settings.config_source import Source
+from fedlens.settings.keys import changing, diff, flat
 from fedlens.settings.own_files import OWN_FILES, edited_files, refuse_edited_since
-
-FREE = frozenset(
-    {
-        "name", "data.cache", "data.prefetch", "evaluation.overlap", "checkpoint.seconds", "record.images",
-        "divergence.patience", "max_skipped", "observe",
-        "record.local_models.every", "record.local_models.rounds", "record.updates.every", "record.updates.rounds",
-    }
-)  # fmt: skip
-"""Settings that change no number: `resume` accepts any value."""
 
 ENGINE: Mapping[str, Any] = {
     "threads": 1,
@@ -37,7 +30,7 @@ ENGINE: Mapping[str, Any] = {
     "group": 1,
     "gpus": 0.0,
 }
-"""Settings of an engine that results depend on, in the last bit or more, with their defaults."""
+"""Defaults of an engine's settings that results depend on, for engines that do not have them."""
 
 RESCALING = frozenset({"local", "algorithm", "client", "server", "select", "aggregate", "data", "model"})
 """Tables with settings that can change the scale of the replies."""
@@ -61,13 +54,7 @@ def defining(config: Config) -> dict[str, Any]:
     >>> found["local.lr"], found["engine.name"], found["engine.threads"], "engine.workers" in found
     (0.1, 'processes', 1, False)
     """
-    tables = plain(config)
-    engine = tables.pop("engine")
-    settings = dict(_flat(tables))
-    for key in FREE:
-        settings.pop(key, None)
-    settings["engine.name"] = engine["name"]
-    return settings | {f"engine.{key}": engine.get(key, default) for key, default in ENGINE.items()}
+    return {f"engine.{key}": default for key, default in ENGINE.items()} | changing(plain(config), "bits")
 
 
 def device_of(about: Mapping[str, Any]) -> str | None:
@@ -83,14 +70,16 @@ def changed(before: Mapping[str, Any], config: Config, source: Source) -> list[C
     A setting that the checkpoint does not have, and that `source` does not set, is new in this version of fedlens.
     """
     now = json.loads(json.dumps(defining(config)))
-    written = dict(_flat(source.values))
-    changes = []
-    for key in sorted({*before, *now}):
-        old, new = before.get(key), now.get(key)
-        added = key not in before and not any(name == key or name.startswith(f"{key}.") for name in written)
-        if not added and not _same(key, old, new):
-            changes.append({"key": key, "before": old, "after": new})
-    return changes
+    written = flat(source.values)
+
+    def added(key: str) -> bool:
+        return key not in before and not any(name == key or name.startswith(f"{key}.") for name in written)
+
+    return [
+        {"key": key, "before": old, "after": new}
+        for key, old, new in sorted(diff(before, now), key=itemgetter(0))
+        if not added(key) and not _same(key, old, new)
+    ]
 
 
 def check(
@@ -278,18 +267,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
 
 
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in table.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        elif value is not None:
-            yield name, value
-
-
 def _same(key: str, before: Any, after: Any) -> bool:
-    if before == after and isinstance(before, bool) == isinstance(after, bool):
-        return True
+    """Whether two different values of a setting give the same numbers."""
     if not (isinstance(before, str) and isinstance(after, str)):
         return False
     if key == "engine.name":

@@ -12,6 +12,7 @@ from fedlens.base.errors import ConfigError, FedlensError
 from fedlens.base.summary_text import listed
 from fedlens.files.atomic_files import read_regular
 from fedlens.report.study_results import INFO, LINES, StudyEntry, StudyInfo, StudyResults, read_lines
+from fedlens.settings.keys import diff
 from fedlens.studies.expansion import shown_value
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.reproductions import COPY
@@ -200,20 +201,12 @@ def differences(before: Values, now: Values) -> list[str]:
         for key in ("cases", "methods", "pretrained")
     }  # the settings of one that was added or removed are no change of their own
     old, new = (_described(values, tables, same_number) for values in (before, now))
-
-    def words(settings: Mapping[str, str], key: str) -> str:
-        return settings.get(key, "not set")
-
-    return [
-        f"{key}: {_short(words(new, key))} instead of {_short(words(old, key))}"
-        for key in dict.fromkeys([*old, *new])
-        if words(old, key) != words(new, key)
-    ]
+    return [f"{key}: {_short(now)} instead of {_short(was)}" for key, was, now in diff(old, new)]
 
 
-def _short(words: str) -> str:
-    values = words.split(", ")
-    return words if len(values) <= _MOST else f"{len(values)} values"
+def _short(words: str | None) -> str:
+    values = [] if words is None else words.split(", ")
+    return "not set" if words is None else words if len(values) <= _MOST else f"{len(values)} values"
 
 
 def _described(values: Values, tables: Mapping[str, Set[str]], name_seeds: bool) -> dict[str, str]:

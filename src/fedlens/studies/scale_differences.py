@@ -13,6 +13,7 @@ from fedlens.report.format import many, setting
 from fedlens.report.study_captions import shown
 from fedlens.report.study_results import EFFECTIVE
 from fedlens.settings.config import plain
+from fedlens.settings.keys import changes, diff, flat
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Method
 from fedlens.studies.pretrained import PREFIX
@@ -20,7 +21,6 @@ from fedlens.studies.reproductions import FOLDER
 from fedlens.studies.run_settings import PlacedSetting
 
 NAMES = "names.toml"
-_HIDDEN = ("name", "seed", "evaluation.", "record.", "engine.")  # they change no training
 _COMPONENTS = ("algorithm", "aggregate", "data.dataset", "data.partition", "model", "select", "task")
 _LISTED, _NAMED = 6, 12
 _WORDS = {
@@ -91,10 +91,8 @@ class BothScales:
     @cached_property
     def changed(self) -> list[str]:
         """The settings that differ."""
-        pairs = {
-            key: (self.ours.get(key, []), self.theirs.get(key, [])) for key in {**self.theirs, **self.ours}
-        }
-        return [key for key, (one, other) in pairs.items() if {*map(repr, one)} != {*map(repr, other)}]
+        both = ({key: {*map(repr, each[key])} for key in each} for each in (self.theirs, self.ours))
+        return [key for key, _, _ in diff(*both)]
 
     def shown(self, key: str) -> tuple[list[str], list[str]]:
         """The different values here and there, as tables and captions show them."""
@@ -117,7 +115,7 @@ def both_scales(
     parts = [(here, ours or here.methods), (paper, theirs or paper.methods)]
     runs = [_runs(*part) for part in parts]
     given = dict.fromkeys(key for each in reversed(runs) for run in each for key in run)
-    keys = [key for key in given if not key.startswith(_HIDDEN)]
+    keys = [key for key in given if changes(key, "readers")]
     values = [
         {key: _values(each, key, cells, methods[0]) for key in keys}
         for each, (cells, methods) in zip(runs, parts, strict=True)
@@ -148,20 +146,13 @@ def _all_settings(cells: StudyCells, method: Method) -> dict[str, Any]:
     return dotted(plain(cells.made(method, cells.cases[0], cells.points(method)[0], "final").config))
 
 
-def dotted(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def dotted(table: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted key; a component that is only named has the key of its name.
 
     >>> dotted({"model": "mlp", "data": {"dataset": {"name": "digits"}}})
     {'model.name': 'mlp', 'data.dataset.name': 'digits'}
     """
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        path = f"{before}{key}"
-        if isinstance(value, Mapping):
-            values |= dotted(value, f"{path}.")
-        else:
-            values[f"{path}.name" if path in _COMPONENTS else path] = value
-    return values
+    return {f"{key}.name" if key in _COMPONENTS else key: value for key, value in flat(table).items()}
 
 
 @cache
@@ -239,7 +230,7 @@ def _pretraining(here: StudyCells, paper: StudyCells, labels: Mapping[str, str])
         for cells, each in ((here, table), (paper, theirs[name])):
             placed = [PlacedSetting(key, value, "") for key, value in each.set.items()]
             given = dotted(cells.reader.given(each.base, "", placed))
-            values.append({key: [value] for key, value in given.items() if not key.startswith(_HIDDEN)})
+            values.append({key: [value] for key, value in given.items() if changes(key, "readers")})
         both = BothScales(here, paper, *values)
         rows += [both.row(key, labels, f"{label}: ") for key in both.changed]
     return rows

@@ -14,6 +14,7 @@ from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.format import SPLITS
 from fedlens.settings.config_errors import explained, refuse_loose
 from fedlens.settings.config_source import read_toml
+from fedlens.settings.keys import flat
 from fedlens.studies.grid_settings import (
     Draws,
     FrozenTable,
@@ -31,29 +32,21 @@ _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of ru
 _MERGED = ("set", "grid", "random", "cases", "methods", "pretrained", "tune", "stop", "labels")
 
 
-def flat(table: Any, ranges: bool = False) -> Any:
+def given_settings(table: Any, ranges: bool = False) -> Any:
     """Returns settings by dotted key. A table with a name is a component and stays one value.
 
     Args:
         ranges: whether the innermost tables are values too, as in [random].
 
-    >>> flat({"local": {"lr": 0.1}, "data.partition": {"name": "iid", "clients": 4}})
+    >>> given_settings({"local": {"lr": 0.1}, "data.partition": {"name": "iid", "clients": 4}})
     {'local.lr': 0.1, 'data.partition': {'name': 'iid', 'clients': 4}}
     """
-    if not isinstance(table, Mapping):
-        return table
-    settings: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping) and "name" not in value and not (ranges and _is_range(value)):
-            inner = flat(value, ranges)
-            settings |= {f"{key}.{below}": item for below, item in inner.items()} if inner else {key: {}}
-        else:
-            settings[str(key)] = value
-    return settings
 
+    def whole(value: Mapping[str, Any]) -> bool:
+        innermost = not any(isinstance(item, Mapping) for item in value.values())
+        return not value or "name" in value or (ranges and innermost)
 
-def _is_range(value: Mapping[str, Any]) -> bool:
-    return not any(isinstance(item, Mapping) for item in value.values())
+    return flat(table, whole) if isinstance(table, Mapping) else table
 
 
 def _named(value: Any) -> Any:
@@ -335,7 +328,7 @@ def read_study(
     if path is not None:
         values = {"name": path.stem, **values}
     if changes:
-        values = merged(values, {"set": flat(changes)})
+        values = merged(values, {"set": given_settings(changes)})
     if seeds is not None:
         values = {**values, "seeds": list(seeds)}
     settings = _validated(values, places)
@@ -441,7 +434,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 def _flattened(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a study, with dotted keys for the settings of runs, in scales too."""
     result = {
-        key: flat(value, key == "random") if key in _OF_SETTINGS else value for key, value in values.items()
+        key: given_settings(value, key == "random") if key in _OF_SETTINGS else value
+        for key, value in values.items()
     }
     for tables in ("cases", "methods", "pretrained", "scales"):
         named = result.get(tables)
@@ -452,7 +446,7 @@ def _flattened(values: Mapping[str, Any]) -> dict[str, Any]:
             }
     points = result.get("points")
     if isinstance(points, list | tuple):
-        result["points"] = [flat(point) for point in points]
+        result["points"] = [given_settings(point) for point in points]
     return result
 
 

@@ -16,6 +16,7 @@ from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
 from fedlens.settings.config import plain
+from fedlens.settings.keys import changing, diff
 from fedlens.studies.caveats import caveats
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import check_claims, stated_document
@@ -41,7 +42,6 @@ from fedlens.studies.tuning import (
 )
 
 Values = Mapping[str, Any]
-_FREE_DATA = frozenset({"cache", "prefetch"})  # settings of [data] that change no example
 
 
 @dataclass(frozen=True)
@@ -330,9 +330,8 @@ def _refuse_other_data(cells: StudyCells, source: StudySource) -> None:
                 seen = _data_of(cells.made(method, case, point, "final"))
                 if first is None:
                     first = (method, seen)
-                key = next((k for k in [*first[1], *seen] if first[1].get(k) != seen.get(k)), None)
-                if key is not None:
-                    one, other = shown_value(first[1].get(key)), shown_value(seen.get(key))
+                for key, *both in diff(first[1], seen):
+                    one, other = map(shown_value, both)
                     setting = next((s for s in method.settings if _part_of(key, s.key)), None)
                     place = method.base[1] if method.base else source.places.locate("methods", method.table)
                     names = f"'{first[0].name}' and '{method.name}'"
@@ -374,15 +373,7 @@ def _part_of(key: str, table: str) -> bool:
 
 def _data_of(made: RunSettings) -> dict[str, Any]:
     tables = plain(made.config)
-    data = {key: value for key, value in tables["data"].items() if key not in _FREE_DATA}
-    flat: dict[str, Any] = {}
-    for name, table in {"data": data, "seeds": tables["seeds"]}.items():
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                flat |= {f"{name}.{key}.{below}": item for below, item in value.items()}
-            else:
-                flat[f"{name}.{key}"] = value
-    return flat
+    return changing({key: tables[key] for key in ("data", "seeds")}, "bits")
 
 
 def _refuse_outputs(plan: StudyPlan) -> None:
