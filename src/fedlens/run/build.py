@@ -458,8 +458,13 @@ def _fitting(
 
 
 def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | None) -> float:
-    """About how many images a run trains on, counting each use of an image."""
-    sizes = federation.sizes[federation.eligible]
+    """About how many images a run trains on, counting each use of an image.
+
+    Without a cohort, one client has the pooled data.
+    """
+    sizes = (
+        federation.sizes[federation.eligible] if cohort is not None else federation.sizes.sum(keepdims=True)
+    )
     mean = float(sizes.mean()) if len(sizes) else 0.0
     local = config.local
     per_client = local.work * (local.examples or mean)

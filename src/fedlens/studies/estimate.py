@@ -19,10 +19,14 @@ from fedlens.studies.jobs import cores_of, default_jobs
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.pretrained import settings_without_start
 from fedlens.studies.pretrained_cache import cached_folder
-from fedlens.studies.run_cost import PATIENCE, RunCost, RunCosts
+from fedlens.studies.run_cost import RunCost, RunCosts
 from fedlens.studies.study_file import StopSettings
 from fedlens.studies.study_plan import StudyPlan
 from fedlens.studies.tuning import chosen_point, tuning_runs
+
+BASIS = (
+    "The time is that of these images at the speed of timed steps, and of evaluations at that of a timed one."
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class StudyEstimate:
         disk: bytes of the future run directories. `free`: free bytes on the disk.
         memory: bytes of the largest run.
         jobs: runs at once.
-        unknown: number of runs whose time could not be measured, because short runs of them fail.
+        unknown: number of runs whose time could not be measured, because their steps fail.
         pretraining: "runs" and "left", the number of pre-trainings and of those that are neither done nor in the
             cache; "images" and "core_hours" of the latter. The other numbers, but for `disk` and `memory`, leave them
             out.
@@ -66,18 +70,18 @@ def estimate(
     jobs: int | None = None,
     data_dir: Path | None = None,
     download: bool = False,
-    patience: float = PATIENCE,
+    timed: bool = True,
 ) -> StudyEstimate:
     """Estimates the cost of the runs of a study that are not in `folder` yet.
 
-    Trains a few steps of each distinct combination of data, model, algorithm and engine, in this process, and
-    evaluates a few hundred images; sizes follow from the partitions. Successive halving counts with the rounds that
+    Times a step of each distinct combination of data, model, algorithm and engine, in memory, and the evaluation of a
+    few hundred images; images and sizes follow from the partitions. Successive halving counts with the rounds that
     it leaves; the runs after tuning count with the first point of each method. The estimate ignores what parallel
     runs take from each other, such as memory bandwidth.
 
     Args:
         jobs: runs at once; None for as many as cores and memory allow.
-        patience: seconds of measuring, after which further combinations count with the speed of a similar one.
+        timed: whether steps are timed. If not, hours are None and the disk space is 0.
 
     Raises `FedlensError` if the data of the first run cannot be read.
 
@@ -87,7 +91,7 @@ def estimate(
     ({'final': 2}, 2, 5440)
     """
     lines = {line.digest: line for line in read_lines(folder / LINES)}
-    costs = RunCosts(Session(), data_dir, download, patience)
+    costs = RunCosts(Session(), data_dir, download, timed)
     numbers: dict[str, int] = {}
     run_costs: list[RunCost] = []
     cores, left = 1, list[PlannedRun]()
@@ -134,7 +138,7 @@ def estimate(
             else sum(cost.seconds or 0.0 for cost in before) / 3600,
         },
     }
-    return StudyEstimate(**made, sentences=_sentences(made, costs))
+    return StudyEstimate(**made, sentences=_sentences(made))
 
 
 def _pretraining(plan: StudyPlan, lines: Mapping[str, RunLine], costs: RunCosts) -> list[RunCost]:
@@ -203,7 +207,7 @@ def _existing(folder: Path) -> Path:
     return path
 
 
-def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
+def _sentences(made: dict[str, Any]) -> list[str]:
     total, left, jobs = sum(made["runs"].values()), made["left"], made["jobs"]
     runs = runs_sentence(made["runs"])
     if left < total:
@@ -213,21 +217,17 @@ def _sentences(made: dict[str, Any], costs: RunCosts) -> list[str]:
         return sentences
     images = f"{'They train' if left > 1 else 'It trains'} on {count(made['images'])} images"
     if made["hours"] is None:
-        sentences.append(f"{images}; the time could not be measured: short runs of the study fail.")
+        sentences.append(f"{images}; the time could not be measured: no step of the study could be timed.")
     else:
         clock, alone = duration(3600 * made["hours"]), duration(3600 * made["core_hours"])
         at_once = (
             f"with {jobs} runs at once, {alone} one after the other" if jobs > 1 else "one after the other"
         )
         sentences.append(f"{images}, in about {clock} {at_once}.")
+        sentences.append(BASIS)
         if made["unknown"]:
             sentences.append(
                 f"{many(made['unknown'], 'run')} could not be measured and are not in this time."
-            )
-        if costs.skipped:
-            sentences.append(
-                f"After {duration(costs.measured)} of measuring, {many(costs.skipped, 'run')} counted with the "
-                "speed of a similar one."
             )
     sentences += _pretraining_sentences(made["pretraining"])
     sentences.append(f"The run directories take about {size(made['disk'])}; {size(made['free'])} are free.")

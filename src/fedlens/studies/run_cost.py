@@ -1,70 +1,66 @@
-"""Estimates the cost of a run: time by a short measurement, disk space and memory."""
+"""Estimates the cost of a run: time by timed steps of the built model, disk space and memory."""
 
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from fedlens.api import Experiment
-from fedlens.base.errors import FedlensError
+from fedlens.base.errors import FedlensError, RunFailed
+from fedlens.core.driver import Driver, Tally
+from fedlens.core.protocol import State
 from fedlens.core.schema import nbytes
-from fedlens.data.dataset import Dataset
-from fedlens.data.decode_cache import Say
+from fedlens.core.states import ClientStates
 from fedlens.observers.held_out_predictions import MOST
-from fedlens.run import checkpoint
 from fedlens.run.build import Built, build, data_directory, images_of_the_run
-from fedlens.run.run_state import RunState
-from fedlens.run.rundir import RunDir
-from fedlens.run.session import Session, SharedDataset
+from fedlens.run.round_context import new_state, round_context
+from fedlens.run.run_state import placed
+from fedlens.run.session import Session
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.memory_check import memory_of_training
 from fedlens.settings.plan import plan
-from fedlens.settings.resolve import Resolved
 from fedlens.studies.gpu_runs import GpuMemory
+from fedlens.tasks.central_evaluation import central, stretch_of
 
-PATIENCE = 20.0  # seconds of measuring; later models then count with a speed measured before
-_STEPS, _CLIENTS, _TESTED = (1, 16), 4, (512, 128)  # of a round of the two short runs that are compared
-_SLOW = 2.0  # seconds of a first round after which there is no second run
-_PREDICTION = 40  # bytes of an image in held_out.npz, as it is compressed
+_CLIENTS = 4  # of a timed round
+_ENOUGH = 0.5  # approximate seconds of the steps of a timed round, and of a timed evaluation
+_MANY = 500  # the most steps of a timed round
+_SLOW = 2.0  # seconds of a round of one step after which no further round is timed
+EVALUATION = 3  # a training step takes about as long as the evaluation of three times its images
 _CHECKPOINTS = 3  # that a run keeps at most: the last two, and that of the best round
+# Bytes of a run directory, measured: of the files of settings and results; of an image in partition.npz; of an image
+# in evaluation.npz and held_out.npz, as they are compressed; of a line of metrics.jsonl; of a line of clients.jsonl.
+_FILES, _PARTITIONED, _PREDICTION, _ROUND, _CLIENT = 12_000, 11, 40, 450, 280
+_MANIFEST = 6_000  # of a checkpoint
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of the parts of a run, and the bytes of its files.
+    """Seconds of the parts of a run, and bytes of what the algorithm keeps.
 
     Attributes:
-        start: before the first round and after the last.
+        start: of the first round beside its training, such as the start of workers.
         visit: of a client besides its steps.
         step: of a batch.
-        evaluation, image: of an evaluation, and of each image in it.
-        files: bytes of what is written once.
-        checkpoint: bytes of a checkpoint without the states of clients.
+        image: of an image that is evaluated.
+        server: bytes of the server's state.
         state: bytes of the state that the algorithm keeps of a client.
-        round, client: bytes of the lines of a round, and of a client in a round.
     """
 
     start: float
     visit: float
     step: float
-    evaluation: float
     image: float
-    files: int
-    checkpoint: int
+    server: int
     state: int
-    round: int
-    client: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class RunCost:
 
     Attributes:
         images: trained on, counting each use; evaluated images aside.
-        seconds: on an otherwise idle processor; None if it could not be measured.
+        seconds: None if it could not be measured, or was not asked for.
         disk: bytes of its directory.
         memory: bytes of a process that carries it out.
         gpu: what it takes of a GPU; None on the processor.
@@ -105,20 +101,22 @@ class _Shape:
         return self._at_server + self._at_clients
 
     @property
-    def predictions(self) -> int:
-        """Bytes of the predictions of the clients' held-out images, which a run keeps when it ends."""
-        kept = min(self._at_clients, MOST) if self.built.task.has_confidences else 0
-        return kept * _PREDICTION
+    def predicted(self) -> int:
+        """The held-out images of clients whose predictions a run keeps when it ends."""
+        return min(self._at_clients, MOST) if self.built.task.has_confidences else 0
+
+    def files(self, evaluations: int, rounds: int) -> int:
+        """Bytes of the run directory without checkpoints: model files, lines, predictions and settings."""
+        built, config = self.built, self.built.config
+        measured = 0 if config.evaluation.clients == "none" else built.federation.clients * evaluations
+        rows = measured * bool(self._at_clients) + rounds * self.visits * config.record.clients
+        images = self.predicted * _PREDICTION + int(built.federation.sizes.sum()) * _PARTITIONED
+        return 2 * 4 * built.parameters + _FILES + images + rows * _CLIENT + (1 + rounds) * _ROUND
 
     @property
     def _at_clients(self) -> int:
         sizes = self.built.client_data.held_out_sizes()
         return 0 if sizes is None or self.built.config.evaluation.clients == "none" else int(sizes.sum())
-
-    def evaluated_of(self, tested: int) -> int:
-        """Images of one evaluation without those at clients, with at most `tested` test images."""
-        left_out = max(0, self.built.federation.held.get("@test", 0) - tested)
-        return self._at_server - (1 + self._tested_peers) * left_out
 
     @property
     def _tested_peers(self) -> int:
@@ -137,8 +135,8 @@ class RunCosts:
     """Estimates the cost of runs; what alike runs share is measured once.
 
     Two runs have the same speed if data, model, algorithm, engine and batches are the same. They have the same sizes if
-    the partition is also the same, except for the seed. The speed is measured by two runs of two rounds on at most 512
-    test images: one with a single step, one with some more steps of at most four clients if the algorithm allows that.
+    the partition is also the same, except for the seed. The speed is that of two rounds in memory, of one step and of
+    some more, at no more than four clients where the algorithm allows that, and of a forward pass over test images.
 
     >>> settings = {"rounds": 10, "model": "linear", "local": {"lr": 0.1, "epochs": 2}, "seed": 0,
     ...             "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}}
@@ -148,22 +146,15 @@ class RunCosts:
     """
 
     def __init__(
-        self,
-        session: Session,
-        data_dir: Path | None = None,
-        download: bool = False,
-        patience: float = PATIENCE,
+        self, session: Session, data_dir: Path | None = None, download: bool = False, timed: bool = True
     ) -> None:
-        self._session, self._data_dir, self._download = session, data_dir, download
-        self._patience, self._spent = patience, 0.0
+        """Args:
+        timed: whether steps are timed; if not, costs are without seconds and disk space.
+        """
+        self._session, self._data_dir, self._download = session, data_directory(data_dir), download
+        self._timed = timed
         self._shapes: dict[str, _Shape] = {}
         self._speeds: dict[str, Speed | None] = {}
-        self.skipped = 0  # kinds of runs whose speed was not measured for lack of time
-
-    @property
-    def measured(self) -> float:
-        """Seconds that the measurement has taken."""
-        return self._spent
 
     def of(self, settings: Mapping[str, Any], rounds: int | None = None) -> RunCost:
         """The cost of the run with these settings up to a round, by default all.
@@ -171,31 +162,30 @@ class RunCosts:
         Raises `FedlensError` if the settings or the data are wrong.
         """
         config = read_config(dict(settings))
-        shape, speed = self._shape(settings, config), self._speed(settings, config)
+        shape = self._shape(settings, config)
+        built, local = shape.built, config.local
         done = config.rounds if rounds is None else min(rounds, config.rounds)
-        images = images_of_the_run(
-            config.model_copy(update={"rounds": done}), shape.built.federation, shape.built.clients_per_round
-        )
-        if shape.built.clients_per_round is None:  # one client with all data
-            images = _pooled(shape.built, config, done)
-        visits = done * shape.visits
-        evaluations = 1 + done // config.evaluation.every
+        shortened = config.model_copy(update={"rounds": done})
+        images = images_of_the_run(shortened, built.federation, built.clients_per_round)
+        speed = self._speed(settings, config, built) if self._timed else None
         if speed is None:
             return RunCost(images, None, 0, shape.memory, shape.gpu)
-        batch = config.local.batch(max(1, round(images / max(1, visits))))
-        per_visit = images / max(1, visits)
-        steps = visits * ceil(per_visit / batch) if per_visit else 0
-        if config.local.epochs and config.local.epochs > 1:  # each epoch ends with a batch of what is left
-            steps = visits * config.local.epochs * ceil(per_visit / config.local.epochs / batch)
-        evaluating = evaluations * (speed.evaluation + shape.evaluated * speed.image)
-        seconds = speed.start + visits * speed.visit + steps * speed.step + evaluating
-        lines = speed.round * (1 + done) + speed.client * visits
-        states = speed.state * min(visits, shape.built.federation.clients)
-        kept = min(states, shape.built.engine.state_memory * 2**20)  # others are in files, once
+        visits, evaluations = done * shape.visits, 1 + done // config.evaluation.every
+        each = images / max(1, visits)  # of a visit
+        steps = visits * local.steps_at(max(1, round(each / (1 if local.steps else local.work))))
+        seconds = speed.start + visits * speed.visit + steps * speed.step
+        seconds += evaluations * shape.evaluated * speed.image
+        states = speed.state * min(visits, built.federation.clients)
+        kept = min(states, built.engine.state_memory * 2**20)  # others are in files, once
         disk = (
-            speed.files + shape.predictions + lines + _CHECKPOINTS * (speed.checkpoint + kept) + states - kept
+            shape.files(evaluations, done) + _CHECKPOINTS * (speed.server + kept + _MANIFEST) + states - kept
         )
         return RunCost(images, seconds, disk, shape.memory + kept, shape.gpu)
+
+    def _built(self, settings: Mapping[str, Any]) -> Built:
+        source = Source(dict(settings))
+        planned = plan(read_config(source.values, source.locate), source)
+        return build(planned, self._data_dir, self._download, session=self._session)
 
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
         data = config.data.model_dump(mode="json", exclude={"cache", "prefetch"}, fallback=repr)
@@ -204,135 +194,118 @@ class RunCosts:
         clients = [config.evaluation.train, config.evaluation.clients, config.evaluation.test_peers]
         key = _key([data, components, clients, config.engine.get("device")])
         if key not in self._shapes:
-            source = Source(dict(settings))
-            planned = plan(read_config(source.values, source.locate), source)
-            built = build(planned, data_directory(self._data_dir), self._download, session=self._session)
+            built = self._built(settings)
             built.engine.close()
             device = built.engine.applied(built.program).device
             gpu = None if device == "cpu" else GpuMemory(_training_of(built, device), _data_of(built))
             self._shapes[key] = _Shape(built, _data_of(built) + _training_of(built), gpu)
         return self._shapes[key]
 
-    def _speed(self, settings: Mapping[str, Any], config: Config) -> Speed | None:
+    def _speed(self, settings: Mapping[str, Any], config: Config, built: Built) -> Speed | None:
         local = config.local.model_dump(include={"batch_size", "optimizer", "examples", "clip_norm"})
         alike = [config.data.dataset, config.data.augment, config.model, config.task, config.engine]
-        loose = _key([*alike, local["batch_size"]])
         key = _key(
-            [loose, config.algorithm.get("name"), config.client, config.server, config.aggregate, local]
+            [*alike, config.algorithm.get("name"), config.client, config.server, config.aggregate, local]
         )
         if key not in self._speeds:
-            others = [speed for name, speed in self._speeds.items() if name.startswith(loose) and speed]
-            if self._spent > self._patience and (others or any(self._speeds.values())):
-                self.skipped += 1
-                speeds = others or [speed for speed in self._speeds.values() if speed]
-                return speeds[0]
-            began = time.perf_counter()
-            self._speeds[key] = self._measure(settings)
-            self._spent += time.perf_counter() - began
+            self._speeds[key] = self._measure(settings, built)
         return self._speeds[key]
 
-    def _measure(self, settings: Mapping[str, Any]) -> Speed | None:
-        """The speed by short runs; None if they fail, as the run itself will."""
+    def _measure(self, settings: Mapping[str, Any], built: Built) -> Speed | None:
+        """The speed by rounds of few steps; None if they fail, as the run itself will.
+
+        An algorithm that refuses few clients is timed with all of them, and one that refuses few steps with all.
+        """
+        engine = {
+            **settings.get("engine", {}),
+            **built.config.engine,
+        }  # what the engine chose is not chosen again
+
+        def timed(steps: int, clients: int | None) -> _Timed:
+            few = {**_shortened(settings, steps, clients), "engine": engine} if steps else {"engine": engine}
+            return _Timed.of(self._built({**settings, **few}))
+
         for clients in (_CLIENTS, None):
             with suppress(FedlensError):
-                return self._compare(settings, clients)
+                one = timed(1, clients)
+                more = min(_MANY, max(2, int(_ENOUGH / one.seconds)))
+                return _speed_of(one, None if one.seconds > _SLOW else timed(more, clients), built)
         with suppress(FedlensError):
-            return _speed_of(self._short(settings, {}, _TESTED[0], until=1), None)
+            return _speed_of(timed(0, None), None, built)
         return None
-
-    def _compare(self, settings: Mapping[str, Any], clients: int | None) -> Speed:
-        """The speed by two short runs. Raises `FedlensError` if these settings cannot be shortened so."""
-        few = self._short(settings, _shortened(settings, _STEPS[0], clients), _TESTED[0])
-        if few.training > _SLOW:
-            return _speed_of(few, None)
-        steps = max(_STEPS[1] // few.visits, 4)
-        return _speed_of(few, self._short(settings, _shortened(settings, steps, clients), _TESTED[1]))
-
-    def _short(
-        self, settings: Mapping[str, Any], changes: Mapping[str, Any], tested: int, until: int | None = None
-    ) -> _Timed:
-        with tempfile.TemporaryDirectory(prefix="fedlens-estimate-") as folder:
-            out = Path(folder) / "run"
-            experiment = Experiment(**{**settings, **changes})
-            began = time.perf_counter()
-            experiment.run(
-                out,
-                data_dir=self._data_dir,
-                download=self._download,
-                report=False,
-                session=_ShortTests(self._session, tested),
-                until=until,
-            )
-            clock = time.perf_counter() - began
-            torch.cuda.empty_cache()  # for the study's workers; does nothing where no GPU is in use
-            evaluated = self._shape(settings, read_config(dict(settings))).evaluated_of(tested)
-            return _Timed.of(RunDir(out), experiment.config, clock, evaluated)
 
 
 @dataclass(frozen=True)
 class _Timed:
-    """A short run: seconds of its parts, and bytes of its files."""
+    """A round in memory: its seconds, those that the first round took longer, and what it trained and keeps."""
 
-    steps: int
+    seconds: float
+    start: float
     visits: int
-    training: float
-    evaluating: float
-    tested: int
-    around: float  # seconds besides training and evaluation
-    files: int
-    checkpoint: int
+    steps: float  # of a visit
+    image: float | None
+    server: int
     state: int
-    round: int
-    client: int
 
     @classmethod
-    def of(cls, run: RunDir, config: Config, clock: float, tested: int) -> _Timed:
-        first, second, *_ = run.read_metrics()
-        last = run.read_metrics()[-1]
-        evaluating = max(0.0, second["elapsed"] - first["elapsed"] - second["seconds"])
-        trained = last["seconds"] if last["round"] > 1 else second["seconds"]
-        rounds, visits = 1 + last["round"], max(1, last["clients"])
-        training = sum(line["seconds"] for line in run.read_metrics())
-        around = max(0.0, clock - training - rounds * evaluating)
-        sizes = {
-            path.relative_to(run.path).as_posix(): path.stat().st_size
-            for path in run.path.rglob("*")
-            if path.is_file()
-        }
-        lines = sizes.pop("metrics.jsonl", 0) // rounds, sizes.pop("clients.jsonl", 0) // (rounds * visits)
-        latest = f"checkpoint/round-{last['round']:06d}/"
-        state, states = _states(run)
-        saved = sum(size for name, size in sizes.items() if name.startswith(latest)) - states
-        once = sum(size for name, size in sizes.items() if not name.startswith(("checkpoint/", "states/")))
-        steps = max(1, last["batches_max"])
-        return cls(steps, visits, trained, evaluating, tested, around, once, saved, state, *lines)
+    def of(cls, built: Built) -> _Timed:
+        """The second round, or the first one if that is slow. Raises `FedlensError` if the round fails."""
+        states, seconds = ClientStates(), list[float]()
+        driver = Driver(built.engine, states)
+        try:
+            built.engine.open(built.program, states)
+            state = placed(built, built.algorithm.init(built.model, built.federation))
+            for round in (1, 2):
+                driver.tally = Tally()
+                began = time.perf_counter()
+                state = new_state(
+                    built, driver, built.algorithm.round(state, round_context(built, round)), state, round
+                )
+                seconds.append(time.perf_counter() - began)
+                if seconds[0] > 2 * _SLOW:
+                    break
+            tally, driver.tally = driver.tally, Tally()
+            if tally.failed_round:
+                raise RunFailed("no client could be timed")
+            image = _evaluated(built, driver, state)
+        finally:
+            built.engine.close()
+            torch.cuda.empty_cache()  # for the study's workers; does nothing where no GPU is in use
+        visits = max(1, tally.clients)
+        steps = max(1.0, sum(tally.batches.values()) / visits)
+        kept = max((nbytes(states.get(client)) for client in tally.replied), default=0)
+        return cls(seconds[-1], seconds[0] - seconds[-1], visits, steps, image, nbytes(state), kept)
 
 
-def _states(run: RunDir) -> tuple[int, int]:
-    """Bytes of the state of a client, and of all states in the last checkpoint."""
-    loaded = checkpoint.load_latest(run.checkpoint_path)
-    if loaded is None:
-        return 0, 0
-    states = RunState.of(loaded.payload).clients.saved().states
-    total = sum(nbytes(state) for state in states.values())
-    return total // max(1, len(states)), total
+def _speed_of(one: _Timed, many: _Timed | None, built: Built) -> Speed:
+    """The speed from one timed round, or from two of different length."""
+    visit, step = 0.0, one.seconds / one.visits / one.steps
+    if many is not None and many.steps > one.steps:
+        each, all_steps = one.seconds / one.visits, many.seconds / many.visits
+        step = min(max((all_steps - each) / (many.steps - one.steps), 0.0), all_steps / many.steps)
+        step = step or all_steps / many.steps  # a machine that slowed down in between
+        visit = max(0.0, all_steps - many.steps * step)
+    batch = built.config.local.batch(max(1, round(float(built.federation.sizes.mean()))))
+    image = (many or one).image
+    image = step / batch / EVALUATION if image is None else image
+    return Speed(max(0.0, one.start), visit, step, image, one.server, one.state)
 
 
-def _speed_of(few: _Timed, many: _Timed | None) -> Speed:
-    """The speed from one short run, or from two of different length."""
-    files = (few.files, few.checkpoint, few.state, few.round, few.client)
-    per_visit, image = few.training / few.visits, few.evaluating / few.tested
-    if many is None:
-        return Speed(few.around, 0.0, per_visit / few.steps, 0.0, image, *files)
-    step = per_visit / few.steps
-    if many.steps > few.steps:
-        step = min(step, max(0.0, (many.training / many.visits - per_visit) / (many.steps - few.steps)))
-        step = step or many.training / many.visits / many.steps
-    visit = max(0.0, many.training / many.visits - many.steps * step)
-    if few.evaluating > many.evaluating and few.tested > many.tested:
-        image = min(image, (few.evaluating - many.evaluating) / (few.tested - many.tested))
-    evaluation = max(0.0, few.evaluating - few.tested * image)
-    return Speed(min(few.around, many.around), visit, step, evaluation, image, *files)
+def _evaluated(built: Built, driver: Driver, state: State) -> float | None:
+    """Seconds of a test image in the evaluation of the model; None if the algorithm has another evaluation."""
+    seconds, images = 0.0, 1
+    held, most = built.federation.held.get("@test", 0), stretch_of(prod(built.federation.input_shape))
+    try:
+        spec, model = built.algorithm.model(state)
+        for tried in (1, 8, most):  # the first one also loads what an evaluation needs
+            images = max(1, min(tried, held, round(images * _ENOUGH / seconds) if seconds else 1))
+            few = replace(built.federation, held={"@test": images})
+            began = time.perf_counter()
+            driver.drive(central(model, few, built.task, ["@test"], varying=spec.varying), 1)
+            seconds = time.perf_counter() - began
+    except Exception:  # of any kind: the operation may be missing, or the user's own
+        return None
+    return seconds / images
 
 
 def _data_of(built: Built) -> int:
@@ -350,14 +323,12 @@ def _training_of(built: Built, device: str = "cpu") -> int:
 
 
 def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> dict[str, Any]:
-    """The settings of a short run: two rounds, `steps` local steps, and at most `clients` clients a round."""
+    """The settings of timed rounds: `steps` local steps, and at most `clients` clients a round."""
     work = ("epochs", "steps", "examples", "stragglers", "straggler_work", "lr_warmup")
     local = {key: value for key, value in settings["local"].items() if key not in work}
     changes: dict[str, Any] = {
         "rounds": 2,
         "local": {**local, "steps": steps},
-        "evaluation": {**settings.get("evaluation", {}), "every": 1, "clients": "none", "overlap": False},
-        "checkpoint": {"seconds": 3600.0},
     }
     select = settings.get("select")
     table = {"name": select} if isinstance(select, str) else dict(select or {})
@@ -368,50 +339,8 @@ def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> 
     return changes
 
 
-def _pooled(built: Built, config: Config, rounds: int) -> float:
-    """The images that a run on the pooled data trains on."""
-    total = int(built.federation.sizes.sum())
-    if config.local.steps:
-        return float(rounds * config.local.steps * config.local.batch(total))
-    return float(rounds * (config.local.epochs or 1) * (config.local.examples or total))
-
-
-class _ShortTests(Session):
-    """A session with the data of another one, but few test images."""
-
-    def __init__(self, whole: Session, tested: int) -> None:
-        super().__init__(whole.memory)
-        self._whole, self._tested = whole, tested
-
-    def dataset(self, chosen: Resolved, root: Path, download: bool, seed: int) -> SharedDataset:
-        """The dataset of the other session."""
-        whole = self._whole.dataset(chosen, root, download, seed)
-        return _ShortTest(whole.dataset, chosen, {}, "not computed", whole=whole, tested=self._tested)
-
-    def machine(self) -> dict[str, Any]:
-        """The machine of the other session."""
-        return self._whole.machine()
-
-
-@dataclass
-class _ShortTest(SharedDataset):
-    """A dataset of which only the first test examples are used."""
-
-    whole: SharedDataset | None = None
-    tested: int = 0
-
-    def loaded(self, cache: int, say: Say) -> Dataset:
-        """The dataset with few test examples."""
-        assert self.whole is not None
-        dataset = self.whole.loaded(cache, say)
-        if len(dataset.test) <= self.tested:
-            return dataset
-        rows = np.linspace(0, len(dataset.test) - 1, self.tested).astype(np.int64)
-        return replace(dataset, test=dataset.test.take(rows))
-
-
 def _key(parts: Sequence[Any]) -> str:
     return json.dumps(parts, sort_keys=True, default=repr)
 
 
-__all__ = ["PATIENCE", "RunCost", "RunCosts", "Speed"]
+__all__ = ["RunCost", "RunCosts", "Speed"]

@@ -24,7 +24,6 @@ from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import SilentStudy, StudyProgress
 from fedlens.studies.reproductions import COPY, study_command
-from fedlens.studies.run_cost import PATIENCE
 from fedlens.studies.run_settings import worker_name
 from fedlens.studies.store import StudyStore
 from fedlens.studies.study_data import make_data
@@ -202,7 +201,7 @@ class Study:
         folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
         plan, store = self.plan().with_command(self._command(folder, data_dir)), StudyStore(folder)
         if address is None and (jobs is None or download):  # workers need not download the same files at once
-            estimated = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, patience=0.0)
+            estimated = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, timed=False)
             jobs = estimated.jobs if jobs is None else jobs
         stop = self._source.settings.stop
         options = RunOptions(
@@ -233,15 +232,15 @@ class Study:
         jobs: int | None = None,
         data_dir: Path | str | None = None,
         download: bool = False,
-        patience: float = PATIENCE,
+        timed: bool = True,
     ) -> StudyEstimate:
-        """Estimates what is left of the study in `out`: runs, images, hours, disk and memory, by a short measurement.
+        """Estimates what is left of the study in `out`: runs, images, hours, disk and memory, by timed steps.
 
         See `fedlens.studies.estimate.estimate`.
         """
         folder = Path(out or self.folder).expanduser()
         root = None if data_dir is None else Path(data_dir)
-        return estimate(self.plan(), folder, jobs=jobs, data_dir=root, download=download, patience=patience)
+        return estimate(self.plan(), folder, jobs=jobs, data_dir=root, download=download, timed=timed)
 
     def _command(self, folder: Path, data_dir: Path | str | None) -> str:
         """The command that makes the results in `folder` again."""

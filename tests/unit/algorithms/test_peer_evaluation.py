@@ -177,4 +177,3 @@ def test_the_price_counts_each_tested_model() -> None:
     ]
     one = shapes[0].evaluated
     assert [shape.evaluated for shape in shapes] == [one, 4 * one, 5 * one]
-    assert [shape.evaluated_of(10) for shape in shapes] == [10, 40, 50]

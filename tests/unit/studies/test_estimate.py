@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from fedlens import Experiment
 from fedlens.base.errors import DataError
 from fedlens.report.study_results import LINES, write_lines
 from fedlens.run.session import Session
-from fedlens.studies import run_cost
 from fedlens.studies.carry_out import RunOptions, carry_out
-from fedlens.studies.estimate import estimate, mean_rounds
-from fedlens.studies.run_cost import RunCost, RunCosts
+from fedlens.studies.estimate import BASIS, estimate, mean_rounds
+from fedlens.studies.run_cost import EVALUATION, RunCost, RunCosts, Speed, _speed_of, _Timed
 from fedlens.studies.study_plan import StudyPlan
 
 SETTINGS: dict[str, Any] = {
@@ -37,12 +39,23 @@ CASES: dict[str, dict[str, Any]] = {
     "some clients": {"select": {"clients_per_round": 4}},
     "steps": {"local": {"lr": 0.1, "steps": 3, "batch_size": 10}},
     "centralized": {"algorithm": "centralized"},
+    "centralized steps": {"algorithm": "centralized", "local": {"lr": 0.1, "steps": 3, "batch_size": 10}},
     "state at the clients": {"algorithm": "scaffold", "record": {"clients": True}},
     "clients measured": {
         "data": {**SETTINGS["data"], "validation": 0.25, "validation_from": "client"},
         "evaluation": {"clients": "all", "every": 4},
     },
 }
+
+
+class Broken(nn.Linear):
+    """A model that fails on the batches of training, which have more than two images."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Fails in training."""
+        if self.training and torch.is_grad_enabled() and len(images) > 2:
+            raise ValueError("no")
+        return super().forward(images.flatten(1))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -54,26 +67,54 @@ def test_images_and_disk_are_those_of_the_run(case: str, tmp_path: Path) -> None
     size = sum(path.stat().st_size for path in run.directory.rglob("*") if path.is_file())
     assert size * 0.8 < cost.disk < size * 2
     assert cost.seconds is not None
-    assert 0 < cost.seconds < 60
+    assert cost.seconds > 0
     assert 2**28 < cost.memory < 2**30
 
 
-def test_held_out_images_do_not_make_the_evaluation_of_an_image_slower(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of 1,437 training images 70 % are held out, and evaluated in the short runs too, beside 360 for testing."""
-    seen: list[int] = []
-    real = run_cost._Timed.of
+def test_the_seconds_of_a_run_are_its_work_over_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 clients of 179 or 180 images take 2 x 18 steps in each of 6 rounds; 360 test images are evaluated 7 times."""
+    monkeypatch.setattr(RunCosts, "_measure", lambda *_: Speed(5.0, 0.5, 0.25, 0.125, 0, 0))
+    costs = RunCosts(Session())
+    visits, evaluated = 6 * 8, 7 * 360
+    assert costs.of(SETTINGS).seconds == 5 + 0.5 * visits + 0.25 * 36 * visits + 0.125 * evaluated
+    pooled = costs.of({**SETTINGS, "algorithm": "centralized"})
+    assert pooled.seconds == 5 + 0.5 * 6 + 0.25 * 6 * 2 * ceil(1437 / 10) + 0.125 * evaluated
+    held = costs.of({**SETTINGS, "data": {**SETTINGS["data"], "validation": 0.7}})
+    assert held.seconds == 5 + 0.5 * visits + 0.25 * 12 * visits + 0.125 * 7 * (360 + round(0.7 * 1437))
 
-    def noted(run: Any, config: Any, clock: float, evaluated: int) -> Any:
-        seen.append(evaluated)
-        return real(run, config, clock, evaluated)
 
-    monkeypatch.setattr(run_cost._Timed, "of", noted)
-    monkeypatch.setattr(run_cost, "_TESTED", (100, 50))
-    RunCosts(Session()).of({**SETTINGS, "data": {**SETTINGS["data"], "validation": 0.7}})
-    held = round(0.7 * 1437)
-    assert seen == [pytest.approx(held + 100, abs=1), pytest.approx(held + 50, abs=1)]
+def test_the_speed_of_a_step_is_what_further_steps_add() -> None:
+    built = RunCosts(Session())._built(SETTINGS)
+    one, many = _Timed(2.0, 3.0, 4, 1.0, 0.5, 0, 0), _Timed(8.0, 1.0, 4, 11.0, 0.25, 100, 7)
+    assert _speed_of(one, many, built) == Speed(3.0, pytest.approx(0.35), pytest.approx(0.15), 0.25, 0, 0)
+    alone = _speed_of(replace(one, image=None), None, built)
+    assert alone == Speed(3.0, 0.0, 0.5, 0.5 / 10 / EVALUATION, 0, 0)
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", {"name": "dsgd"}, {"name": "splitfed", "cut": 1}])
+def test_every_kind_of_round_is_timed(algorithm: Any) -> None:
+    """With gradients before the training, with letters between peers, and in two parts."""
+    settings = {**SETTINGS, "model": "mlp", "algorithm": algorithm}
+    speed = RunCosts(Session())._measure(settings, RunCosts(Session())._built(settings))
+    assert speed is not None
+    assert speed.step > 0
+    assert speed.image > 0
+
+
+def test_a_step_that_fails_leaves_the_time_open() -> None:
+    def broken(input_shape: Any, classes: int) -> nn.Module:
+        return Broken(64, classes)
+
+    costs = RunCosts(Session())
+    cost = costs.of({**SETTINGS, "model": broken})
+    assert (cost.images, cost.seconds, cost.disk) == (6 * 2 * 1437, None, 0)
+
+
+def test_nothing_is_timed_where_only_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = RunCosts(Session()).of(SETTINGS)
+    monkeypatch.setattr(RunCosts, "_measure", None)
+    cost = RunCosts(Session(), timed=False).of(SETTINGS)
+    assert (cost.images, cost.seconds, cost.memory) == (whole.images, None, whole.memory)
 
 
 def test_fewer_rounds_cost_less_and_larger_models_more_memory() -> None:
@@ -91,9 +132,9 @@ def test_what_runs_share_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
     measured: list[Any] = []
     real = RunCosts._measure
 
-    def counted(self: RunCosts, settings: Any) -> Any:
+    def counted(self: RunCosts, settings: Any, built: Any) -> Any:
         measured.append(settings)
-        return real(self, settings)
+        return real(self, settings, built)
 
     monkeypatch.setattr(RunCosts, "_measure", counted)
     for seed in range(3):
@@ -104,20 +145,13 @@ def test_what_runs_share_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(measured) == 2
 
 
-def test_without_patience_a_second_kind_has_the_speed_of_the_first() -> None:
-    costs = RunCosts(Session(), patience=0.0)
-    costs.of(SETTINGS)
-    assert costs.skipped == 0
-    cost = costs.of({**SETTINGS, "algorithm": "fedprox"})
-    assert (cost.seconds is not None, costs.skipped) == (True, 1)
-
-
 def test_an_estimate_counts_the_runs_that_are_left(tmp_path: Path) -> None:
     plan = StudyPlan.load(STUDY)
     found = estimate(plan, tmp_path, jobs=2)
     assert (found.runs, found.left, found.jobs) == ({"final": 4}, 4, 2)
     assert found.images == 4 * 6 * 2 * 1437
     assert found.sentences[0] == "4 runs."
+    assert found.sentences[2] == BASIS
     assert json.loads(json.dumps(vars(found)))["left"] == 4
     options = RunOptions(tmp_path / "runs")
     session = Session()
@@ -148,7 +182,7 @@ def test_a_disk_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     found = estimate(StudyPlan.load(STUDY), tmp_path, jobs=2)
     assert (found.core_hours, found.hours) == (8.0, 4.0)
     assert "4 h with 2 runs at once, 8 h one after the other" in found.sentences[1]
-    assert found.sentences[2].endswith("Free some space, or name a folder on another disk with --out.")
+    assert found.sentences[3].endswith("Free some space, or name a folder on another disk with --out.")
     monkeypatch.setattr(RunCosts, "of", lambda *_: RunCost(10.0, None, 0, 2**30))
     assert "the time could not be measured" in estimate(StudyPlan.load(STUDY), tmp_path).sentences[1]
 
