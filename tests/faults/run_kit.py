@@ -93,8 +93,8 @@ def experiment(directory: Path, engine: str = "inline", rounds: int = 6, epochs:
     return directory / "run.toml"
 
 
-def with_letters(directory: Path, algorithm: str) -> Path:
-    """The same on two workers, with an algorithm whose clients send each other, or the server's holder, letters."""
+def of_another_kind(directory: Path, algorithm: str) -> Path:
+    """The same on two workers, with an algorithm of another kind; most send letters between clients."""
     path = experiment(directory, "processes", rounds=4)
     text = path.read_text(encoding="utf-8").replace('name = "own.py:stateful"', algorithm)
     if any(peers in algorithm for peers in PEERS):  # all clients are peers, and none is selected
@@ -103,6 +103,9 @@ def with_letters(directory: Path, algorithm: str) -> Path:
         text = text.replace("[select]\nclients_per_round = 4\n", "").replace("validation = 0.1\n", "")
         partition = 'partition = { name = "dirichlet", clients = 8, alpha = 0.5 }'
         text = text.replace(partition, 'parties = { split = "quadrants", overlap = 0.8 }')
+    if "fednas" in algorithm:
+        network = 'name = "darts-search"\nchannels = 2\ncells = 1\nnodes = 2'
+        text = text.replace('name = "small-cnn"\nwidth = 4', network)
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.run_kit import experiment, lives, outcome, summary, with_letters
+from tests.faults.run_kit import experiment, lives, of_another_kind, outcome, summary
 
 ROUNDS = 6
 
@@ -69,14 +69,25 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
         'name = "fedma"',
         'name = "vertical"',
         'name = "fedgkt"\ncut = "1"\nclient = { name = "small-cnn", width = 4, norm = "none" }',
+        'name = "fednas"',
     ],
-    ids=["dsgd", "push-sum", "gradient-tracking", "splitfed", "split-relay", "fedma", "vertical", "fedgkt"],
+    ids=[
+        "dsgd",
+        "push-sum",
+        "gradient-tracking",
+        "splitfed",
+        "split-relay",
+        "fedma",
+        "vertical",
+        "fedgkt",
+        "fednas",
+    ],
 )
-def test_with_letters_killed_while_it_writes_it_ends_with_the_same_bits(
+def test_algorithms_of_other_kinds_killed_while_they_write_end_with_the_same_bits(
     tmp_path: Path, algorithm: str
 ) -> None:
     """What clients and the server's holder keep between rounds comes from the checkpoint, boxes from nowhere."""
-    with_letters(tmp_path, algorithm)
+    of_another_kind(tmp_path, algorithm)
     with lives(tmp_path) as play:
         first, *rest = play([plain(), *(auto(call=n, signal="SIGKILL") for n in (3, 12, 20, 33, 25)), auto()])
     assert first["code"] == 0, first["err"]
