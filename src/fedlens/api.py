@@ -28,7 +28,8 @@ from fedlens.result import Clients, Metrics, Predictions, Result, like, load_res
 from fedlens.run.observer import Observer, observer_of
 from fedlens.run.progress import Listener, Progress, Silent
 from fedlens.settings.config import Config, plain, read_config
-from fedlens.settings.config_source import Source, key_lines, override, read_source
+from fedlens.settings.config_source import Source, override, read_source
+from fedlens.settings.toml_lines import key_lines
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,10 @@ from fedlens.base.parse_text import TooDeepError, parse_toml, read_text
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.random import derive
 from fedlens.files.regular_file import open_regular
+from fedlens.settings.toml_lines import key_lines
 
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _STUDIES = _RECIPES / "studies"
-_TABLE = re.compile(r"\s*\[([A-Za-z0-9_. -]+)\]\s*(#.*)?")
-_KEY = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*=")
-
 
 NOT_SET = ", which is not set there"
 RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
@@ -329,16 +326,3 @@ def _value(key: str, text: str) -> Any:
                 """--set 'client=[{name = "proximal", mu = 0.1}]'""",
             ) from None
         return text
-
-
-def key_lines(text: str) -> dict[str, int]:
-    """The line of each table and key, as far as keys stand at the beginning of a line."""
-    lines: dict[str, int] = {}
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := _TABLE.fullmatch(line):
-            table = match[1].strip()
-            lines.setdefault(table, number)
-        elif match := _KEY.match(line):
-            lines.setdefault(f"{table}.{match[1]}" if table else match[1], number)
-    return lines

@@ -15,6 +15,7 @@ from fedlens.report.format import SPLITS
 from fedlens.settings.config_errors import explained, refuse_loose
 from fedlens.settings.config_source import read_toml
 from fedlens.settings.keys import flat
+from fedlens.settings.toml_lines import key_lines
 from fedlens.studies.grid_settings import (
     Draws,
     FrozenTable,
@@ -26,7 +27,6 @@ from fedlens.studies.grid_settings import (
     number,
 )
 from fedlens.studies.places import Places
-from fedlens.studies.toml_lines import toml_lines
 
 _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
 _MERGED = ("set", "grid", "random", "cases", "methods", "pretrained", "tune", "stop", "labels")
@@ -425,10 +425,7 @@ def _refuse_stand_ins(settings: StudySettings, full: Mapping[str, Any], places: 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     text, values = read_toml(path, "pass the path of a study file")
-    lines: dict[str, int] = {}
-    for keys, line in toml_lines(text).items():
-        lines.setdefault(".".join(map(str, keys)), line)
-    return values, lines
+    return values, key_lines(text)
 
 
 def _flattened(values: Mapping[str, Any]) -> dict[str, Any]:

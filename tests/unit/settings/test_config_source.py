@@ -11,7 +11,8 @@ import pytest
 
 from fedlens.base.errors import ConfigError
 from fedlens.settings.config import plain, read_config
-from fedlens.settings.config_source import Source, key_lines, override, read_source, recipe_path, recipes
+from fedlens.settings.config_source import Source, override, read_source, recipe_path, recipes
+from fedlens.settings.toml_lines import key_lines
 
 TEXT = """\
 name = "x"
@@ -37,9 +38,18 @@ every = 2
 def test_the_line_of_each_table_and_key() -> None:
     lines = key_lines(TEXT)
     assert lines == {
-        "name": 1, "rounds": 2, "data": 4, "data.dataset": 5, "data.partition": 6, "model": 8, "model.name": 9,
-        "model.hidden": 10, "evaluation": 12, "evaluation.list": 13, "evaluation.every": 17,
+        "name": 1, "rounds": 2, "data": 4, "data.dataset": 5, "data.partition": 6, "data.partition.name": 6,
+        "data.partition.clients": 6, "model": 8, "model.name": 9, "model.hidden": 10, "evaluation": 12,
+        "evaluation.list": 13, "evaluation.list.0": 14, "evaluation.list.0.0": 14, "evaluation.list.0.1": 14,
+        "evaluation.list.1": 15, "evaluation.list.1.0": 15, "evaluation.list.1.1": 15, "evaluation.every": 17,
     }  # fmt: skip
+
+
+def test_a_missing_key_has_the_line_of_its_table_and_one_in_a_list_its_own() -> None:
+    text = '[data.dataset]\nname = "digits"\n\n[[client]]\nname = "topk"\n[[client]]\nnaem = "topk"'
+    source = Source(tomllib.loads(text), Path("my.toml"), key_lines(text))
+    assert source.locate("data.validation") == "my.toml, line 1: data.validation, which is not set there"
+    assert source.locate("client.1.naem") == "my.toml, line 7: client.1.naem"
 
 
 def test_where_a_person_finds_a_key() -> None:

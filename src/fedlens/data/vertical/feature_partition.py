@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
 from fedlens.core.dataset_info import Window
-from fedlens.data.federated import hold_out
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import FORMAT as OF_EXAMPLES
 from fedlens.data.partition.partition import Partition, read_npz, string_of, text_of, whole_numbers, write_npz
@@ -131,6 +130,8 @@ class FeaturePartition:
         >>> len(rest.shared), len(held), rest.sizes().tolist()
         (6, 2, [7, 7])
         """
+        from fedlens.data.federated import hold_out  # imports torch, and pages read partitions without it
+
         held = tuple(self.shared[at] for at in hold_out(len(self.shared), share, seed)[1])
         if not held:
             return self, held

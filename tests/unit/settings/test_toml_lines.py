@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens.settings.config_source import recipes
-from fedlens.studies.toml_lines import Path, toml_lines
+from fedlens.settings.toml_lines import Path, toml_lines
 
 TEXT = '''\
 title = """two [lines]
