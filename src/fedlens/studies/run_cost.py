@@ -192,7 +192,7 @@ class RunCosts:
         batch = [config.local.batch_size, config.local.examples]
         components = [config.model, config.algorithm, config.select, config.task, batch]
         clients = [config.evaluation.train, config.evaluation.clients, config.evaluation.test_peers]
-        key = _key([data, components, clients, config.engine.get("device")])
+        key = _key([data, components, clients, config.engine])
         if key not in self._shapes:
             built = self._built(settings)
             built.engine.close()
@@ -293,19 +293,23 @@ def _speed_of(one: _Timed, many: _Timed | None, built: Built) -> Speed:
 
 def _evaluated(built: Built, driver: Driver, state: State) -> float | None:
     """Seconds of a test image in the evaluation of the model; None if the algorithm has another evaluation."""
-    seconds, images = 0.0, 1
-    held, most = built.federation.held.get("@test", 0), stretch_of(prod(built.federation.input_shape))
+    images = 1
+    most = min(built.federation.held.get("@test", 0), stretch_of(prod(built.federation.input_shape)))
     try:
         spec, model = built.algorithm.model(state)
-        for tried in (1, 8, most):  # the first one also loads what an evaluation needs
-            images = max(1, min(tried, held, round(images * _ENOUGH / seconds) if seconds else 1))
+
+        def seconds() -> float:
             few = replace(built.federation, held={"@test": images})
             began = time.perf_counter()
             driver.drive(central(model, few, built.task, ["@test"], varying=spec.varying), 1)
-            seconds = time.perf_counter() - began
+            return time.perf_counter() - began
+
+        seconds()  # the first one also loads what an evaluation needs
+        while (spent := seconds()) < _ENOUGH / 8 and images < most:
+            images = min(8 * images, most)
     except Exception:  # of any kind: the operation may be missing, or the user's own
         return None
-    return seconds / images
+    return spent / images
 
 
 def _data_of(built: Built) -> int:

@@ -101,6 +101,22 @@ def test_every_kind_of_round_is_timed(algorithm: Any) -> None:
     assert speed.image > 0
 
 
+def test_runs_on_other_engines_are_timed_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data and model are those of the run before, and the settings of its engine are not."""
+    engines: list[str] = []
+    real = _Timed.of
+
+    def noted(built: Any) -> Any:
+        engines.append(built.config.engine["name"])
+        return real(built)
+
+    monkeypatch.setattr(_Timed, "of", noted)
+    costs = RunCosts(Session())
+    assert costs.of({**SETTINGS, "engine": {"name": "vectorized"}}).seconds is not None
+    assert costs.of(SETTINGS).seconds is not None
+    assert engines == ["vectorized", "vectorized", "inline", "inline"]
+
+
 def test_a_step_that_fails_leaves_the_time_open() -> None:
     def broken(input_shape: Any, classes: int) -> nn.Module:
         return Broken(64, classes)
