@@ -272,7 +272,8 @@ class _Timed:
             built.engine.close()
             torch.cuda.empty_cache()  # for the study's workers; does nothing where no GPU is in use
         visits = max(1, tally.clients)
-        steps = max(1.0, sum(tally.batches.values()) / visits)
+        # A gradient over all examples also counts batches, and belongs to the visit.
+        steps = float(built.config.local.steps or max(1.0, sum(tally.batches.values()) / visits))
         kept = max((nbytes(states.get(client)) for client in tally.replied), default=0)
         return cls(seconds[-1], seconds[0] - seconds[-1], visits, steps, image, nbytes(state), kept)
 
