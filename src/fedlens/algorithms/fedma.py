@@ -79,7 +79,7 @@ class FedMA(Averaging):
     def curves(self) -> tuple[OwnCurve, ...]:
         """The widths."""
         lines = {f"units_{name}": f"layer {name}" for name in self.layers[:-1]}
-        return (OwnCurve("units", "of each hidden layer", lines),) if lines else ()
+        return (OwnCurve("units", "each hidden layer", lines),) if lines else ()
 
     @property
     def training_op(self) -> str | None:

@@ -45,7 +45,7 @@ from fedlens.models.party_network import InDtype, Join, Top, WithoutBias, party_
 from fedlens.models.prepare import Preparation
 from fedlens.tasks.central_evaluation import task_metrics
 
-MASK_SECONDS = 45e-6  # of one mask, and its share of hashing ids to the curve
+MASK_SECONDS = 27e-6  # of one mask, and its share of hashing ids to the curve
 
 
 @dataclass(frozen=True)
@@ -158,9 +158,7 @@ class Vertical(AlgorithmBase):
         without = {f"without.{k}": f"without party {self.facts.names[k]}" for k in self.parties}
         lost = {"batches_skipped": "batches skipped", "steps_missed": "steps that a bottom missed"}
         return (
-            OwnCurve(
-                self.score, "with one party missing, its embedding being its mean over training", without
-            ),
+            OwnCurve(self.score, "one party missing, its embedding being its mean over training", without),
             OwnCurve("count", "what missing parties cost, since the first round", lost),
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedlens.report import figures
 from fedlens.report.format import heading, metric_value
+from fedlens.report.palette import class_colors
 from fedlens.report.read import Run
 from fedlens.report.render import Plot
 
@@ -34,7 +35,9 @@ def _shown(run: Run, kind: str) -> list[Mapping[str, Any]]:
 
 def _plot(run: Run, curve: Mapping[str, Any]) -> Plot | None:
     metric, title, lines = curve["metric"], f"{heading(curve['metric'])}: {curve['about']}", []
-    for color, (key, name) in zip(_COLORS, curve["lines"].items(), strict=False):
+    count = len(curve["lines"])
+    colors = _COLORS[:count] if count <= len(_COLORS) else class_colors(count)
+    for color, (key, name) in zip(colors, curve["lines"].items(), strict=True):
         rounds, values = run.series(key)
         if rounds:
             lines.append(figures.Series(rounds, values, name, color=color, hover=figures.hover(metric)))

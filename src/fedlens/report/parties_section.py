@@ -59,7 +59,12 @@ def parties_section(run: Run) -> dict[str, Any] | None:
     )
     if urls:
         lead += f" This page contains {many(len(urls), 'test image')}. {LEAVES_OUT}"
-    return {"lead": lead, "rows": rows, "drawings": drawings}
+    who = (
+        f"{count(len(partition))} parties"
+        if taking is None
+        else f"{len(set(taking))} of {len(partition)} parties"
+    )
+    return {"who": who, "lead": lead, "rows": rows, "drawings": drawings}
 
 
 def _drawing(

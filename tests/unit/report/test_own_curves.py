@@ -46,6 +46,16 @@ def test_the_numbers_that_an_algorithm_declares_are_curves_of_its_page(tmp_path:
     assert "never measured" not in page.words
 
 
+def test_a_curve_of_many_lines_shows_each_in_a_color_of_its_own(tmp_path: Path) -> None:
+    lines = {f"units_{k}": f"layer {k}" for k in range(9)}
+    rows = [line(at, **dict.fromkeys(lines, float(at))) for at in range(3)]
+    _, page = page_of(
+        tmp_path, curves=[OwnCurve("units", "each hidden layer", lines)], graphs=[], rounds=2, metrics=rows
+    )
+    colors = {page.trace(name, 2)["line"]["color"] for name in lines.values()}
+    assert len(colors) == 9
+
+
 def test_the_page_draws_who_sends_to_whom_with_weights_as_widths(tmp_path: Path) -> None:
     html, page = page_of(tmp_path, curves=[], graphs=[RING], counts=class_counts(4))
     widths = [float(width) for width in re.findall(r'<line [^>]*stroke-width="([\d.]+)"', html)]

@@ -89,6 +89,7 @@ def test_a_run_of_some_of_the_parties_says_on_what_they_trained(tmp_path: Path) 
         "hold 2 training images, and training uses the 3 of those that take part (x<ray); party"
         in shown["lead"]
     )
+    assert shown["who"] == "1 of 2 parties"
 
 
 @pytest.mark.parametrize(("images", "dataset"), [("auto", "party-files"), (False, "digits")])
