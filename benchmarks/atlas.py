@@ -43,13 +43,13 @@ import typer
 from benchmarks.atlas_record import Cost, record_folder, stale_because, write_record
 from benchmarks.atlas_unfinished import SPENT, KeepingProgress, KeptRuns
 from fedlens.base.errors import FedlensError, RunFailed
+from fedlens.base.format import duration, many
 from fedlens.cli.display.output import print_columns, reported, say
 from fedlens.cli.display.sweep_display import SweepDisplay
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.lock import locked
-from fedlens.report.format import duration, many
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.studies.carry_out import StudyStopped
 from fedlens.studies.halving import DIVERGED

@@ -31,9 +31,9 @@ from typing import Any
 import tomli_w
 
 from fedlens.base.errors import DataError, FedlensError
+from fedlens.base.format import count, many, size
 from fedlens.files.atomic_files import write_atomically
 from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
-from fedlens.report.format import count, many, size
 from fedlens.report.stated_values import stated_values
 from fedlens.report.study_captions import case_name, metric_name, seeds_text, shown_in_percent, unit
 from fedlens.report.study_cells import better

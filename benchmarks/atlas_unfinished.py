@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.atlas_record import MOST, record_folder, refuse_machine
-from fedlens.report.format import many
+from fedlens.base.format import many
 from fedlens.report.study_results import LINES, RunLine, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.progress import StudyProgress

@@ -19,13 +19,13 @@ from torch import nn
 from fedlens.analyses.opened_run import open_run
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
+from fedlens.base.format import many
 from fedlens.base.shell_command import setting, shell_command
 from fedlens.core.random import Rng
 from fedlens.files.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.prepare import Preparation
 from fedlens.report.contact_sheet import png, sheet_of_views
-from fedlens.report.format import many
 from fedlens.result import Result
 from fedlens.run import checkpoint
 from fedlens.run.changes import defining

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import ConfigError, FedlensError
+from fedlens.base.format import split_of
 from fedlens.base.summary_text import as_html, as_text
-from fedlens.report.format import split_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from fedlens.report.study_page import write_study_page
 from fedlens.report.study_populations import CasePopulation, population_values
 from fedlens.report.study_results import LINES, StudyEntry, StudyResults, write_data, write_info, write_lines
 from fedlens.report.study_tables import study_table, study_tables
-from fedlens.report.table_format import StudyTable
+from fedlens.results.table_format import StudyTable
 from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import of_study
 from tests.snapshots.kit import Snapshots, as_text

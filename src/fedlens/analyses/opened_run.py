@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from fedlens.analyses.model_evaluation import ModelEvaluator, evaluator_of
 from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
+from fedlens.base.format import many
 from fedlens.base.shell_command import quoted_command
 from fedlens.observers.read_recordings import RecordedRound, recorded_rounds
-from fedlens.report.format import many
 from fedlens.run.build import Built, build, data_directory
 from fedlens.run.run_description import check_same_data
 from fedlens.run.rundir import RunDir

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fedlens.base.format import count, size
 from fedlens.cli.display.output import print_columns, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json
-from fedlens.report.format import count, size
 
 
 def memory(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedlens.base.format import many, percent, size
 from fedlens.cli.display.output import print_columns
-from fedlens.report.format import many, percent, size
 
 Document = Mapping[str, Any]
 

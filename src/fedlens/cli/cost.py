@@ -132,7 +132,7 @@ def time_left(seconds: float, runs: int) -> str:
     >>> time_left(24.2, 15), time_left(24.2, 0)
     ('; about 6 min left for 15 runs', '')
     """
-    from fedlens.report.format import duration, many
+    from fedlens.base.format import duration, many
 
     whole = seconds * runs
     rounded = 60 * round(whole / 60) if whole >= 90 else max(1, round(whole))
@@ -155,7 +155,7 @@ class RunTitle(Silent):
 
     def round_done(self, metrics: dict[str, Any]) -> None:
         """Shows the round, at most every 15 seconds."""
-        from fedlens.report.format import duration
+        from fedlens.base.format import duration
 
         now = time.monotonic()
         self.trained = True
@@ -171,8 +171,8 @@ class RunTitle(Silent):
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Keeps the outcome."""
+        from fedlens.base.format import duration, finite, many, metric_value
         from fedlens.report.cost_measures import measure
-        from fedlens.report.format import duration, finite, many, metric_value
 
         # The one measure that every run has when it ends, whatever its models and its data.
         at_clients = summary.get("clients") or {}

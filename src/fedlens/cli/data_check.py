@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.base.format import many
 from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DatasetChanges, Debug, Json
 from fedlens.data.diagnostics import shortened, summarized
-from fedlens.report.format import many
 
 if TYPE_CHECKING:
     from fedlens.data.formats.folder_check import Check

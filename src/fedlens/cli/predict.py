@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.base.format import many
 from fedlens.cli.display.model_text import model_text
 from fedlens.cli.display.output import complain, console, print_json, reported, say
 from fedlens.cli.options import AcceptEdits, Debug, DeviceName, Json, ModelClient, ModelRound
-from fedlens.report.format import many
 
 if TYPE_CHECKING:
     from fedlens.use.predict import Output

@@ -134,7 +134,7 @@ def _show_absent(
 
 
 def _cost_lines(cost: ScaleCost) -> list[str]:
-    from fedlens.report.format import many
+    from fedlens.base.format import many
 
     if not cost.runs:
         return ["nothing is trained"]
@@ -152,7 +152,7 @@ def differences_line(differences: Sequence[object]) -> list[str]:
     >>> differences_line([("rounds", "80", "2"), ("seeds", "5", "1")])
     ['2 differences to the scale paper: --dry-run and the page list them']
     """
-    from fedlens.report.format import many
+    from fedlens.base.format import many
 
     number = many(len(differences), "difference")
     return [f"{number} to the scale paper: --dry-run and the page list them"] if differences else []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedlens.base.format import many
 from fedlens.base.shell_command import shell_command
 from fedlens.cli.display.output import (
     INTERRUPTED,
@@ -22,7 +23,6 @@ from fedlens.cli.display.output import (
     stdout_kept_clean,
 )
 from fedlens.cli.display.progress_display import ProgressDisplay, make_display
-from fedlens.report.format import many
 
 if TYPE_CHECKING:
     from fedlens.api import Result

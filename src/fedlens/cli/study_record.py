@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def show_record(name: str, records: Sequence[StudyRecord], scale: str) -> None:
     """Prints the record of the study `name` at a scale, or else its last one; nothing without records."""
-    from fedlens.report.format import duration
+    from fedlens.base.format import duration
 
     if not records:
         return

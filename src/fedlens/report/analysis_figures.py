@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedlens.base.format import is_share, label
 from fedlens.report.figures import Axis, Figure, Series, ValueMap, hover, share_limits, x_limits
-from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_figure import StudyFigure
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.base.format import setting
 from fedlens.base.shell_command import quoted_command, shell_command
 from fedlens.files import jsonl
 from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures, shown
-from fedlens.report.format import setting
 from fedlens.report.read import read_run
 from fedlens.report.render import write_page
 from fedlens.report.study_page import ShownFigure, legend_keys

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import FedlensError, RunDirectoryError
+from fedlens.base.format import is_share, metric_value, setting
 from fedlens.base.parse_text import read_text
 from fedlens.files.atomic_files import open_readable
 from fedlens.report import figures
-from fedlens.report.format import is_share, metric_value, setting
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.run.rundir import RunDir
 from fedlens.settings.keys import changes, changing, diff

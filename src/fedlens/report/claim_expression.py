@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.format import setting
+from fedlens.base.format import setting
 
 Span = tuple[int, int]
 _NAME = r'(?:"[^"]+"|[^\W\d][\w.]*(?:-[\w.]+)*)'

@@ -15,8 +15,8 @@ from fedlens.report.study_captions import case_name, cell_name, shown
 from fedlens.report.study_cells import StudyCell, cell_of, with_metric
 from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import t_interval
-from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import StudyTable, TableCell
 
 Answer = Literal["shows", "does not show", "cannot tell", "not run at this scale", "not computed"]
 Cell = tuple[str, Mapping[str, Any]]  # a method and a case

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.format import count, many, percent
 from fedlens.report.confusion import CLUSTERED_ABOVE, ConfusionMatrix
 from fedlens.report.figures import Axis, Figure, HeatMap, Series
-from fedlens.report.format import count, many, percent
 
 COUNTED_UP_TO = 15  # classes whose counts are written into the cells
 KIND = "classification"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.format import MISSING, count, many, metric_value, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_figures as data
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.confusion import confused_pairs
-from fedlens.report.format import MISSING, count, many, metric_value, percent
 from fedlens.report.own_curves import tested_model
 from fedlens.report.read import Run
 from fedlens.report.render import Plot

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedlens.algorithms.client_evaluation import EVALUATE_OWN
-from fedlens.report.format import finite
+from fedlens.base.format import finite
 from fedlens.report.read import Run, subtable
 
 

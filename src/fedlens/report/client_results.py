@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.report.format import finite, metric_value, smaller_is_better
+from fedlens.base.format import finite, metric_value, smaller_is_better
 from fedlens.report.read import Run, subtable
 from fedlens.run.rundir import RunDir
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.base.format import MISSING, count, heading, is_share, label, many, metric_gap, metric_value
 from fedlens.report import figures
 from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.format import MISSING, count, heading, is_share, label, many, metric_gap, metric_value
 from fedlens.report.plotly_figures import DOTS
 from fedlens.report.read import Run
 from fedlens.report.render import Plot

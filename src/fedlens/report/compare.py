@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.format import finite, heading, is_share
 from fedlens.report import figures
 from fedlens.report.bound import CENTRALIZED
 from fedlens.report.compare_clients import client_notes, client_table
 from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
-from fedlens.report.format import finite, heading, is_share
 from fedlens.report.palette import TEN
 from fedlens.report.pictures import draw_curves
 from fedlens.report.read import Row, Run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedlens.base.format import MISSING, metric_value, signed, smaller_is_better
 from fedlens.report.compare_rows import RunGroup
-from fedlens.report.format import MISSING, metric_value, signed, smaller_is_better
 from fedlens.report.read import Row
 
 

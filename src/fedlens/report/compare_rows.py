@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.report.bound import CENTRALIZED, best_bound, passes, seedless, seeds_of
-from fedlens.report.client_results import FEW, ClientResult, client_results, with_references, worst_clients
-from fedlens.report.format import (
+from fedlens.base.format import (
     MISSING,
     count,
     duration,
@@ -22,6 +20,8 @@ from fedlens.report.format import (
     percent,
     size,
 )
+from fedlens.report.bound import CENTRALIZED, best_bound, passes, seedless, seeds_of
+from fedlens.report.client_results import FEW, ClientResult, client_results, with_references, worst_clients
 from fedlens.report.read import Row, Run, subtable
 
 _FORMATS: dict[str, Callable[[Any], str]] = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import FedlensError
+from fedlens.base.format import finite, is_share, is_share_of_images
 from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
 from fedlens.report.cost_advice import next_steps
@@ -27,7 +28,6 @@ from fedlens.report.differences import (
     share_interval,
     verdict,
 )
-from fedlens.report.format import finite, is_share, is_share_of_images
 from fedlens.report.read import Run, read_run, subtable
 from fedlens.run.rundir import RunDir
 

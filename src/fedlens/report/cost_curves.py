@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.report.format import is_share, label, metric_value, points, smaller_is_better
+from fedlens.base.format import is_share, label, metric_value, points, smaller_is_better
 from fedlens.report.read import Run
 
 _NAMES = {

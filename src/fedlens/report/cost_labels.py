@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.base.format import client_name, many, percent
 from fedlens.data.partition.partition import Partition
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.cost_measures import listed
-from fedlens.report.format import client_name, many, percent
 from fedlens.report.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of
 from fedlens.report.read import Run
 from fedlens.report.shown_images import may_get_images, shows_images

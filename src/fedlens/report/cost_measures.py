@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.report.format import MISSING, is_share, label, many, metric_value, number, size
+from fedlens.base.format import MISSING, is_share, label, many, metric_value, number, size
 
 MEASURES = ("test", "clients")
 WORDS = {

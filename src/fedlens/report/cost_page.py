@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.format import MISSING, duration, is_share, many, metric_value, signed
 from fedlens.report import figures
 from fedlens.report.cost_labels import cost_label_card, labels_method, low_client_sentences
 from fedlens.report.cost_measures import (
@@ -22,7 +23,6 @@ from fedlens.report.cost_measures import (
 from fedlens.report.cost_sentences import below_largest, interval_text, wide_note
 from fedlens.report.data_notes import notes_card
 from fedlens.report.differences import LEAST_SEEDS, UNSURE
-from fedlens.report.format import MISSING, duration, is_share, many, metric_value, signed
 from fedlens.report.palette import TEN
 from fedlens.report.plotly_figures import text
 from fedlens.report.read import Run, read_run

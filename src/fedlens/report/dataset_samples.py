@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.format import many
 from fedlens.core.random import Rng
 from fedlens.data.augmentation.augment import AUGMENTS
 from fedlens.data.augmentation.augmented import Chain
 from fedlens.data.dataset import Dataset
 from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.contact_sheet import sheet_of_views, tiled
-from fedlens.report.format import many
 from fedlens.settings.augment_chain import augment_chain
 from fedlens.settings.config_source import Source, override
 from fedlens.settings.resolve import resolve

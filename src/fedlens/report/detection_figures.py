@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.format import MISSING, many, percent
 from fedlens.report.figures import DASHES, Axis, Figure, Series
-from fedlens.report.format import MISSING, many, percent
 from fedlens.vision.mask_colors import mask_colors
 
 _LINES = 12  # classes with a curve of their own, if they are at most so many

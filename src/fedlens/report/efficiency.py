@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.report.format import MISSING, count, duration, finite, size
+from fedlens.base.format import MISSING, count, duration, finite, size
 from fedlens.report.read import Run
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.base.format import finite, many, percent
 from fedlens.observers.example_predictions import (
     PIXELS,
     STAGES,
@@ -21,7 +22,6 @@ from fedlens.observers.example_predictions import (
 from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.classification_section import data_url
 from fedlens.report.downsample import short
-from fedlens.report.format import finite, many, percent
 from fedlens.report.read import Run, subtable
 from fedlens.report.shown_images import LEAVES_OUT, shows_images
 from fedlens.run.rundir import RunDir

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.report.format import is_share
+from fedlens.base.format import is_share
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS_UP_TO = 40  # points of a line

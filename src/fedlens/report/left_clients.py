@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
-from fedlens.report.format import MISSING, count, finite, many, size
+from fedlens.base.format import MISSING, count, finite, many, size
 from fedlens.report.read import Run, subtable
 from fedlens.report.suspicious_labels import read_held_out
 

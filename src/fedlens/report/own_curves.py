@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedlens.base.format import heading, metric_value
 from fedlens.report import figures
-from fedlens.report.format import heading, metric_value
 from fedlens.report.palette import class_colors
 from fedlens.report.read import Run
 from fedlens.report.render import Plot

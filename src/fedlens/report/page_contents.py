@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection
 
-from fedlens.report.format import count, many
+from fedlens.base.format import count, many
 
 _HOLDS = re.compile(r'data-holds="([^"]*)"')
 _PICTURE = re.compile(r'(?:src|href)="data:image/')

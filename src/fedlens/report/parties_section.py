@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedlens.base.format import count, many
 from fedlens.data.vertical.feature_partition import FeaturePartition
 from fedlens.report.classification_section import data_url
-from fedlens.report.format import count, many
 from fedlens.report.read import Run
 from fedlens.report.shown_images import LEAVES_OUT, shows_images
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.format import many, number
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition
 from fedlens.report.figures import Align, Axis, Figure, Series, VerticalLine
-from fedlens.report.format import many, number
 
 EMD_BINS = 40  # over the whole range, 0 to 2, so that the histograms of two partitions can be compared
 CLIENTS_IN_ORDER = 20  # in a matrix; more are sorted by their main class

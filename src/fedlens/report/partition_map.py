@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.format import many
 from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.s2_places import cell_borders, read_places
 from fedlens.data.table import Table
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.format import many
 from fedlens.report.palette import TEN
 from fedlens.run.rundir import RunDir
 from fedlens.settings.datadir import data_directory

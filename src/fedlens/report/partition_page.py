@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.base.format import count, many, number, setting
 from fedlens.data.partition.partition import Partition
 from fedlens.data.vertical.feature_partition import AnyPartition
 from fedlens.report import partition_figures as data
 from fedlens.report import plotly_figures, render
 from fedlens.report.downsample import PartitionSample, unit
 from fedlens.report.figures import Figure
-from fedlens.report.format import count, many, number, setting
 from fedlens.report.partition_statistics import numbers, recipe_name
 from fedlens.report.render import Plot, View
 from fedlens.report.study_page import legend_keys

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedlens.base.format import MISSING, count, number, setting
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
-from fedlens.report.format import MISSING, count, number, setting
 
 QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlens.base.format import MISSING, heading, many, metric_value, signed
 from fedlens.report.cost_answer import read_or_none, run_row
 from fedlens.report.cost_sentences import interval_text
 from fedlens.report.differences import LEAST_SEEDS, UNSURE, difference
-from fedlens.report.format import MISSING, heading, many, metric_value, signed
 from fedlens.report.render import write_page
 
 HEAD = ("features of", "test images", "std", "more than alone", "95 % interval", "")

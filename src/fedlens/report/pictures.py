@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
+from fedlens.base.format import size
 from fedlens.data.partition.partition import Partition
 from fedlens.files.atomic_files import refused, write_atomically
 from fedlens.report import classification_figures as classification
 from fedlens.report import figures
 from fedlens.report import partition_figures as data
 from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.format import size
 from fedlens.report.palette import TEN, class_colors
 
 Axes: TypeAlias = Any  # matplotlib's own types differ from release to release

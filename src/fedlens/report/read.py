@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import DataError
+from fedlens.base.format import finite, is_share, split_of
 from fedlens.base.shell_command import quoted_command
 from fedlens.data.vertical.feature_partition import AnyPartition, load_partition
 from fedlens.observers.final_evaluation import FinalEvaluation
-from fedlens.report.format import finite, is_share, split_of
 from fedlens.run.rundir import RunDir
 
 # The names that `fedlens.algorithms.client_evaluation` gives to metrics over clients.

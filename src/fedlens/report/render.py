@@ -16,8 +16,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedlens.base import format
 from fedlens.files.atomic_files import write_atomically
-from fedlens.report import format, plotly_figures
+from fedlens.report import plotly_figures
 from fedlens.report.figures import Figure, HeatMap, ValueMap
 from fedlens.report.page_contents import page_contents
 

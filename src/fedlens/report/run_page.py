@@ -8,15 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedlens.base.summary_text import listed
-from fedlens.report import figures
-from fedlens.report.architecture import cells_of
-from fedlens.report.bound import bound_beside, bound_line, bound_sentence
-from fedlens.report.client_section import client_section
-from fedlens.report.data_notes import notes_card, notes_of
-from fedlens.report.efficiency import efficiency
-from fedlens.report.example_section import example_section
-from fedlens.report.format import (
+from fedlens.base.format import (
     POOLED,
     SPLITS,
     finite,
@@ -27,6 +19,14 @@ from fedlens.report.format import (
     size,
     split_of,
 )
+from fedlens.base.summary_text import listed
+from fedlens.report import figures
+from fedlens.report.architecture import cells_of
+from fedlens.report.bound import bound_beside, bound_line, bound_sentence
+from fedlens.report.client_section import client_section
+from fedlens.report.data_notes import notes_card, notes_of
+from fedlens.report.efficiency import efficiency
+from fedlens.report.example_section import example_section
 from fedlens.report.left_clients import left_clients
 from fedlens.report.own_curves import graphs_of, own_curves
 from fedlens.report.parties_section import parties_section

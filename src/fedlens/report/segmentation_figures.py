@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.format import many, percent
 from fedlens.report.confusion import CLUSTERED_ABOVE
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.format import many, percent
 
 _OF_CLIENTS = ("class_pixels", "class_predicted", "class_right")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.base.format import MISSING, many, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
 from fedlens.report.client_section import SCROLLS_FROM, Cell
-from fedlens.report.format import MISSING, many, percent
 from fedlens.report.own_curves import tested_model
 from fedlens.report.read import Run
 from fedlens.report.render import Plot

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.format import MISSING, count, many, size
+from fedlens.base.format import MISSING, count, many, size
 from fedlens.report.study_captions import (
     INTERVAL,
     conjoined,
@@ -33,8 +33,8 @@ from fedlens.report.study_document_rows import (
 )
 from fedlens.report.study_results import RunLine
 from fedlens.report.study_statistics import t_interval
-from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import StudyTable, TableCell
 
 Measure = Literal["rounds", "batches", "bytes"]
 Multipliers = Literal["row", "baseline", "case", "none"]

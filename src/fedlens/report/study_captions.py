@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedlens.report.format import heading, is_share, label, many, setting, split_of
+from fedlens.base.format import heading, is_share, label, many, setting, split_of
 from fedlens.report.study_cells import CellComparison, StudyCell
 from fedlens.report.study_choices import choices
 from fedlens.report.study_results import StudyInfo, StudyResults

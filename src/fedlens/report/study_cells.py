@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlens.base.errors import nearest
-from fedlens.report.format import smaller_is_better, split_of
+from fedlens.base.format import smaller_is_better, split_of
 from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_statistics import (
     Interval,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.format import MISSING, number
+from fedlens.base.format import MISSING, number
 from fedlens.report.study_captions import (
     INTERVAL,
     bold_words,
@@ -38,8 +38,8 @@ from fedlens.report.study_document_rows import (
     with_paper,
 )
 from fedlens.report.study_results import EFFECTIVE, RunLine, validation_metric
-from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import StudyTable, TableCell
 
 Spread = Literal["interval", "deviation", "none"]
 

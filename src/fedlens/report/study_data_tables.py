@@ -12,15 +12,15 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.base.errors import DataError
+from fedlens.base.format import MISSING, count, duration, number, size
 from fedlens.report.efficiency import millions
-from fedlens.report.format import MISSING, count, duration, number, size
 from fedlens.report.partition_statistics import imbalance
 from fedlens.report.stated_values import StatedValue, stated_label, stated_values
 from fedlens.report.study_costs import CellCost, read_costs
 from fedlens.report.study_populations import CasePopulation, read_populations
 from fedlens.report.study_results import RunLine
-from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import StudyTable, TableCell
 
 Shown = Callable[[float | None], str]
 

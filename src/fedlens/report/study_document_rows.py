@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.report.format import MISSING
+from fedlens.base.format import MISSING
 from fedlens.report.stated_values import StatedValue, stated_label, stated_values
-from fedlens.report.table_format import TableCell
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import TableCell
 
 PAPER = "Paper"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import FedlensError
+from fedlens.base.format import MISSING, split_of
 from fedlens.files.atomic_files import write_atomically
-from fedlens.report.format import MISSING, split_of
 from fedlens.report.study_captions import (
     INTERVAL,
     bold_words,
@@ -31,8 +31,8 @@ from fedlens.report.study_cells import better, comparisons, study_cells
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_comparison_tables import effective_rate_of, p_text
 from fedlens.report.study_results import EFFECTIVE, RunLine, StudyEntry, StudyResults
-from fedlens.report.table_format import StudyTable, TableCell, csv_text
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import StudyTable, TableCell, csv_text
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.format import SPLITS, many, setting
+from fedlens.base.format import SPLITS, many, setting
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_results import EFFECTIVE, Role, RunLine, StudyResults
 

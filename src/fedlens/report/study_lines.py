@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.format import is_share
 from fedlens.report import figures
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.format import is_share
 from fedlens.report.study_data_figures import shown_populations
 from fedlens.report.study_document_marks import document_marks, mark_series
 from fedlens.report.study_figure import Columns, StudyFigure, no_values

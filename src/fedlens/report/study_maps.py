@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.base.format import is_share, smaller_is_better
 from fedlens.report.figures import Axis, Figure, Series, ValueMap
-from fedlens.report.format import is_share, smaller_is_better
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, rates_of
 from fedlens.report.study_panels import (

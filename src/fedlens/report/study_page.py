@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import DataError
-from fedlens.report.format import MISSING, count, duration, many, setting
+from fedlens.base.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
 from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import NamedFigure, study_figures

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.format import is_share, label
 from fedlens.report.figures import DASHES, Axis, Series, share_limits
-from fedlens.report.format import is_share, label
 from fedlens.report.palette import TEN
 from fedlens.report.study_choices import is_number
 from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.format import many, setting
 from fedlens.report import pictures, plotly_figures
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition, short
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.format import many, setting
 from fedlens.report.palette import TEN, class_colors, shade
 from fedlens.report.partition_figures import emd_counts
 from fedlens.report.render import Plot

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedlens.report.format import MISSING, count, duration, label, metric_value
+from fedlens.base.format import MISSING, count, duration, label, metric_value
 from fedlens.report.study_results import StudyEntry, StudyResults
-from fedlens.report.table_format import StudyTable, TableCell
+from fedlens.results.table_format import StudyTable, TableCell
 
 _NAME = "pretraining"
 _HEAD = ("pre-training", "status", "rounds", "images", "CPU time", "last value")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedlens.report.format import MISSING
+from fedlens.base.format import MISSING
 from fedlens.report.study_budget_tables import needs_method
 from fedlens.report.study_captions import (
     INTERVAL,
@@ -21,8 +21,8 @@ from fedlens.report.study_captions import (
 from fedlens.report.study_comparison_tables import oriented
 from fedlens.report.study_document_rows import document_notes, stated, stated_text
 from fedlens.report.study_statistics import t_interval
-from fedlens.report.table_format import StudyTable, TableCell
 from fedlens.report.table_view import TableView
+from fedlens.results.table_format import StudyTable, TableCell
 
 
 def relative(

@@ -23,8 +23,8 @@ from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_pretraining import pretraining_tables
 from fedlens.report.study_relative_tables import relative
 from fedlens.report.study_results import StudyInfo, StudyResults
-from fedlens.report.table_format import StudyTable
 from fedlens.report.table_view import TableView, narrowed
+from fedlens.results.table_format import StudyTable
 
 TABLES: dict[str, Callable[..., StudyTable]] = {
     "summary": summary,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.format import many
 from fedlens.report.figures import Series
-from fedlens.report.format import many
 from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns
 from fedlens.report.study_panels import GREY, SPREADS, PanelLayout, Spread
 from fedlens.report.study_results import Role, StudyResults

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import RunDirectoryError
+from fedlens.base.format import many, percent
 from fedlens.files.atomic_files import write_atomically
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.classification_section import data_url
-from fedlens.report.format import many, percent
 from fedlens.report.read import Run
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
-from fedlens.report.table_format import csv_text
+from fedlens.results.table_format import csv_text
 from fedlens.run.rundir import RunDir
 
 SHOWN = 12  # images of a client on a page

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.format import MISSING, number
+from fedlens.base.format import MISSING, number
 from fedlens.report.study_captions import case_name, shown, shown_in_percent
 from fedlens.report.study_cells import StudyCell, study_cells
 from fedlens.report.study_results import StudyInfo, StudyResults
-from fedlens.report.table_format import TableCell
+from fedlens.results.table_format import TableCell
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import FedlensError
-from fedlens.report.format import count, duration, many, size
+from fedlens.base.format import count, duration, many, size
 from fedlens.report.study_results import LINES, RunLine, read_lines
 from fedlens.run.session import Session
 from fedlens.studies.gpu_runs import runs_on_gpus

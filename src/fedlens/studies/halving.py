@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.format import many, smaller_is_better
+from fedlens.base.format import many, smaller_is_better
 from fedlens.report.study_results import RunLine, validation_metric
 
 DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged

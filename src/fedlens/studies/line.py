@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlens import __version__
 from fedlens.base.errors import RunDirectoryError
-from fedlens.report.format import finite, split_of
+from fedlens.base.format import finite, split_of
 from fedlens.report.read import Run, subtable
 from fedlens.report.study_results import RunLine, Status
 from fedlens.run.rundir import RunDir

@@ -8,8 +8,8 @@ from functools import cache, cached_property
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from fedlens.base.format import many, setting
 from fedlens.base.parse_text import parse_toml
-from fedlens.report.format import many, setting
 from fedlens.report.study_captions import shown
 from fedlens.report.study_results import EFFECTIVE
 from fedlens.settings.config import plain

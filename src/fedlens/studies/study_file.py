@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.format import SPLITS
+from fedlens.base.format import SPLITS
 from fedlens.settings.config_errors import explained, refuse_loose
 from fedlens.settings.config_source import read_toml
 from fedlens.settings.keys import flat

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.format import many
+from fedlens.base.format import many
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_results import RunLine, StudyInfo

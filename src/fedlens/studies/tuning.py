@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.format import many
+from fedlens.base.format import many
 from fedlens.report.study_results import RunLine
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method

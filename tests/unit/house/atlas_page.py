@@ -19,14 +19,14 @@ from textwrap import indent
 from benchmarks.atlas import USUAL, plan_of
 from benchmarks.atlas_record import COPY, current, draw, record_folder, record_of, stale_because, write_entry
 from benchmarks.atlas_unfinished import UNFINISHED, number_kept
+from fedlens.base.format import duration, many
 from fedlens.base.shell_command import shell_command
 from fedlens.cli.reproduce import short_hours
 from fedlens.report.claim_verdicts import claims_table
-from fedlens.report.format import duration, many
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_results import StudyResults, write_data, write_info
 from fedlens.report.study_tables import study_tables
-from fedlens.report.table_format import StudyTable, TableCell
+from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.studies.records import RECORD, StudyRecord, records
 from fedlens.studies.reproduce import ListedStudy, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproduction

@@ -38,7 +38,7 @@ from fedlens.report.study_results import (
     write_lines,
 )
 from fedlens.report.study_tables import study_tables
-from fedlens.report.table_format import StudyTable
+from fedlens.results.table_format import StudyTable
 
 ROOT = Path(__file__).parents[3]
 HOME = ROOT / "docs" / "evidence"

@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+from fedlens.base.format import duration
 from fedlens.cli.reproduce import short_hours
-from fedlens.report.format import duration
 from fedlens.studies.reproduce import COSTS, SCALES, ListedStudy, computed_costs, costs, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproductions
 

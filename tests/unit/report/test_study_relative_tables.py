@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedlens.base.errors import ConfigError
 from fedlens.report.study_tables import study_table
-from fedlens.report.table_format import StudyTable
+from fedlens.results.table_format import StudyTable
 from tests.unit.report.study_fake import results_of
 
 

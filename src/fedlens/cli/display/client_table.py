@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.format import count, finite, label, metric_gap, metric_value
+from fedlens.base.format import count, finite, label, metric_gap, metric_value
 
 ALL_UP_TO = 20  # clients of which the table has every one
 _WORST = 5  # of more clients

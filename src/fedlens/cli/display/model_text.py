@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def model_text(trained: TrainedModel) -> str:
     """The round of a model, whether it is the best or the last one, and what the best was chosen on."""
-    from fedlens.report.format import label
+    from fedlens.base.format import label
 
     chosen = trained.chosen
     round = "" if trained.round is None else f" of round {trained.round}"

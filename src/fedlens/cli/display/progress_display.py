@@ -12,13 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.base.printable import printable
-from fedlens.cli.display.client_table import client_lines, worst_text
-from fedlens.cli.display.output import complain, console, discard, unwritten
-from fedlens.cli.display.status_line import StatusLine, fitting
-from fedlens.cli.heartbeat import Heartbeat
-from fedlens.report.cost_measures import measure
-from fedlens.report.format import (
+from fedlens.base.format import (
     POOLED,
     count,
     duration,
@@ -31,6 +25,12 @@ from fedlens.report.format import (
     size,
     split_of,
 )
+from fedlens.base.printable import printable
+from fedlens.cli.display.client_table import client_lines, worst_text
+from fedlens.cli.display.output import complain, console, discard, unwritten
+from fedlens.cli.display.status_line import StatusLine, fitting
+from fedlens.cli.heartbeat import Heartbeat
+from fedlens.report.cost_measures import measure
 from fedlens.run.progress import Forecast, ProgressBase
 
 if TYPE_CHECKING:

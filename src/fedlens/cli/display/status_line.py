@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fedlens.base.format import count, duration, many
 from fedlens.core.step_counts import Work
-from fedlens.report.format import count, duration, many
 from fedlens.run.progress import Forecast
 
 _CLIENTS = 3  # after so many answers, or after _SECONDS with _PART done, the first estimate is made

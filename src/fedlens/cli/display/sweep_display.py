@@ -6,9 +6,9 @@ import time
 
 from rich.console import Console
 
+from fedlens.base.format import duration, label, many, metric_value
 from fedlens.base.printable import printable
 from fedlens.cli.cost import time_left
-from fedlens.report.format import duration, label, many, metric_value
 from fedlens.report.study_results import Role, RunLine, validation_metric
 from fedlens.studies.planned import PlannedRun
 

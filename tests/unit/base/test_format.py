@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.report import format as told
-from fedlens.report.format import smaller_is_better
+from fedlens.base import format as told
+from fedlens.base.format import smaller_is_better
 from fedlens.tasks.registry import TASKS
 
 FORMATS = [told.percent, told.number, told.count, told.size, told.duration]
