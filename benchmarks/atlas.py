@@ -50,7 +50,7 @@ from fedlens.cli.signals import stopped_by_signals
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.lock import locked
-from fedlens.report.study_results import RunLine, StudyResults
+from fedlens.results.rows import Results, Row
 from fedlens.studies.carry_out import StudyStopped
 from fedlens.studies.halving import DIVERGED
 from fedlens.studies.progress import StudyProgress
@@ -266,7 +266,7 @@ def carry_out(atlas: Atlas, each: Next, jobs: int, progress: StudyProgress | Non
     with measured(folder / SPENT, atlas.root):
         study.run(folder, jobs=jobs, progress=display, report=False, accept_changes=True)
     kept.complete()
-    results = StudyResults.read(folder)
+    results = Results.read(folder)
     planned = dict.fromkeys(entry.digest for entry in (*results.info.pretrained, *results.info.entries))
     lines = [results.lines[digest] for digest in planned]
     if failed := [line for line in lines if line.status == "failed" and not diverged(line)]:
@@ -282,7 +282,7 @@ def carry_out(atlas: Atlas, each: Next, jobs: int, progress: StudyProgress | Non
     return write_record(folder, atlas.root, atlas.toml, each.name, study.plan(), cost)
 
 
-def diverged(line: RunLine) -> bool:
+def diverged(line: Row) -> bool:
     """Whether a run failed because its numbers are not finite any more, which is a result of its method."""
     return any(words in (line.reason or "") for words in _NOT_FINITE)
 

@@ -42,19 +42,19 @@ from fedlens.report.study_data_tables import population_facts
 from fedlens.report.study_document_rows import document_label, stated, stated_text
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_populations import read_populations
-from fedlens.report.study_results import (
+from fedlens.report.study_tables import study_tables
+from fedlens.report.table_view import TableView
+from fedlens.results.rows import (
     DATA,
     INFO,
     LINES,
-    RunLine,
-    StudyResults,
+    Results,
+    Row,
     read_data,
     write_data,
     write_info,
     write_lines,
 )
-from fedlens.report.study_tables import study_tables
-from fedlens.report.table_view import TableView
 from fedlens.run.environment import machine
 from fedlens.studies.changed_study import changed_study
 from fedlens.studies.records import StudyRecord
@@ -86,17 +86,17 @@ class Cost:
     commits: Sequence[str] = field(default_factory=tuple)
 
 
-Step = Callable[[RunLine, bool, int], RunLine]  # of a line, whether its run is one of tuning, and `last`
+Step = Callable[[Row, bool, int], Row]  # of a line, whether its run is one of tuning, and `last`
 
 
-def _evaluations(line: RunLine, kept: Sequence[int], without: Sequence[str] = ()) -> RunLine:
+def _evaluations(line: Row, kept: Sequence[int], without: Sequence[str] = ()) -> Row:
     """The run with some evaluations of its curve, by index, and without some columns."""
     columns = {name: values for name, values in line.curve.items() if name not in without}
     return replace(line, curve={name: [values[k] for k in kept] for name, values in columns.items()})
 
 
 def _spaced(most: int) -> Step:
-    def step(line: RunLine, tuning: bool, last: int) -> RunLine:
+    def step(line: Row, tuning: bool, last: int) -> Row:
         number = len(line.curve.get("round", ()))
         if number <= most:
             return line
@@ -106,7 +106,7 @@ def _spaced(most: int) -> Step:
     return step
 
 
-def _all_of(line: RunLine) -> range:
+def _all_of(line: Row) -> range:
     return range(len(line.curve.get("round", ())))
 
 
@@ -126,7 +126,7 @@ STEPS: Sequence[tuple[str, Step]] = (
 )
 
 
-def thinned(results: StudyResults, room: int) -> tuple[StudyResults, str]:
+def thinned(results: Results, room: int) -> tuple[Results, str]:
     """The results with lines of at most `room` bytes, and a sentence on what they lost; "" for nothing.
 
     Raises `RecordRefused` if they are larger after all steps that leave every table as it is.
@@ -151,12 +151,12 @@ def thinned(results: StudyResults, room: int) -> tuple[StudyResults, str]:
     return results, "; ".join(lost.values())
 
 
-def _tables(results: StudyResults) -> list[str]:
+def _tables(results: Results) -> list[str]:
     return [table.to_csv() for table in study_tables(results)]
 
 
-def _bytes(results: StudyResults) -> int:
-    return sum(len(json.dumps(asdict(line), separators=(",", ":"))) + 1 for line in results.lines.values())
+def _bytes(results: Results) -> int:
+    return sum(len(json.dumps(line.line, separators=(",", ":"))) + 1 for line in results.lines.values())
 
 
 def environment(commits: Sequence[str]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def refuse_machine(text: str, where: str) -> None:
         raise RecordRefused(f"a record names this machine: {found[0]!r}", where=where)
 
 
-def headline(results: StudyResults) -> tuple[str, list[dict[str, str]]]:
+def headline(results: Results) -> tuple[str, list[dict[str, str]]]:
     """The metric of a record, and its first numbers with the paper's beside; those with one come first."""
     info, view = results.info, TableView(results, "record")
     if not info.entries:
@@ -199,7 +199,7 @@ def _first(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     return [rows[k] for k in sorted(chosen)]
 
 
-def _numbers_of_data(results: StudyResults) -> tuple[str, list[dict[str, str]]]:
+def _numbers_of_data(results: Results) -> tuple[str, list[dict[str, str]]]:
     """The numbers of a study that trains nothing: distances of clients, or parameters of models."""
     info, rows = results.info, list[dict[str, str]]()
     populations = read_populations(results.data.get("populations", ()))
@@ -217,7 +217,7 @@ def _numbers_of_data(results: StudyResults) -> tuple[str, list[dict[str, str]]]:
     return "Parameters", _first(rows)
 
 
-def outcome(results: StudyResults) -> str:
+def outcome(results: Results) -> str:
     """A sentence on the results of a study, and one on the claims of its document, computed."""
     info, view = results.info, TableView(results, "record")
     if not info.entries:
@@ -249,7 +249,7 @@ def stale_because(folder: Path, plan: StudyPlan) -> str:
     """What changed in a study since its record in `folder` was made; "" for nothing that changes results."""
     if not (folder / INFO).is_file():
         return "its files are missing."
-    lines = StudyResults.read(folder).lines
+    lines = Results.read(folder).lines
     change = changed_study(folder, plan)
     if change or plan.due(lines):
         return (
@@ -262,12 +262,12 @@ def stale_because(folder: Path, plan: StudyPlan) -> str:
     return ""
 
 
-def current(folder: Path, plan: StudyPlan) -> StudyResults:
+def current(folder: Path, plan: StudyPlan) -> Results:
     """The results of a record with the titles, labels and claims that the study has now.
 
     Raises `RecordRefused` if the clients' data, or the costs of models, are others.
     """
-    results = StudyResults.read(folder)
+    results = Results.read(folder)
 
     def refuse(sentence: str) -> None:
         raise RecordRefused(sentence)
@@ -279,7 +279,7 @@ def current(folder: Path, plan: StudyPlan) -> StudyResults:
         return replace(results, info=plan.info(results.lines), data=read_data(Path(copy)))
 
 
-def record_of(results: StudyResults, folder: Path, name: str) -> StudyRecord:
+def record_of(results: Results, folder: Path, name: str) -> StudyRecord:
     """The entry of record.toml of results whose other files are in `folder`."""
     cost = json.loads((folder / COST).read_bytes())
     made_in = json.loads((folder / ENVIRONMENT).read_bytes())
@@ -300,7 +300,7 @@ def record_of(results: StudyResults, folder: Path, name: str) -> StudyRecord:
     )
 
 
-def _known(results: StudyResults) -> list[ClaimVerdict]:
+def _known(results: Results) -> list[ClaimVerdict]:
     """The verdicts on the claims that the runs of the results can be compared with."""
     return [one for one in claim_verdicts(results) if one.answer in VERDICTS]
 
@@ -323,7 +323,7 @@ def write_record(source: Path, root: Path, toml: Path, name: str, plan: StudyPla
         lost = _write_files(source, part, plan)
         now = datetime.now(UTC).strftime("%Y-%m-%d")
         rounded = {"seconds": round(cost.seconds, 1), "cpu_seconds": round(cost.cpu_seconds, 1), "date": now}
-        runs = len(StudyResults.read(part).lines)
+        runs = len(Results.read(part).lines)
         _write_json(part / COST, {**rounded, "runs": runs, "left_out": lost})
         _write_json(part / ENVIRONMENT, environment(cost.commits))
         refuse_large(part, root, target)
@@ -331,7 +331,7 @@ def write_record(source: Path, root: Path, toml: Path, name: str, plan: StudyPla
             refuse_machine(path.read_text(encoding="utf-8"), f"{name} at {plan.scale}, {path.name}")
         draw(part)
         refuse_large(part, root, target)
-        record = record_of(StudyResults.read(part), part, name)
+        record = record_of(Results.read(part), part, name)
         shutil.rmtree(target, ignore_errors=True)
         part.rename(target)
     finally:
@@ -342,8 +342,8 @@ def write_record(source: Path, root: Path, toml: Path, name: str, plan: StudyPla
 
 def _write_files(source: Path, part: Path, plan: StudyPlan) -> str:
     """Writes the files of results into `part`; returns what their curves lost."""
-    info = plan.info(StudyResults.read(source).lines)
-    results = replace(StudyResults.read(source), info=info)
+    info = plan.info(Results.read(source).lines)
+    results = replace(Results.read(source), info=info)
     planned = dict.fromkeys(entry.digest for entry in (*info.pretrained, *info.entries))
     results = replace(results, lines={d: results.lines[d] for d in planned if d in results.lines})
     write_info(part, info)
@@ -365,7 +365,7 @@ def draw(folder: Path) -> None:
     for path in folder.glob("*.svg"):
         path.unlink()
     taken = 0
-    for figure in study_figures(StudyResults.read(folder)):
+    for figure in study_figures(Results.read(folder)):
         if figure.figure is not None:
             path = figure.figure.draw(folder / f"{figure.name}.svg")
             taken += path.stat().st_size

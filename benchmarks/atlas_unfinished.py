@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.atlas_record import MOST, record_folder, refuse_machine
 from fedlens.base.format import many
-from fedlens.report.study_results import LINES, RunLine, read_lines, write_lines
+from fedlens.results.rows import LINES, Row, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import in_order
@@ -57,7 +56,7 @@ class KeptRuns:
         Raises `RecordRefused` if a line names the machine.
         """
         finished = finished_runs(_lines(self.folder / UNFINISHED) | _lines(self.scratch / LINES), self.plan)
-        texts = [json.dumps(asdict(line)) for line in finished]
+        texts = [json.dumps(line.line) for line in finished]
         refuse_machine("\n".join(texts), f"{self.plan.name} at {self.plan.scale}")
         fit = sum(total <= MOST for total in accumulate(len(text) + 1 for text in texts))
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +70,7 @@ class KeptRuns:
             write_lines(self.scratch / LINES, [*here.values(), *lost])
 
 
-def finished_runs(lines: Mapping[str, RunLine], plan: StudyPlan) -> list[RunLine]:
+def finished_runs(lines: Mapping[str, Row], plan: StudyPlan) -> list[Row]:
     """The lines of the finished runs of a plan, in its order."""
     info = plan.info(lines)
     planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
@@ -83,7 +82,7 @@ def number_kept(folder: Path, plan: StudyPlan) -> int:
     return len(finished_runs(_lines(folder / UNFINISHED), plan))
 
 
-def _lines(path: Path) -> dict[str, RunLine]:
+def _lines(path: Path) -> dict[str, Row]:
     return {line.digest: line for line in read_lines(path)}
 
 
@@ -95,7 +94,7 @@ class KeepingProgress:
         self.note, self.runs_due = listener.note, listener.runs_due
         self.run_started, self.round_done = listener.run_started, listener.round_done
 
-    def run_ended(self, run: PlannedRun, line: RunLine) -> None:
+    def run_ended(self, run: PlannedRun, line: Row) -> None:
         """Receives the end of a run."""
         self._listener.run_ended(run, line)
         self._seconds += line.facts.get("seconds") or 0.0

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from fedlens import Experiment
 from fedlens.data.normalize import normalize
 from fedlens.local.settings import LocalSettings
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 from fedlens.run.build import Built, build, data_directory
 from fedlens.run.session import Session
 from fedlens.settings.plan import plan
@@ -209,7 +209,7 @@ def at_once(folder: Path, jobs: int, runs: int, rounds: int, model: str, turns: 
         for number in seconds:
             out = folder / f"{turn}-{number}"
             seconds[number].append(timed(lambda: study.run(out, jobs=number, report=False))[0])  # noqa: B023
-            lines = StudyResults.read(out).lines
+            lines = Results.read(out).lines
             found.append({digest: line.series(line.main) for digest, line in lines.items()})
         if found[0] != found[1]:
             raise SystemExit("the results differ")

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
-from fedlens.report.study_results import LINES
+from fedlens.results.rows import LINES
 from tests.faults.run_kit import fedlens, lives
 from tests.unit.studies.study_kit import without_clock
 

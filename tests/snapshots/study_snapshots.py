@@ -19,8 +19,8 @@ from fedlens.report.study_figures import study_figure
 from fedlens.report.study_frames import cell_rows, cells_table, run_rows, to_csv, to_pandas
 from fedlens.report.study_page import write_study_page
 from fedlens.report.study_populations import CasePopulation, population_values
-from fedlens.report.study_results import LINES, StudyEntry, StudyResults, write_data, write_info, write_lines
 from fedlens.report.study_tables import study_table, study_tables
+from fedlens.results.rows import LINES, Results, Row, write_data, write_info, write_lines
 from fedlens.results.table_format import StudyTable
 from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import of_study
@@ -62,7 +62,7 @@ DOCUMENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def losses() -> StudyResults:
+def losses() -> Results:
     """Losses: one that is not finite at the end, one that is small, and one cell without a measurement."""
     made = results_of(
         {"fedavg": [[2.1, 0.412], [2.0, 0.398], [2.2, 0.405]], "fedavgm": [[1.9, 0.377], [1.8, math.nan], [2.0, 0.38]],
@@ -76,7 +76,7 @@ def losses() -> StudyResults:
     return replace(made, lines=lines)
 
 
-def over_clients() -> StudyResults:
+def over_clients() -> Results:
     """The columns over clients, of a method that measured them and of one that did not."""
     made = results_of({"fedavg": AVG[:3], "fedavgm": BETTER[:3]})
     spread = {"clients_accuracy_mean": 0.01, "clients_accuracy_std": -0.6, "clients_accuracy_worst_decile": -0.2,
@@ -90,12 +90,12 @@ def over_clients() -> StudyResults:
     return replace(made, lines={key: measured(key) for key in made.lines})
 
 
-def full(**info: Any) -> StudyResults:
+def full(**info: Any) -> Results:
     """Means, failures, runs to come, ties and one winner, at three alphas."""
     return results_of(SCORES, facts={"effective_lr": 0.1, "emd": 1.5}, **info)
 
 
-def of_data() -> StudyResults:
+def of_data() -> Results:
     """A study with the data of its clients, the costs of its models, analyses and two datasets."""
     labels = [[0, 0, 1, 1, 1, 2, 2, 0, 3], [0, 1, 2, 3, 0, 1, 2, 3, 0]]
     owners = [[0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 2]]
@@ -124,7 +124,7 @@ def of_data() -> StudyResults:
         lines[key] = replace(
             run, facts=facts, analyses={name: _moved(rows, k) for name, rows in ROWS.items()}
         )
-    return StudyResults(
+    return Results(
         made.info, lines, {"populations": population_values(populations), "costs": cost_values(costs)}
     )
 
@@ -137,7 +137,7 @@ def _moved(rows: Any, by: int) -> list[dict[str, Any]]:
     ]
 
 
-def chosen(**info: Any) -> StudyResults:
+def chosen(**info: Any) -> Results:
     """A tuned study whose final runs have the best points of the tuning, one of them at the end of its grid."""
     made = tuned(**{"metric": "test_accuracy", **info})
     rates = {"fedavg": 0.1, "fedavgm": 1.0}
@@ -281,14 +281,14 @@ def _short(value: Any) -> Any:
 def of_a_study() -> str:
     """The tables of a whole study: those of its file, the claims of its document and the pre-trainings."""
     study = full(document=DOCUMENT, tables=[{"kind": "summary"}, {"kind": "summary"}])
-    pretrained = [StudyEntry(name, name, name, {}, {}, "pretrain", 0) for name in ("rotations", "moco")]
+    pretrained = [Row.planned(name, name, name, {}, {}, "pretrain", 0) for name in ("rotations", "moco")]
     info = replace(study.info, pretrained=pretrained, pretrained_labels={"rotations": "Rotations"})
     done = {"rotations": replace(line("rotations", 0.6, 0), version="1.0")}
-    made = study_tables(StudyResults(info, {**study.lines, **done}))
+    made = study_tables(Results(info, {**study.lines, **done}))
     return _joined({table.name: table_text(table) for table in made})
 
 
-def page(study: StudyResults) -> str:
+def page(study: Results) -> str:
     """The words of a study's page and the data of its figures."""
     with TemporaryDirectory() as place, chdir(place):
         folder = Path("study")
@@ -315,7 +315,7 @@ def page_of_a_tuned_study() -> str:
     lines[final[1]] = replace(lines[final[1]], facts={**lines[final[1]].facts, "warnings": 2}, device="cuda")
     lines[final[2]] = replace(lines[final[2]], device="cpu")
     del lines[final[3]]
-    before = StudyEntry("pre", "pre", "rotations", {}, {}, "pretrain", 0)
+    before = Row.planned("pre", "pre", "rotations", {}, {}, "pretrain", 0)
     info = replace(study.info, pretrained=[before], pretrained_labels={"rotations": "Rotations"})
     return page(replace(study, info=info, lines={**lines, "pre": line("pre", 0.6, 0)}))
 
@@ -362,5 +362,5 @@ SNAPSHOTS: Snapshots = {
     },
     "pages/study-tuned.txt": page_of_a_tuned_study,
     "pages/study-of-data.txt": _of_data_alone,
-    "pages/study-not-begun.txt": lambda: page(StudyResults(by_alpha().info, {})),
+    "pages/study-not-begun.txt": lambda: page(Results(by_alpha().info, {})),
 }

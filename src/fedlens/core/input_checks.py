@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import HookError
-from fedlens.core.stacked import Row
+from fedlens.core.stacked import StackedRow
 
 FIRST_VISITS = (
     3  # calls of an operation by each worker, and rounds at the server, in which contents are compared
@@ -140,7 +140,9 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     >>> list(leaves({"w": [1, 2]}, "state"))
     [("state['w'][0]", 1), ("state['w'][1]", 2)]
     """
-    if isinstance(value, Mapping) and not isinstance(value, Row):  # each access to a row makes new views
+    if isinstance(value, Mapping) and not isinstance(
+        value, StackedRow
+    ):  # each access to a row makes new views
         for key, item in value.items():
             yield from leaves(item, f"{name}[{key!r}]")
     elif isinstance(value, list | tuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import HookError
-from fedlens.core.stacked import Column, Row, StackedTrees
+from fedlens.core.stacked import Column, StackedRow, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
@@ -49,7 +49,7 @@ class TreeField:
 
     def part(self, name: str, value: Any) -> _Part:
         """What is wrong with the leaves of `value`, or None; and the tensors that have its norm."""
-        if type(value) is Row and value.stacked.like(self.leaves):
+        if type(value) is StackedRow and value.stacked.like(self.leaves):
             return name, None, [torch.tensor(value.norm, dtype=torch.float64)]  # known for all rows at once
         fault = self._misfit(name, value)
         return name, fault, [] if fault is not None else list(value.values())
@@ -394,7 +394,7 @@ def nbytes(value: Any) -> int:
         return value.numel() * value.element_size()
     if isinstance(value, int | float):
         return 8
-    if type(value) is Row:
+    if type(value) is StackedRow:
         return value.nbytes
     if isinstance(value, _MAPPINGS):
         return sum(map(nbytes, value.values()))

@@ -32,13 +32,13 @@ class StackedTrees:
         self.leaves = leaves
         self._compared: tuple[Kind, bool] | None = None
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StackedRow]:
         """The trees, one for each client."""
-        return [Row(self, k) for k in range(len(next(iter(self.leaves.values()))))]
+        return [StackedRow(self, k) for k in range(len(next(iter(self.leaves.values()))))]
 
-    def row(self, at: int) -> Row:
+    def row(self, at: int) -> StackedRow:
         """The tree of one client."""
-        return Row(self, at)
+        return StackedRow(self, at)
 
     def like(self, kind: Kind) -> bool:
         """Whether each tree has exactly these leaves, with these shapes and dtypes."""
@@ -75,7 +75,7 @@ class StackedTrees:
         return sum(leaf[0].numel() * leaf.element_size() for leaf in self.leaves.values())
 
 
-class Row(Mapping[str, Tensor]):
+class StackedRow(Mapping[str, Tensor]):
     """The tree of client `at` in `stacked`; its leaves are views."""
 
     __slots__ = ("at", "stacked")
@@ -117,8 +117,8 @@ Column = StackedTrees | list[float] | Mapping[str, Tensor]
 
 def stack_of(trees: list[Any]) -> StackedTrees | None:
     """The `StackedTrees` that all of these are rows of; None if there is no such one."""
-    first = trees[0].stacked if trees and isinstance(trees[0], Row) else None
-    return first if first and all(isinstance(t, Row) and t.stacked is first for t in trees) else None
+    first = trees[0].stacked if trees and isinstance(trees[0], StackedRow) else None
+    return first if first and all(isinstance(t, StackedRow) and t.stacked is first for t in trees) else None
 
 
 def row_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:

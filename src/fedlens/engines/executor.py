@@ -30,13 +30,13 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.reduction import add_columns, add_reply, add_rows
 from fedlens.core.schema import LETTER, Schema, column_norms, nbytes, tensors_in
-from fedlens.core.stacked import Row, row_of
+from fedlens.core.stacked import StackedRow, row_of
 from fedlens.core.tree import NO_NORMS, copied, leaf_norms, mapped
 from fedlens.core.types import is_client
 
 _PLAIN = (torch.Tensor, float, int, str, bytes)
 _EXACTLY = frozenset(
-    (*_PLAIN, Row)
+    (*_PLAIN, StackedRow)
 )  # looked up first: nearly all have one of these types, and `isinstance` is slower
 
 
@@ -152,7 +152,10 @@ class Executor:
         # On a GPU, one synchronization for the values of all replies; the norms of rows are known.
         replies = [o for o in outcomes if isinstance(o, Outcome) and isinstance(o.payload, dict)]
         values = [
-            value for o in replies for value in (*o.payload.values(), o.state) if type(value) is not Row
+            value
+            for o in replies
+            for value in (*o.payload.values(), o.state)
+            if type(value) is not StackedRow
         ]
         tensors = tensors_in(values)  # kept while `known` is used, because ids of freed tensors are reused
         known = leaf_norms(tensors)
@@ -392,7 +395,7 @@ class Reduction:
             norms=answer.norms,
             letters=copied(answer.letters),
         )
-        if any(type(answer.payload.get(name)) is Row for name in self.reduce.fields):
+        if any(type(answer.payload.get(name)) is StackedRow for name in self.reduce.fields):
             self.rows.append(answer.payload)  # the memory of a group's rows is not reused
         else:
             # After the copies: donated trees are changed in place.

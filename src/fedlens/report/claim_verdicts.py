@@ -13,9 +13,9 @@ from fedlens.report.claim_expression import NAME, CellTerm, ClaimComparison, Con
 from fedlens.report.study_budget_tables import COLUMNS, amounts_to_target, value_at
 from fedlens.report.study_captions import case_name, cell_name, shown
 from fedlens.report.study_cells import StudyCell, cell_of, with_metric
-from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import t_interval
 from fedlens.report.table_view import TableView
+from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.table_format import StudyTable, TableCell
 
 Answer = Literal["shows", "does not show", "cannot tell", "not run at this scale", "not computed"]
@@ -89,12 +89,12 @@ class ClaimVerdict:
         return "; ".join([*words[:_NAMED], *more])
 
 
-def claim_verdicts(results: StudyResults) -> list[ClaimVerdict]:
+def claim_verdicts(results: Results) -> list[ClaimVerdict]:
     """The verdict on each claim of the study's document, in order."""
     return [_verdict(results, claim) for claim in results.info.document.get("claims", ())]
 
 
-def claims_table(results: StudyResults) -> StudyTable:
+def claims_table(results: Results) -> StudyTable:
     """The claims of the study's document, with the verdict on each."""
     head = ["Claim", "Verdict", "Numbers", "Scale"]
     rows = [
@@ -119,7 +119,7 @@ def check_claim(holds: str, info: StudyInfo, where: str) -> None:
         raise ConfigError(error.what, where=f"{where}, {error.where}", hint=error.hint) from None
 
 
-def _verdict(results: StudyResults, claim: Any) -> ClaimVerdict:
+def _verdict(results: Results, claim: Any) -> ClaimVerdict:
     claim = {"text": claim} if isinstance(claim, str) else claim  # in files of earlier versions
     holds = claim.get("holds", "")
     verdict = partial(ClaimVerdict, claim["text"], claim.get("where", ""), holds, results.info.scale)
@@ -199,7 +199,7 @@ def _absent(kind: str, name: str, known: Iterable[str], place: int) -> ConfigErr
 
 
 def _compared(
-    results: StudyResults, comparison: ClaimComparison, cells: Sequence[Cell], at: Mapping[str, float]
+    results: Results, comparison: ClaimComparison, cells: Sequence[Cell], at: Mapping[str, float]
 ) -> ComparedCells:
     words, values = _words(results.info, comparison, cells), dict.fromkeys(results.info.seeds, 0.0)
     for term, pair in zip(comparison.terms, cells, strict=True):
@@ -226,7 +226,7 @@ def _compared(
     return ComparedCells(f"{words}: {mean} [{low}, {high}]", found.mean, found.low, found.high, holds, reason)
 
 
-def _measured(results: StudyResults, pair: Cell, at: Mapping[str, float]) -> StudyCell:
+def _measured(results: Results, pair: Cell, at: Mapping[str, float]) -> StudyCell:
     """The values of a cell at the end of training, at a budget, the rounds to a target, or the changes at the end."""
     cell, runs = cell_of(results, *pair), results.runs(*pair)
     for kind, limit in at.items() if cell.complete else ():

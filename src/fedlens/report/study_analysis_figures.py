@@ -17,13 +17,13 @@ from fedlens.report.panel_pictures import Panel
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import METHOD, SeedGroups, SeedRuns
 from fedlens.report.study_panels import selected
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 
 _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z0-9])")
 
 
 def analysis_figure(
-    study: StudyResults,
+    study: Results,
     *,
     analysis: str,
     number: Annotated[int, Field(ge=1)] = 1,

@@ -31,9 +31,9 @@ from fedlens.report.study_document_rows import (
     stated_text,
     with_paper,
 )
-from fedlens.report.study_results import RunLine
 from fedlens.report.study_statistics import t_interval
 from fedlens.report.table_view import TableView
+from fedlens.results.rows import Row
 from fedlens.results.table_format import StudyTable, TableCell
 
 Measure = Literal["rounds", "batches", "bytes"]
@@ -106,14 +106,14 @@ def budgets(
     return StudyTable(view.name, title, caption, head, body, notes, len(view.dimension_head) + 1)
 
 
-def value_at(line: RunLine, metric: str, column: str, budget: float) -> float | None:
+def value_at(line: Row, metric: str, column: str, budget: float) -> float | None:
     """The last value of a metric within a budget; None if the run ends before, or was not evaluated by then.
 
     Args:
         column: of the curve, such as "batches", that the budget counts.
 
     >>> curve = {"round": [1, 2], "batches": [10, 20], "test_accuracy": [0.5, 0.6]}
-    >>> line = RunLine("", "", "finished", None, 2, "test_accuracy", curve)
+    >>> line = Row("", "", "finished", None, 2, "test_accuracy", curve)
     >>> [value_at(line, "test_accuracy", "batches", budget) for budget in (5, 15, 20, 30)]
     [None, 0.5, 0.6, None]
     """
@@ -125,7 +125,7 @@ def value_at(line: RunLine, metric: str, column: str, budget: float) -> float | 
 
 
 def _at_budget(
-    view: TableView, cell: StudyCell, lines: Sequence[RunLine], kind: str, budget: float, interval: bool
+    view: TableView, cell: StudyCell, lines: Sequence[Row], kind: str, budget: float, interval: bool
 ) -> str:
     if not cell.complete:
         return view.status(cell)
@@ -236,11 +236,11 @@ def needs_method(view: TableView, method: str, where: str) -> None:
         )
 
 
-def amount_to(line: RunLine, metric: str, target: float, amounts: Sequence[float | None]) -> float | None:
+def amount_to(line: Row, metric: str, target: float, amounts: Sequence[float | None]) -> float | None:
     """The amount at the first evaluation that reaches the target: at least it, or at most for losses; None if none.
 
     >>> curve = {"round": [1, 2, 3], "test_loss": [2.0, 1.0, 0.5]}
-    >>> line = RunLine("", "", "finished", None, 3, "test_loss", curve)
+    >>> line = Row("", "", "finished", None, 3, "test_loss", curve)
     >>> amount_to(line, "test_loss", 1.0, curve["round"]), amount_to(line, "test_loss", 0.1, curve["round"])
     (2, None)
     """

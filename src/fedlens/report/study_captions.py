@@ -8,8 +8,8 @@ from typing import Any
 from fedlens.base.format import heading, is_share, label, many, setting, split_of
 from fedlens.report.study_cells import CellComparison, StudyCell
 from fedlens.report.study_choices import choices
-from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
+from fedlens.results.rows import Results, StudyInfo
 
 INTERVAL = "95 % t interval"
 _FEW = 5  # seeds of tuning; with fewer, two copies of a method differ too often
@@ -135,14 +135,14 @@ def bold_words(compared: Sequence[CellComparison], info: StudyInfo, meaning: str
     return f"{text} and at least {FEWEST_BOLD} seeds."
 
 
-def untested_words(compared: Iterable[CellComparison], results: StudyResults) -> str:
+def untested_words(compared: Iterable[CellComparison], results: Results) -> str:
     """The comparisons that have no test, and why."""
     without = [each for each in compared if each.test is None or each.test.p is None]
     named = [f"{cell_name(results, each.cell)} ({each.untested})" for each in without]
     return f"No test: {listed(named)}." if named else ""
 
 
-def failure_notes(cells: Iterable[StudyCell], results: StudyResults) -> list[str]:
+def failure_notes(cells: Iterable[StudyCell], results: Results) -> list[str]:
     """One sentence for each cell with failed runs, with their reasons."""
     notes = []
     for cell in cells:
@@ -165,12 +165,12 @@ def edge_words(any_star: bool) -> str:
     return "* A chosen setting lies at the edge of the values that were tried." if any_star else ""
 
 
-def has_edge(results: StudyResults, cell: StudyCell) -> bool:
+def has_edge(results: Results, cell: StudyCell) -> bool:
     """Whether tuning chose a value at the edge of its grid in a cell."""
     return any(choice.edge for choice in choices(results, cell.method, cell.case))
 
 
-def cell_name(results: StudyResults, cell: StudyCell) -> str:
+def cell_name(results: Results, cell: StudyCell) -> str:
     """A method and its case in a sentence."""
     where = case_name(results.info, cell.case)
     return f"{results.info.methods.get(cell.method, cell.method)}{f' at {where}' if where else ''}"

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedlens.base.errors import nearest
 from fedlens.base.format import smaller_is_better, split_of
-from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_statistics import (
     Interval,
     PairedTest,
@@ -17,8 +16,9 @@ from fedlens.report.study_statistics import (
     paired_test,
     t_interval,
 )
+from fedlens.results.rows import Results, Row
 
-UNMEASURED = "{} was not measured"  # the words of `RunLine.problem`
+UNMEASURED = "{} was not measured"  # the words of `Row.problem`
 
 
 @dataclass(frozen=True)
@@ -58,23 +58,21 @@ class StudyCell:
         return t_interval(list(self.values.values())) if self.complete else None
 
 
-def cell_of(results: StudyResults, method: str, case: Mapping[str, Any]) -> StudyCell:
+def cell_of(results: Results, method: str, case: Mapping[str, Any]) -> StudyCell:
     """The cell of a method in a case, with the final values of `results.metric`."""
     runs, values = results.runs(method, case), results.values(method, case)
     # A stopped run is paused and goes on; one that diverged has failed.
     runs = {seed: line for seed, line in runs.items() if line.status != "stopped"}
     failed = {seed: _reason(line, results.metric) for seed, line in runs.items() if seed not in values}
     planned = [
-        entry.seed
-        for entry in results.info.entries
-        if entry.role == "final" and entry.method == method and entry.case == case
+        row.seed for row in results.rows if (row.method, row.role) == (method, "final") and row.case == case
     ]
     # Before tuning has chosen, the entries of final runs do not exist, so the seeds of the study count.
     missing = [seed for seed in planned or results.info.seeds if seed not in runs]
     return StudyCell(method, case, values, failed, missing)
 
 
-def _reason(line: RunLine, metric: str) -> str:
+def _reason(line: Row, metric: str) -> str:
     """Why a run has no value, with the nearest metric that it has."""
     reason = line.problem(metric) or UNMEASURED.format(metric)
     metrics = [name for name in line.curve if split_of(name) or name.startswith("clients_")]
@@ -83,7 +81,7 @@ def _reason(line: RunLine, metric: str) -> str:
     )
 
 
-def study_cells(results: StudyResults) -> list[StudyCell]:
+def study_cells(results: Results) -> list[StudyCell]:
     """All cells with planned runs, case by case, in the order of the study file."""
     planned = [(entry.method, dict(entry.case)) for entry in results.info.entries]
     return [
@@ -94,7 +92,7 @@ def study_cells(results: StudyResults) -> list[StudyCell]:
     ]
 
 
-def with_metric(results: StudyResults, metric: str | None) -> StudyResults:
+def with_metric(results: Results, metric: str | None) -> Results:
     """The results with another metric as the one that is compared; None leaves them as they are."""
     return replace(results, info=replace(results.info, metric=metric)) if metric else results
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Choice:
     edge: bool
 
 
-def choices(results: StudyResults, method: str, case: Mapping[str, Any]) -> list[Choice]:
+def choices(results: Results, method: str, case: Mapping[str, Any]) -> list[Choice]:
     """The choices of a cell, by setting; empty without tuning, or before tuning is complete."""
     tried = tried_values(results, method, case)
     return [
@@ -34,7 +34,7 @@ def choices(results: StudyResults, method: str, case: Mapping[str, Any]) -> list
     ]
 
 
-def chosen_values(results: StudyResults, method: str, case: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_values(results: Results, method: str, case: Mapping[str, Any]) -> dict[str, Any]:
     """The chosen value of each tuned setting of a cell: the point of its final runs.
 
     Empty without tuning, or before tuning is complete.
@@ -45,7 +45,7 @@ def chosen_values(results: StudyResults, method: str, case: Mapping[str, Any]) -
     return {}
 
 
-def tried_values(results: StudyResults, method: str, case: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+def tried_values(results: Results, method: str, case: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
     """The distinct values that the tuning runs of a cell have of each setting, numbers in rising order.
 
     A cell without tuning runs has the values of the grid of the study file.

@@ -37,8 +37,8 @@ from fedlens.report.study_document_rows import (
     stated_text,
     with_paper,
 )
-from fedlens.report.study_results import EFFECTIVE, RunLine, validation_metric
 from fedlens.report.table_view import TableView
+from fedlens.results.rows import EFFECTIVE, Row, validation_metric
 from fedlens.results.table_format import StudyTable, TableCell
 
 Spread = Literal["interval", "deviation", "none"]
@@ -203,10 +203,10 @@ def effective_rates(view: TableView, cell: StudyCell) -> list[float]:
     return sorted(rate for rate in rates if rate is not None)
 
 
-def effective_rate_of(line: RunLine, settings: Mapping[str, Any]) -> float | None:
+def effective_rate_of(line: Row, settings: Mapping[str, Any]) -> float | None:
     """The effective learning rate of a run: its fact, or the setting of that name; None if neither is known.
 
-    >>> line = RunLine("", "", "finished", None, 1, "test_accuracy", {}, {})
+    >>> line = Row("", "", "finished", None, 1, "test_accuracy", {}, {})
     >>> effective_rate_of(line, {"effective_lr": 0.1}), effective_rate_of(line, {"local.lr": 0.1})
     (0.1, None)
     """
@@ -311,25 +311,22 @@ def p_text(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _tuning_entries(view: TableView, cell: StudyCell) -> list[Any]:
+def _tuning_rows(view: TableView, cell: StudyCell) -> list[Row]:
     return [
-        entry
-        for entry in view.info.entries
-        if entry.role == "tune" and entry.method == cell.method and entry.case == cell.case
+        row
+        for row in view.results.rows
+        if (row.role, row.method) == ("tune", cell.method) and row.case == cell.case
     ]
 
 
 def _tuning_runs(view: TableView, cell: StudyCell) -> int:
     """Runs of tuning of a cell, each once though successive halving continues it."""
-    return len({entry.digest for entry in _tuning_entries(view, cell)})
+    return len({row.digest for row in _tuning_rows(view, cell)})
 
 
 def _tuning_score(view: TableView, cell: StudyCell, metric: str) -> str:
     point = chosen_values(view.results, cell.method, cell.case)
-    lines = [
-        view.results.lines.get(entry.digest) for entry in _tuning_entries(view, cell) if entry.point == point
-    ]
-    scores = [line.final(metric, view.info.last) if line else None for line in lines]
+    scores = [row.final(metric, view.info.last) for row in _tuning_rows(view, cell) if row.point == point]
     measured = [score for score in scores if score is not None]
     return (
         view.value(statistics.fmean(measured), metric)

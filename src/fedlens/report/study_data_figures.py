@@ -17,7 +17,7 @@ from fedlens.report.study_population_figures import (
     population_plots,
 )
 from fedlens.report.study_populations import read_populations
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 
 _CAPTIONS = {
     "bars": "Share of each class in the examples of each client.",
@@ -27,7 +27,7 @@ _CAPTIONS = {
 
 
 def populations_figure(
-    study: StudyResults,
+    study: Results,
     *,
     style: Literal["bars", "matrix", "classes"] = "bars",
     where: dict[str, Any] | None = None,
@@ -54,7 +54,7 @@ def populations_figure(
 
 
 def distributions_figure(
-    study: StudyResults,
+    study: Results,
     *,
     counts: list[Literal["classes", "examples", "class", "test"]] | None = None,
     where: dict[str, Any] | None = None,
@@ -78,7 +78,7 @@ def distributions_figure(
 
 
 def shown_populations(
-    study: StudyResults, spec: Mapping[str, Any], where: Mapping[str, Any] | None
+    study: Results, spec: Mapping[str, Any], where: Mapping[str, Any] | None
 ) -> list[Panel]:
     """The populations of the cases that a figure shows.
 

@@ -18,8 +18,8 @@ from fedlens.report.partition_statistics import imbalance
 from fedlens.report.stated_values import StatedValue, stated_label, stated_values
 from fedlens.report.study_costs import CellCost, read_costs
 from fedlens.report.study_populations import CasePopulation, read_populations
-from fedlens.report.study_results import RunLine
 from fedlens.report.table_view import TableView
+from fedlens.results.rows import Row
 from fedlens.results.table_format import StudyTable, TableCell
 
 Shown = Callable[[float | None], str]
@@ -170,9 +170,7 @@ def _columns(
     return columns
 
 
-def cost_facts(
-    cost: CellCost | None, lines: Sequence[RunLine], gbit: float | None = None
-) -> dict[str, float]:
+def cost_facts(cost: CellCost | None, lines: Sequence[Row], gbit: float | None = None) -> dict[str, float]:
     """The numbers of one row, by the name that document files use, without unknown ones.
 
     Args:

@@ -20,7 +20,7 @@ from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_groups import METHOD, SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
 from fedlens.report.study_maps import effective_rate_figure, heat_figure
-from fedlens.report.study_results import StudyInfo, StudyResults
+from fedlens.results.rows import Results, StudyInfo
 from fedlens.settings.config_errors import explained
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
@@ -84,7 +84,7 @@ def check_figures(info: StudyInfo) -> None:
 
     Kinds, keys, their types, and the names of settings, methods and cases are checked.
     """
-    planned = StudyResults(info, {})
+    planned = Results(info, {})
     for k, spec in enumerate(info.figures):
         try:
             study_figure(planned, spec, f"figures[{k}]")
@@ -92,7 +92,7 @@ def check_figures(info: StudyInfo) -> None:
             continue  # only the values of runs are missing
 
 
-def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "figures") -> StudyFigure:
+def study_figure(results: Results, spec: Mapping[str, Any], where: str = "figures") -> StudyFigure:
     """The figure that a [[figures]] table asks for; see `FIGURES` for the kinds.
 
     Raises `ConfigError` if the table is wrong, and `DataError` if no run has values for it yet.
@@ -109,7 +109,7 @@ def study_figure(results: StudyResults, spec: Mapping[str, Any], where: str = "f
     return replace(figure, title=title, caption=joined(*caveats, figure.caption), caveats=caveats)
 
 
-def draw(results: StudyResults, spec: Mapping[str, Any], path: Path) -> Path:
+def draw(results: Results, spec: Mapping[str, Any], path: Path) -> Path:
     """Draws the figure of a [[figures]] table into a .svg, .pdf or .png file, and returns its path.
 
     Raises `ConfigError` if the table is wrong, matplotlib is not installed or the name has another ending, `DataError`
@@ -118,7 +118,7 @@ def draw(results: StudyResults, spec: Mapping[str, Any], path: Path) -> Path:
     return study_figure(results, spec).draw(path)
 
 
-def study_figures(results: StudyResults) -> list[NamedFigure]:
+def study_figures(results: Results) -> list[NamedFigure]:
     """The figures that the study file asks for, or those of `default_figures`.
 
     A figure that no run has values for is named with the reason. Raises `ConfigError` if a table is wrong.
@@ -136,7 +136,7 @@ def study_figures(results: StudyResults) -> list[NamedFigure]:
     return named
 
 
-def default_figures(results: StudyResults) -> list[dict[str, Any]]:
+def default_figures(results: Results) -> list[dict[str, Any]]:
     """Learning curves of each case, and the metric against each dimension with several numbers."""
     runs = SeedGroups.of(results)
     specs: list[dict[str, Any]] = [{"kind": "curves"}]
@@ -148,7 +148,7 @@ def default_figures(results: StudyResults) -> list[dict[str, Any]]:
 
 
 def write_study_figures(
-    results: StudyResults, folder: Path, formats: Sequence[str] = ("svg", "pdf")
+    results: Results, folder: Path, formats: Sequence[str] = ("svg", "pdf")
 ) -> list[Path]:
     """Draws the figures of `study_figures` into a folder, and returns the files.
 

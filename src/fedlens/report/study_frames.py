@@ -30,8 +30,8 @@ from fedlens.report.study_captions import (
 from fedlens.report.study_cells import better, comparisons, study_cells
 from fedlens.report.study_choices import chosen_values
 from fedlens.report.study_comparison_tables import effective_rate_of, p_text
-from fedlens.report.study_results import EFFECTIVE, RunLine, StudyEntry, StudyResults
 from fedlens.report.table_view import TableView
+from fedlens.results.rows import EFFECTIVE, Results, Row
 from fedlens.results.table_format import StudyTable, TableCell, csv_text
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _SUMS = ("examples", "batches", "bytes", "bytes_client")
 _FIRST_FACTS = (EFFECTIVE, *WALL_CLOCK)  # these have a place of their own in a row
 
 
-def run_rows(results: StudyResults) -> list[Record]:
+def run_rows(results: Results) -> list[Record]:
     """One row for each run that has a line, in the order of the plan; a run that is in two cells has two rows.
 
     Columns: study, method, label, role, seed, each dimension of the cases, each tuned setting, effective_lr, status,
@@ -52,45 +52,44 @@ def run_rows(results: StudyResults) -> list[Record]:
     compared one; the sums of the last evaluation (examples, batches, bytes, bytes_client); other facts; version,
     directory; and last the wall-clock columns.
     """
-    entries = [entry for entry in results.info.entries if entry.digest in results.lines]
-    lines = [results.lines[entry.digest] for entry in entries]
-    settings = [name for name in _names(entry.point for entry in entries) if name != EFFECTIVE]
-    compared = list(dict.fromkeys(_measured(results, entry) for entry in entries))
-    metrics = [name for name in _names(line.curve for line in lines) if _is_metric(name)]
-    facts = [name for name in _names(line.facts for line in lines) if name not in _FIRST_FACTS]
-    sums = [name for name in _SUMS if any(name in line.curve for line in lines)]
+    done = [row for row in results.rows if row.status is not None]
+    settings = [name for name in _names(row.point for row in done) if name != EFFECTIVE]
+    compared = list(dict.fromkeys(_measured(results, row) for row in done))
+    metrics = [name for name in _names(row.curve for row in done) if _is_metric(name)]
+    facts = [name for name in _names(row.facts for row in done) if name not in _FIRST_FACTS]
+    sums = [name for name in _SUMS if any(name in row.curve for row in done)]
     rows = []
-    for entry, line in zip(entries, lines, strict=True):
-        metric = _measured(results, entry)
-        problem = line.problem(metric)
+    for run in done:
+        metric = _measured(results, run)
+        problem = run.problem(metric)
         row = {
             "study": results.info.name,
-            "method": entry.method,
-            "label": results.info.methods.get(entry.method, entry.method),
-            "role": entry.role,
-            "seed": entry.seed,
-            **{name: entry.case.get(name) for name in results.info.dimensions if name != EFFECTIVE},
-            **{name: entry.point.get(name) for name in settings},
-            EFFECTIVE: effective_rate_of(line, {**entry.case, **entry.point}),
-            "status": line.status,
-            "reason": line.reason or problem,
-            "rounds": line.rounds,
+            "method": run.method,
+            "label": results.info.methods.get(run.method, run.method),
+            "role": run.role,
+            "seed": run.seed,
+            **{name: run.case.get(name) for name in results.info.dimensions if name != EFFECTIVE},
+            **{name: run.point.get(name) for name in settings},
+            EFFECTIVE: effective_rate_of(run, {**run.case, **run.point}),
+            "status": run.status,
+            "reason": run.reason or problem,
+            "rounds": run.rounds,
             **{
-                name: None if name == metric and problem else line.final(name, results.info.last)
+                name: None if name == metric and problem else run.final(name, results.info.last)
                 for name in metrics
             },
-            **{f"best_{name}": _best(line, name) if name == metric else None for name in compared},
-            **{name: _last(line, name) for name in sums},
-            **{name: line.facts.get(name) for name in facts},
-            "version": line.version,
-            "device": line.device,
-            "directory": entry.run,
+            **{f"best_{name}": _best(run, name) if name == metric else None for name in compared},
+            **{name: _last(run, name) for name in sums},
+            **{name: run.facts.get(name) for name in facts},
+            "version": run.version,
+            "device": run.device,
+            "directory": run.run,
         }
-        rows.append({**row, **{name: line.facts.get(name) for name in WALL_CLOCK}})
+        rows.append({**row, **{name: run.facts.get(name) for name in WALL_CLOCK}})
     return _same_columns(rows)
 
 
-def cell_rows(results: StudyResults) -> list[Record]:
+def cell_rows(results: Results) -> list[Record]:
     """One row for each method in each case.
 
     Columns: study, method, label, each dimension of the cases, the chosen value of each tuned setting, effective_lr (if
@@ -143,7 +142,7 @@ def cell_rows(results: StudyResults) -> list[Record]:
     return rows
 
 
-def cells_table(results: StudyResults) -> StudyTable:
+def cells_table(results: Results) -> StudyTable:
     """The cells as a table for LaTeX: mean, interval, runs, and the difference to the baseline."""
     view = TableView(results, "cells")
     info, metric = results.info, results.metric
@@ -181,7 +180,7 @@ def cells_table(results: StudyResults) -> StudyTable:
     return StudyTable("cells", info.title or info.name, caption, head, rows, notes, width, info.caveats)
 
 
-def write_frames(results: StudyResults, folder: Path, parquet: bool | None = None) -> list[Path]:
+def write_frames(results: Results, folder: Path, parquet: bool | None = None) -> list[Path]:
     """Writes runs.csv, cells.csv and cells.tex, and with pandas and pyarrow runs.parquet and cells.parquet.
 
     Args:
@@ -268,18 +267,18 @@ def _is_metric(name: str) -> bool:
     return split_of(name) is not None or name.startswith("clients_")
 
 
-def _measured(results: StudyResults, entry: StudyEntry) -> str:
+def _measured(results: Results, run: Row) -> str:
     """The metric that a run is measured by: on validation data while tuning."""
     split = split_of(results.metric)
-    return f"validation_{split[1]}" if entry.role == "tune" and split else results.metric
+    return f"validation_{split[1]}" if run.role == "tune" and split else results.metric
 
 
-def _last(line: RunLine, name: str) -> float | None:
+def _last(line: Row, name: str) -> float | None:
     values = [value for value in line.curve.get(name, ()) if value is not None]
     return values[-1] if values else None
 
 
-def _best(line: RunLine, metric: str) -> float | None:
+def _best(line: Row, metric: str) -> float | None:
     values = [value for _, value in line.series(metric)] if line.status != "failed" else []
     return max(values, key=lambda value: better(metric, value), default=None)
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS, many, setting
 from fedlens.report.study_choices import is_number
-from fedlens.report.study_results import EFFECTIVE, Role, RunLine, StudyResults
+from fedlens.results.rows import EFFECTIVE, Results, Role, Row
 
 METHOD = "method"
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
@@ -36,15 +36,15 @@ class SeedRuns:
     """
 
     keys: Mapping[str, Any]
-    runs: Mapping[int, RunLine | None]
+    runs: Mapping[int, Row | None]
 
     @property
-    def done(self) -> dict[int, RunLine]:
+    def done(self) -> dict[int, Row]:
         """The runs with a result."""
         return {seed: line for seed, line in self.runs.items() if line is not None and not is_lost(line)}
 
     @property
-    def lost(self) -> dict[int, RunLine]:
+    def lost(self) -> dict[int, Row]:
         """The runs that failed or diverged."""
         return {seed: line for seed, line in self.runs.items() if line is not None and is_lost(line)}
 
@@ -56,12 +56,12 @@ class SeedRuns:
         return {seed: value for seed, value in finals.items() if value is not None}
 
 
-def is_lost(line: RunLine) -> bool:
+def is_lost(line: Row) -> bool:
     """Whether a run failed or diverged, so that it has no result."""
     return why_lost(line) is not None
 
 
-def why_lost(line: RunLine) -> str | None:
+def why_lost(line: Row) -> str | None:
     """Why a run has no result; None if it has one. A run that halving stopped has the result of its last round."""
     return None if line.status == "stopped" else line.problem(line.main)
 
@@ -70,26 +70,25 @@ def why_lost(line: RunLine) -> str | None:
 class SeedGroups:
     """The cells of one part of a study, "final" or "tune", and the names of what they differ in."""
 
-    results: StudyResults
+    results: Results
     role: Role = "final"
     cells: Sequence[SeedRuns] = field(default_factory=tuple)
 
     @classmethod
-    def of(cls, results: StudyResults, role: Role = "final") -> SeedGroups:
+    def of(cls, results: Results, role: Role = "final") -> SeedGroups:
         """The cells in the order of the plan; of the case that is planned and has no run yet, with empty `runs`."""
-        by_keys: dict[str, tuple[dict[str, Any], dict[int, RunLine | None]]] = {}
+        by_keys: dict[str, tuple[dict[str, Any], dict[int, Row | None]]] = {}
         if role == "final":
             for case in results.info.cases:
                 for method in results.info.methods:
                     keys = {METHOD: method, **case}
                     by_keys[_text(keys)] = (keys, {})
-        for entry in results.info.entries:
-            if entry.role == role:
-                keys = {METHOD: entry.method, **entry.case, **(entry.point if role == "tune" else {})}
+        for row in results.rows:
+            if row.role == role:
+                keys = {METHOD: row.method, **row.case, **(row.point if role == "tune" else {})}
                 _, runs = by_keys.setdefault(_text(keys), (keys, {}))
-                line = results.lines.get(entry.digest)
-                paused = line is not None and role == "final" and line.status == "stopped"
-                runs[entry.seed] = None if paused else line
+                ended = row.status is not None and (role == "tune" or row.status != "stopped")
+                runs[row.seed] = row if ended else None
         return cls(
             results, role, [SeedRuns(keys, dict(sorted(runs.items()))) for keys, runs in by_keys.values()]
         )

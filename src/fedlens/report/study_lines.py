@@ -34,8 +34,8 @@ from fedlens.report.study_panels import (
     y_axis,
 )
 from fedlens.report.study_population_figures import emd_row
-from fedlens.report.study_results import Role, RunLine, StudyResults
 from fedlens.report.study_values import Finals, caption_of, has_values, runs_of, start
+from fedlens.results.rows import Results, Role, Row
 
 _BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
 
@@ -53,7 +53,7 @@ _OVER: dict[str, tuple[str, Literal["count", "bytes"], str]] = {
 
 
 def setting_figure(
-    study: StudyResults,
+    study: Results,
     *,
     x: str,
     lines: Names = METHOD,
@@ -174,7 +174,7 @@ def _as_bars(drawn: Sequence[Sequence[Series]]) -> list[list[Series]]:
 
 
 def curve_figure(
-    study: StudyResults,
+    study: Results,
     *,
     x: Over = "round",
     lines: Names = METHOD,
@@ -307,7 +307,7 @@ def _curve(
     return banded(at, means, [spread(each, band, metric) for each in values], line, hover)
 
 
-def _by_round(run: RunLine, metric: str, over: Over) -> dict[int, tuple[float, float]]:
+def _by_round(run: Row, metric: str, over: Over) -> dict[int, tuple[float, float]]:
     """(place, value) by round."""
     rounds = run.curve.get("round", ())
     at = run.curve.get(over, [None] * len(rounds))

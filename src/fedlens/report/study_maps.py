@@ -24,15 +24,15 @@ from fedlens.report.study_panels import (
     selected,
     y_axis,
 )
-from fedlens.report.study_results import Role, StudyResults
 from fedlens.report.study_values import Finals, caption_of, runs_of, start
+from fedlens.results.rows import Results, Role
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
 _MOST_NAMED = 5  # decades of an axis
 
 
 def heat_figure(
-    study: StudyResults,
+    study: Results,
     *,
     x: str,
     y: str,
@@ -92,7 +92,7 @@ def heat_figure(
 
 
 def effective_rate_figure(
-    study: StudyResults,
+    study: Results,
     *,
     lines: Names = METHOD,
     panels: Names | None = None,

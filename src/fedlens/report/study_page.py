@@ -15,8 +15,8 @@ from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import METHOD, SeedGroups, is_lost, why_lost
 from fedlens.report.study_populations import DATA_FIGURES, needs_runs, read_populations
-from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import Results, Row
 
 PAGE, FOLDER = "study.html", "figures"
 
@@ -51,7 +51,7 @@ def write_study_page(folder: Path) -> Path:
 
     Raises `DataError` if the folder has no study, and `ConfigError` if a table or figure that it asks for is wrong.
     """
-    results = StudyResults.read(folder)
+    results = Results.read(folder)
     info = results.info
     lines = [results.lines.get(entry.digest) for entry in info.entries]
     versions = sorted({line.version for line in lines if line is not None and line.version})
@@ -105,7 +105,7 @@ def _shown(named: NamedFigure, folder: Path) -> ShownFigure:
     return ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files, of_data)
 
 
-def _client_names(results: StudyResults) -> list[str]:
+def _client_names(results: Results) -> list[str]:
     """The clients of all populations that the figures may show."""
     try:
         populations = read_populations(results.data.get("populations", ()))
@@ -114,7 +114,7 @@ def _client_names(results: StudyResults) -> list[str]:
     return list(dict.fromkeys(name for each in populations for name in each.ids))
 
 
-def _what(results: StudyResults) -> str:
+def _what(results: Results) -> str:
     info = results.info
     parts = [many(len(info.methods), "method")]
     if len(info.cases) > 1:
@@ -124,13 +124,13 @@ def _what(results: StudyResults) -> str:
     return " ".join(filter(None, [f"{info.name}:", ", ".join(parts), scale]))
 
 
-def _done(results: StudyResults) -> list[RunLine]:
+def _done(results: Results) -> list[Row]:
     """The lines of the study, each once: two cells can share a run."""
     digests = dict.fromkeys(entry.digest for entry in results.info.entries)
     return [results.lines[digest] for digest in digests if digest in results.lines]
 
 
-def _kpis(results: StudyResults) -> list[tuple[str, str, str]]:
+def _kpis(results: Results) -> list[tuple[str, str, str]]:
     done = _done(results)
     if not needs_runs(results.info.figures, results.info.tables):
         return [("Runs", "none", "data and models are shown, which needs no training")]
@@ -148,7 +148,7 @@ def _kpis(results: StudyResults) -> list[tuple[str, str, str]]:
     ]
 
 
-def _pretraining_kpi(results: StudyResults) -> list[tuple[str, str, str]]:
+def _pretraining_kpi(results: Results) -> list[tuple[str, str, str]]:
     """The CPU time of the pre-trainings, which the other numbers leave out."""
     if not results.info.pretrained:
         return []
@@ -160,7 +160,7 @@ def _pretraining_kpi(results: StudyResults) -> list[tuple[str, str, str]]:
     return [("Pre-training", duration(sum(seconds)) if seconds else MISSING, what)]
 
 
-def _lost_rows(results: StudyResults) -> list[list[Any]]:
+def _lost_rows(results: Results) -> list[list[Any]]:
     """The runs that failed or diverged, with their place in the study and the reason."""
     runs, rows = SeedGroups.of(results), []
     for entry in results.info.entries:
@@ -174,7 +174,7 @@ def _lost_rows(results: StudyResults) -> list[list[Any]]:
     return rows
 
 
-def _method(results: StudyResults) -> list[str]:
+def _method(results: Results) -> list[str]:
     """Sentences on how the runs are comparable."""
     info = results.info
     if not needs_runs(info.figures, info.tables):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fedlens.base.format import MISSING, count, duration, label, metric_value
-from fedlens.report.study_results import StudyEntry, StudyResults
+from fedlens.results.rows import Results, Row
 from fedlens.results.table_format import StudyTable, TableCell
 
 _NAME = "pretraining"
 _HEAD = ("pre-training", "status", "rounds", "images", "CPU time", "last value")
 
 
-def pretraining_tables(results: StudyResults) -> list[StudyTable]:
+def pretraining_tables(results: Results) -> list[StudyTable]:
     """One table with a row for each pre-training; none for a study without."""
     if not results.info.pretrained:
         return []
@@ -27,7 +27,7 @@ def pretraining_tables(results: StudyResults) -> list[StudyTable]:
     return [StudyTable(_NAME, "Pre-training", caption, _HEAD, rows, notes)]
 
 
-def _row(results: StudyResults, entry: StudyEntry) -> list[str]:
+def _row(results: Results, entry: Row) -> list[str]:
     name = results.info.pretrained_labels.get(entry.method, entry.method)
     line = results.lines.get(entry.digest)
     if line is None:
@@ -37,7 +37,7 @@ def _row(results: StudyResults, entry: StudyEntry) -> list[str]:
     last = MISSING if value is None else f"{metric_value(line.main, value)} {label(line.main)}"
     return [
         name,
-        line.status,
+        str(line.status),
         count(line.rounds),
         count(images[-1]),
         duration(line.facts.get("cpu_seconds")),

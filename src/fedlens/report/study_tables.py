@@ -22,8 +22,8 @@ from fedlens.report.study_data_tables import datasets, efficiency
 from fedlens.report.study_populations import needs_runs
 from fedlens.report.study_pretraining import pretraining_tables
 from fedlens.report.study_relative_tables import relative
-from fedlens.report.study_results import StudyInfo, StudyResults
 from fedlens.report.table_view import TableView, narrowed
+from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.table_format import StudyTable
 
 TABLES: dict[str, Callable[..., StudyTable]] = {
@@ -58,7 +58,7 @@ def _common(
     """The options of every kind, as types."""
 
 
-def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "tables") -> StudyTable:
+def study_table(results: Results, spec: Mapping[str, Any], where: str = "tables") -> StudyTable:
     """The table that a `[[tables]]` entry of a study file asks for.
 
     Args:
@@ -85,7 +85,7 @@ def study_table(results: StudyResults, spec: Mapping[str, Any], where: str = "ta
     return replace(table, caveats=results.info.caveats)
 
 
-def study_tables(results: StudyResults) -> list[StudyTable]:
+def study_tables(results: Results) -> list[StudyTable]:
     """All tables of a study; those of `default_tables` if its file has none. Names are unique."""
     specs = results.info.tables or default_tables(results.info)
     check_tables(specs)
@@ -124,7 +124,7 @@ def check_planned_tables(info: StudyInfo) -> None:
 
     Kinds, options, their types, and the names of methods, cases and targets are checked.
     """
-    planned = StudyResults(info, {})
+    planned = Results(info, {})
     check_tables(info.tables)
     for k, spec in enumerate(info.tables):
         try:

@@ -11,10 +11,10 @@ from fedlens.base.format import many
 from fedlens.report.figures import Series
 from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns
 from fedlens.report.study_panels import GREY, SPREADS, PanelLayout, Spread
-from fedlens.report.study_results import Role, StudyResults
+from fedlens.results.rows import Results, Role
 
 
-def runs_of(study: StudyResults, role: Role | None, names: Sequence[str]) -> SeedGroups:
+def runs_of(study: Results, role: Role | None, names: Sequence[str]) -> SeedGroups:
     """The runs of a role; without one the final runs, or those of tuning if a name is a setting of tuning alone."""
     names = [name for name in names if name not in FACTS]
     if role is not None:
@@ -83,7 +83,7 @@ def start(text: str) -> str:
 
 
 def caption_of(
-    study: StudyResults,
+    study: Results,
     title: str,
     groups: Sequence[SeedRuns],
     band: Spread,

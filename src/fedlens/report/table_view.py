@@ -11,7 +11,7 @@ from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import MISSING, number
 from fedlens.report.study_captions import case_name, shown, shown_in_percent
 from fedlens.report.study_cells import StudyCell, study_cells
-from fedlens.report.study_results import StudyInfo, StudyResults
+from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.table_format import TableCell
 
 
@@ -28,7 +28,7 @@ class TableView:
         where: the table in the study file, for messages.
     """
 
-    results: StudyResults
+    results: Results
     name: str
     title: str = ""
     digits: int | None = None
@@ -105,12 +105,12 @@ def label_of(info: StudyInfo, dimension: str) -> str:
 
 
 def narrowed(
-    results: StudyResults,
+    results: Results,
     where: str,
     metric: str | None,
     methods: Sequence[str] | None,
     cases: Mapping[str, Any] | None,
-) -> StudyResults:
+) -> Results:
     """The results with another metric, some of the methods, or some of the cases.
 
     Args:

@@ -12,7 +12,7 @@ from fedlens.base.errors import FedlensError, RunFailed, told
 from fedlens.base.interrupts import from_code
 from fedlens.files.atomic_files import make_folder
 from fedlens.files.full_disk import disk_full, stopped_when_full
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.run.progress import Silent
 from fedlens.settings.own_files import refuse_edited
 from fedlens.studies.line import failed_line, line_of
@@ -60,7 +60,7 @@ class StudyStopped(RunFailed):
     """The study cannot continue, for example because the disk is full."""
 
 
-def carry_out(due: DueRun, options: RunOptions, session: Session, listener: RoundListener) -> RunLine:
+def carry_out(due: DueRun, options: RunOptions, session: Session, listener: RoundListener) -> Row:
     """Starts the run or resumes it, up to its round `until`, and returns its line.
 
     A run that fails is a line with the status "failed" and the reason. Raises `StudyStopped` if the disk is full, and
@@ -131,7 +131,7 @@ class _Rounds(Silent):
         self._listener(self._run, int(metrics["round"]), self._rounds)
 
 
-def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> RunLine:
+def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
     """Returns the line of a failed run, with its measurements so far.
 
     The reason has no path of the run directory, so that the line does not depend on the folder of the study.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedlens.report.study_results import Role
+from fedlens.results.rows import Role
 from fedlens.settings.config import Config
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PlannedRun, Point

@@ -11,7 +11,7 @@ from typing import Any
 from fedlens.base.errors import ConfigError, FedlensError
 from fedlens.base.summary_text import listed
 from fedlens.files.atomic_files import read_regular
-from fedlens.report.study_results import INFO, LINES, StudyEntry, StudyInfo, StudyResults, read_lines
+from fedlens.results.rows import INFO, LINES, Results, Row, StudyInfo, read_lines
 from fedlens.settings.keys import diff
 from fedlens.studies.expansion import shown_value
 from fedlens.studies.planned import PlannedRun
@@ -35,8 +35,8 @@ class StudyChange:
     """
 
     settings: Sequence[str] = ()
-    new: Sequence[StudyEntry] = ()
-    gone: Sequence[StudyEntry] = ()
+    new: Sequence[Row] = ()
+    gone: Sequence[Row] = ()
     rules: Sequence[str] = ()
 
     def __bool__(self) -> bool:
@@ -61,7 +61,7 @@ def changed_study(folder: Path, plan: StudyPlan) -> StudyChange:
     lines = read_lines(folder / LINES)
     if not lines or not (folder / INFO).exists():
         return StudyChange()
-    before = StudyResults.read(folder).info
+    before = Results.read(folder).info
     made = {line.digest for line in lines}
     kept = {line.digest for line in lines if line.status != "failed"}
     repaired = {_before(run, before): run for run in plan.runs if run.files}
@@ -96,7 +96,7 @@ def refuse_changed(folder: Path, plan: StudyPlan, accept_changes: bool = False) 
     return change
 
 
-def _belongs(entry: StudyEntry, plan: StudyPlan) -> bool:
+def _belongs(entry: Row, plan: StudyPlan) -> bool:
     """Whether the plan can have a run with this method, case, seed, point and settings."""
     cells = plan.cells
     method = next((one for one in cells.methods if one.name == entry.method), None)
@@ -126,12 +126,12 @@ def _files(before: StudyInfo, plan: StudyPlan) -> list[str]:
     ]
 
 
-def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[StudyEntry]:
+def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[Row]:
     """The final runs of new seeds, whose points tuning chooses."""
     if plan.cells.tune is None:
         return []
     return [
-        StudyEntry("", "", method.name, dict(case.values), {}, "final", seed)
+        Row.planned("", "", method.name, dict(case.values), {}, "final", seed)
         for seed in plan.cells.seeds
         if seed not in before.seeds
         for case in plan.cells.cases
@@ -177,7 +177,7 @@ def _settings(folder: Path, before: StudyInfo, plan: StudyPlan) -> list[str]:
     return differences(values, {key: value for key, value in plan.source.values.items() if key != "base"})
 
 
-def _runs(entries: Iterable[StudyEntry]) -> str:
+def _runs(entries: Iterable[Row]) -> str:
     """The number of runs, and their cells, in words."""
     cells: dict[str, int] = {}
     for entry in entries:

@@ -12,7 +12,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.parse_text import parse_toml, read_text
 from fedlens.files.regular_file import open_regular
 from fedlens.report.claim_verdicts import check_claim
-from fedlens.report.study_results import StudyInfo
+from fedlens.results.rows import StudyInfo
 from fedlens.studies.study_file import CaseSettings, MethodSettings, StudySettings, StudySource
 
 

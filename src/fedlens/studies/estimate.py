@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlens.base.errors import FedlensError
 from fedlens.base.format import count, duration, many, size
-from fedlens.report.study_results import LINES, RunLine, read_lines
+from fedlens.results.rows import LINES, Row, read_lines
 from fedlens.run.session import Session
 from fedlens.studies.gpu_runs import runs_on_gpus
 from fedlens.studies.halving import reaching
@@ -141,7 +141,7 @@ def estimate(
     return StudyEstimate(**made, sentences=_sentences(made))
 
 
-def _pretraining(plan: StudyPlan, lines: Mapping[str, RunLine], costs: RunCosts) -> list[RunCost]:
+def _pretraining(plan: StudyPlan, lines: Mapping[str, Row], costs: RunCosts) -> list[RunCost]:
     """The costs of the pre-trainings that are neither done nor in the cache."""
     found = []
     for run in plan.pretraining:
@@ -155,7 +155,7 @@ def _pretraining(plan: StudyPlan, lines: Mapping[str, RunLine], costs: RunCosts)
     return found
 
 
-def _runs(plan: StudyPlan, lines: dict[str, RunLine]) -> Iterator[tuple[PlannedRun, int | None]]:
+def _runs(plan: StudyPlan, lines: dict[str, Row]) -> Iterator[tuple[PlannedRun, int | None]]:
     """All runs of a study, each once, with the rounds that they are expected to do; None for all."""
     if not plan.trains:
         return

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import many, smaller_is_better
-from fedlens.report.study_results import RunLine, validation_metric
+from fedlens.results.rows import Row, validation_metric
 
 DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged
 Score = tuple[
@@ -44,7 +44,7 @@ def kept(points: int, eta: int) -> int:
     return max(1, points // eta)
 
 
-def has_reached(line: RunLine | None, rung: int | None) -> bool:
+def has_reached(line: Row | None, rung: int | None) -> bool:
     """Whether a run needs no more rounds for a comparison at `rung`; None for the end of the run.
 
     A failed run needs no more rounds.
@@ -54,7 +54,7 @@ def has_reached(line: RunLine | None, rung: int | None) -> bool:
     return line.status in ("finished", "failed") or (rung is not None and line.rounds >= rung)
 
 
-def failed_before(line: RunLine, rung: int | None) -> bool:
+def failed_before(line: Row, rung: int | None) -> bool:
     """Whether a run had failed or diverged when round `rung` was over; None for the end of the run.
 
     A run that failed later was compared at the rung while it still ran, and that comparison stands. A diverged run was
@@ -66,13 +66,13 @@ def failed_before(line: RunLine, rung: int | None) -> bool:
     return rung is None or line.rounds < rung or (line.rounds == rung and diverged)
 
 
-def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1) -> float | None:
+def value_at(line: Row, metric: str, rung: int | None = None, last: int = 1) -> float | None:
     """The mean of the last `last` values of `metric` up to round `rung`, None for the whole run.
 
     None if the run failed until then, or its value or loss is not finite in the last evaluation.
 
     >>> curve = {"round": [0, 1, 2, 3], "validation_accuracy": [0.1, 0.5, 0.6, 0.9]}
-    >>> line = RunLine("d", "r", "finished", None, 3, "test_accuracy", curve)
+    >>> line = Row("d", "r", "finished", None, 3, "test_accuracy", curve)
     >>> value_at(line, "validation_accuracy", rung=2), value_at(line, "validation_accuracy", rung=2, last=2)
     (0.6, 0.55)
     """
@@ -87,14 +87,14 @@ def value_at(line: RunLine, metric: str, rung: int | None = None, last: int = 1)
     return statistics.fmean(values) if values else None
 
 
-def score(lines: Sequence[RunLine], metric: str | None, rung: int | None = None, last: int = 1) -> Score:
+def score(lines: Sequence[Row], metric: str | None, rung: int | None = None, last: int = 1) -> Score:
     """Returns the score of a point, from its runs with every tuning seed; smaller is better.
 
     A point with fewer failed runs is better than one with more. A run that diverged has failed.
 
     Args:
         metric: of the study, None for the main metric of each run; the score uses its validation counterpart, see
-            `fedlens.report.study_results.validation_metric`.
+            `fedlens.results.rows.validation_metric`.
 
     Raises `ConfigError` if a run that did not fail lacks the metric.
     """
@@ -122,7 +122,7 @@ def best(scores: Sequence[Score], number: int) -> list[int]:
     return sorted(ranked[:number])
 
 
-def _check_has(line: RunLine, metric: str) -> None:
+def _check_has(line: Row, metric: str) -> None:
     """Raises `ConfigError` if a run has no column for the metric that points are compared by."""
     if line.curve and metric not in line.curve:
         columns = [name for name in line.curve if name.startswith("validation_")]

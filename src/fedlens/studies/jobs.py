@@ -19,7 +19,7 @@ from fedlens.base.threads import usable_cores
 from fedlens.engines.devices import next_gpu
 from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
 from fedlens.studies.gpu_runs import device_of
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -32,7 +32,7 @@ _SAVING = 120.0  # seconds that interrupted runs have to save their last round; 
 _SHARE = 0.8  # of the free memory that runs may take together
 
 
-Ended = Callable[[PlannedRun, RunLine], None]
+Ended = Callable[[PlannedRun, Row], None]
 
 
 class Jobs(Protocol):

@@ -10,7 +10,7 @@ from fedlens import __version__
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import finite, split_of
 from fedlens.report.read import Run, subtable
-from fedlens.report.study_results import RunLine, Status
+from fedlens.results.rows import Row, Status
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config
 from fedlens.studies.effective_rate import effective_rate
@@ -21,13 +21,13 @@ _STATUS: Mapping[str, Status] = {"finished": "finished", "failed": "failed", "pa
 _TRAINING = "local_loss"
 
 
-def line_of(planned: PlannedRun, directory: Path) -> RunLine:
+def line_of(planned: PlannedRun, directory: Path) -> Row:
     """The line of a run that finished, failed, or is paused (status "stopped", `rounds` the round of the pause).
 
     The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up, down and between
     clients of one that takes part in the round, the mean over those that did. Metrics are those of the server's data
     (`test_`, `validation_`, `train_`), those over clients (`clients_`), and `local_loss`. Facts besides those of
-    `RunLine` are `warnings`, the number of warnings of the run. Sums of counts are exact, other values are rounded to
+    `Row` are `warnings`, the number of warnings of the run. Sums of counts are exact, other values are rounded to
     7 significant digits.
 
     Raises `RunDirectoryError` if `directory` has no run, or the run has not ended.
@@ -40,7 +40,7 @@ def line_of(planned: PlannedRun, directory: Path) -> RunLine:
     run = Run(directory, opened.read_config(), opened.read_metrics(), summary, environment, None)
     done = run.rounds_done
     reason = summary.get("error") if status == "failed" else None
-    return RunLine(
+    return Row(
         planned.digest,
         planned.directory,
         status,
@@ -54,13 +54,13 @@ def line_of(planned: PlannedRun, directory: Path) -> RunLine:
     )
 
 
-def failed_line(planned: PlannedRun, reason: str) -> RunLine:
+def failed_line(planned: PlannedRun, reason: str) -> Row:
     """The line of a run that failed before it had a directory."""
-    return RunLine(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+    return Row(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """The columns of `RunLine.curve`."""
+    """The columns of `Row.curve`."""
     names = list(dict.fromkeys(name for line in metrics for name in line if _is_metric(name)))
     sums = {"examples": 0, "batches": 0, "bytes": 0}
     client = client_up = 0.0

@@ -9,7 +9,7 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.report.study_populations import needs_runs
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import resolve
@@ -23,7 +23,7 @@ _SETTINGS = {
     "train": "evaluation.train = true",
     "validation": "data.validation above 0, and tune.refit = false if the study is tuned",
 }
-# Columns of a curve that are not metrics, see `RunLine`.
+# Columns of a curve that are not metrics, see `Row`.
 _COUNTED = ("round", "examples", "batches", "bytes", "bytes_client", "bytes_client_up")
 
 
@@ -93,7 +93,7 @@ def asked_metrics(
                 yield spec["metric"], f"{kind}[{number}].metric"
 
 
-def refuse_unmeasured(line: RunLine, metric: str | None, where: str) -> None:
+def refuse_unmeasured(line: Row, metric: str | None, where: str) -> None:
     """Raises `ConfigError` if an ended run measured no such metric on any data, so that no other run will.
 
     A metric that is measured on other data, and a failed run, raise nothing: the results show them.

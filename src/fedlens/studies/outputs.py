@@ -15,8 +15,8 @@ from fedlens.files.text_files import read_json
 from fedlens.report.study_figures import write_study_figures
 from fedlens.report.study_frames import write_frames
 from fedlens.report.study_page import write_study_page
-from fedlens.report.study_results import StudyResults
 from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import Results
 
 TABLES, FIGURES = "tables", "figures"
 WRITTEN = "outputs.json"
@@ -35,7 +35,7 @@ def write_outputs(folder: Path) -> list[Path]:
     """
     # What would be refused is refused before anything is written.
     earlier = read_json(folder / WRITTEN) or {}
-    results = StudyResults.read(folder)
+    results = Results.read(folder)
     drawn = find_spec("matplotlib") is not None
     tables, *figures = [make_folder(folder / name) for name in ((TABLES, FIGURES) if drawn else (TABLES,))]
     written = write_frames(results, folder)

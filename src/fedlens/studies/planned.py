@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fedlens.report.study_results import Role, StudyEntry
+from fedlens.results.rows import Role, Row
 
 Point = Mapping[str, Any]
 """The settings that tuning chooses among, by dotted key."""
@@ -61,9 +61,9 @@ class PlannedRun:
         return f"{self.key}-{self.digest[:6]}"
 
     @property
-    def entry(self) -> StudyEntry:
+    def entry(self) -> Row:
         """Its place in the study, as study.json has it."""
-        return StudyEntry(
+        return Row.planned(
             self.digest, self.directory, self.method, dict(self.case), dict(self.point), self.role, self.seed
         )
 

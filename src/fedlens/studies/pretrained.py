@@ -14,7 +14,7 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.models.weights_setting import NONE, RUN
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.planned import DueRun, PlannedRun, each_once
 
 PREFIX = "pretrained:"
@@ -58,7 +58,7 @@ def _with_weights(run: PlannedRun, weights: str) -> dict[str, Any]:
     return settings
 
 
-def after_pretraining(wanted: list[DueRun], lines: Mapping[str, RunLine]) -> list[DueRun]:
+def after_pretraining(wanted: list[DueRun], lines: Mapping[str, Row]) -> list[DueRun]:
     """The due runs among the wanted ones: a run waits for its pre-training, which is due in its place."""
     due: list[DueRun] = []
     for one in wanted:
@@ -68,7 +68,7 @@ def after_pretraining(wanted: list[DueRun], lines: Mapping[str, RunLine]) -> lis
     return sorted(each_once(due), key=lambda one: one.run.role != "pretrain")
 
 
-def pretraining_problem(run: PlannedRun, lines: Mapping[str, RunLine]) -> str | None:
+def pretraining_problem(run: PlannedRun, lines: Mapping[str, Row]) -> str | None:
     """Why a run cannot start: its pre-training failed or collapsed. None if it can."""
     line = None if run.start is None else lines.get(run.start.digest)
     if line is None or line.status != "failed" or run.start is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.planned import PlannedRun
 
 
@@ -27,7 +27,7 @@ class StudyProgress(Protocol):
         """A run is at round `round` of `rounds`; not every round is reported."""
         ...
 
-    def run_ended(self, run: PlannedRun, line: RunLine) -> None:
+    def run_ended(self, run: PlannedRun, line: Row) -> None:
         """A run has ended: finished, stopped or failed."""
         ...
 
@@ -47,5 +47,5 @@ class SilentStudy:
     def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
         """Does nothing."""
 
-    def run_ended(self, run: PlannedRun, line: RunLine) -> None:
+    def run_ended(self, run: PlannedRun, line: Row) -> None:
         """Does nothing."""

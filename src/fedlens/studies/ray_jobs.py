@@ -23,7 +23,7 @@ from fedlens.base.threads import share_cores, usable_cores
 from fedlens.engines.ray_cluster import connect, import_ray, one_line
 from fedlens.engines.ray_worker import Source, actor_class, load_source, user_sources
 from fedlens.files.full_disk import CONTINUE
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out, line_of_failure
 from fedlens.studies.jobs import TRIES, Ended
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -63,7 +63,7 @@ class RayTask:
 class RayAnswer:
     """The answer of a node: the line or the error, and the run directory if the folder is not shared."""
 
-    line: RunLine | None
+    line: Row | None
     stopped: StudyStopped | None
     archive: bytes | None
 

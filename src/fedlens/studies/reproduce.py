@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, presence
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 from fedlens.settings.datadir import data_directory
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
@@ -164,7 +164,7 @@ def listed_studies(data_dir: Path | None = None, studies: Path | None = None) ->
 def _local(name: str, scale: str, cost: ScaleCost, studies: Path) -> tuple[int, int] | None:
     """(finished runs, planned runs) of a study in the local folder; None if it was never started."""
     try:
-        results = StudyResults.read(studies / folder_of(name, scale).relative_to("studies"))
+        results = Results.read(studies / folder_of(name, scale).relative_to("studies"))
     except DataError:
         return None
     planned = {entry.digest for entry in results.info.entries}

@@ -15,7 +15,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.registry import import_name, load_target, settings_model
 from fedlens.engines.registry import ENGINES
 from fedlens.engines.traits import traits_of
-from fedlens.report.study_results import EFFECTIVE
+from fedlens.results.rows import EFFECTIVE
 from fedlens.settings.algorithm_check import algorithm_settings, check_algorithm
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, find_beside, put_setting, read_source

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from fedlens.base.errors import RunDirectoryError
@@ -22,7 +21,7 @@ from fedlens.files.atomic_files import (
     sweep,
 )
 from fedlens.files.lock import locked
-from fedlens.report.study_results import LINES, RunLine, StudyEntry, StudyInfo, read_lines, write_lines
+from fedlens.results.rows import LINES, Row, StudyInfo, read_lines, write_lines
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.planned_file import check_directory
 from fedlens.studies.pretrained import settings_in
@@ -38,7 +37,7 @@ class StudyStore:
 
     >>> import tempfile
     >>> store = StudyStore(Path(tempfile.mkdtemp()))
-    >>> store.add(RunLine("0f", "fedavg-seed0-0f", "finished", None, 2, "test_accuracy", {}))
+    >>> store.add(Row("0f", "fedavg-seed0-0f", "finished", None, 2, "test_accuracy", {}))
     >>> StudyStore(store.folder).lines["0f"].rounds
     2
     """
@@ -47,7 +46,7 @@ class StudyStore:
         self.folder = folder
         self.lines = self._read()
 
-    def _read(self) -> dict[str, RunLine]:
+    def _read(self) -> dict[str, Row]:
         return {line.digest: line for line in read_lines(self.folder / LINES)}
 
     @property
@@ -90,7 +89,7 @@ class StudyStore:
                 )
             time.sleep(0.05)
 
-    def check(self, runs: Iterable[PlannedRun], entries: Iterable[StudyEntry] = ()) -> None:
+    def check(self, runs: Iterable[PlannedRun], entries: Iterable[Row] = ()) -> None:
         """Raises `RunDirectoryError` if the directory of a run holds another run, was edited by hand, or is a link."""
         planned = {run.directory: (run.digest, settings_in(run, self.runs)) for run in runs}
         others = {entry.run: (entry.digest, None) for entry in entries if entry.run not in planned}
@@ -106,25 +105,25 @@ class StudyStore:
             del self.lines[digest]
         return len(failed)
 
-    def add(self, line: RunLine) -> None:
+    def add(self, line: Row) -> None:
         """Appends the line of a run that has ended. Raises `RunFailed` if the disk refuses."""
         self.lines.pop(line.digest, None)
         self.lines[line.digest] = line
-        jsonl.append(self.folder / LINES, [asdict(line)])
+        jsonl.append(self.folder / LINES, [line.line])
 
     def settle(self, info: StudyInfo) -> None:
         """Writes all lines anew, in the order of the plan; those of other plans come last, by name."""
         write_lines(self.folder / LINES, in_order(self.lines, info))
 
 
-def in_order(lines: Mapping[str, RunLine], info: StudyInfo) -> list[RunLine]:
+def in_order(lines: Mapping[str, Row], info: StudyInfo) -> list[Row]:
     """The lines in the order of the plan, whichever ended first; those that it does not name come last, by name."""
     planned = dict.fromkeys(entry.digest for entry in (*info.pretrained, *info.entries))
     others = sorted((line for line in lines.values() if line.digest not in planned), key=_name)
     return [*(lines[digest] for digest in planned if digest in lines), *others]
 
 
-def _name(line: RunLine) -> tuple[str, str]:
+def _name(line: Row) -> tuple[str, str]:
     return line.run, line.digest
 
 

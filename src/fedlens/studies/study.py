@@ -13,8 +13,8 @@ from fedlens.base.errors import ConfigError
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.full_disk import stopped_when_full
 from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
-from fedlens.report.study_results import RunLine, StudyResults
 from fedlens.result import Metrics
+from fedlens.results.rows import Results, Row
 from fedlens.settings.config_source import Source, override
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
@@ -60,9 +60,9 @@ class StudyResult:
         return f"StudyResult({str(self.directory)!r})"
 
     @cached_property
-    def results(self) -> StudyResults:
+    def results(self) -> Results:
         """The plan, and the line of each run."""
-        return StudyResults.read(self.directory)
+        return Results.read(self.directory)
 
     @property
     def runs(self) -> StudyRows:
@@ -95,7 +95,7 @@ class StudyResult:
         return write_outputs(self.directory)
 
     @property
-    def failed(self) -> list[RunLine]:
+    def failed(self) -> list[Row]:
         """The lines of the runs that failed, in the order of the plan."""
         return [line for line in self.results.lines.values() if line.status == "failed"]
 

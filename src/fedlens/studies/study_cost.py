@@ -12,7 +12,7 @@ from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.report.study_populations import needs_data, needs_runs
-from fedlens.report.study_results import Role
+from fedlens.results.rows import Role
 from fedlens.settings.config import Config, read_config
 from fedlens.studies.expansion import Method
 from fedlens.studies.study_plan import StudyPlan

@@ -16,7 +16,7 @@ from fedlens.report.study_populations import (
     population_values,
     read_populations,
 )
-from fedlens.report.study_results import read_data, write_data
+from fedlens.results.rows import read_data, write_data
 from fedlens.settings.datadir import data_directory
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method

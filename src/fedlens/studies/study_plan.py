@@ -13,8 +13,8 @@ from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import many
 from fedlens.report.study_figures import check_figures
 from fedlens.report.study_populations import needs_runs
-from fedlens.report.study_results import RunLine, StudyInfo
 from fedlens.report.study_tables import check_planned_tables
+from fedlens.results.rows import Row, StudyInfo
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changing, diff
 from fedlens.studies.caveats import caveats
@@ -149,7 +149,7 @@ class StudyPlan:
         tune = self.cells.tune
         return tune is None or tune.refit or tune.seeds is not None
 
-    def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
+    def due(self, lines: Mapping[str, Row]) -> list[DueRun]:
         """The runs that must be carried out now, each once; empty when the study is complete.
 
         Args:
@@ -166,7 +166,7 @@ class StudyPlan:
         """Whether the study has runs: false if its figures and tables show only data and models."""
         return needs_runs(self.source.settings.figures, self.source.settings.tables)
 
-    def final_runs(self, lines: Mapping[str, RunLine]) -> list[PlannedRun]:
+    def final_runs(self, lines: Mapping[str, Row]) -> list[PlannedRun]:
         """The final runs of the cells whose point is chosen."""
         if self.cells.tune is None or not self.trains:
             return list(self.runs)
@@ -178,21 +178,21 @@ class StudyPlan:
                     runs += self.cells.final_runs(method, case, point)
         return runs
 
-    def refuse_unmeasured(self, line: RunLine) -> None:
+    def refuse_unmeasured(self, line: Row) -> None:
         """Raises `ConfigError` if a run that has ended shows that no run measures the metric of the study."""
         settings = self.source.settings
         if any(run.digest == line.digest for run in self.pretraining):
             return
         refuse_unmeasured(line, settings.metric, self.source.places.locate("metric"))
 
-    def _share(self, lines: Mapping[str, RunLine]) -> float | None:
+    def _share(self, lines: Mapping[str, Row]) -> float | None:
         """The share of the training data that tuning runs hold out; None if it differs from run to run."""
         assert self.cells.tune is not None
         runs = tuning_runs(self.cells) if self.trains else []
         shares = {run.settings["data"]["validation"] for run in runs}
         return shares.pop() if len(shares) == 1 else None if shares else self.cells.tune.share
 
-    def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
+    def info(self, lines: Mapping[str, Row]) -> StudyInfo:
         """The content of study.json at these results: what is compared, and the runs so far."""
         study, tune = self.source.settings, self.cells.tune
         tuning: dict[str, Any] = {}
@@ -295,7 +295,7 @@ def _of_paper(plan: StudyPlan, info: StudyInfo) -> StudyInfo:
     return replace(info, methods=methods, dimensions=dimensions, cases=cases, document={})
 
 
-def _to_do(run: PlannedRun, lines: Mapping[str, RunLine]) -> bool:
+def _to_do(run: PlannedRun, lines: Mapping[str, Row]) -> bool:
     """Whether a run has rounds left: a failed run is not repeated, a stopped one continues."""
     line = lines.get(run.digest)
     return line is None or line.status == "stopped"

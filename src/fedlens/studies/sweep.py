@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from fedlens.base.errors import RunFailed
-from fedlens.report.study_results import RunLine, StudyInfo, write_info
+from fedlens.results.rows import Row, StudyInfo, write_info
 from fedlens.studies.jobs import Jobs
 from fedlens.studies.line import failed_line
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -23,11 +23,11 @@ class DuePlan(Protocol):
         """The number of runs, by role."""
         ...
 
-    def due(self, lines: Mapping[str, RunLine]) -> Sequence[DueRun]:
+    def due(self, lines: Mapping[str, Row]) -> Sequence[DueRun]:
         """The runs that must be carried out now; none when the study is complete."""
         ...
 
-    def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
+    def info(self, lines: Mapping[str, Row]) -> StudyInfo:
         """The content of study.json."""
         ...
 
@@ -37,7 +37,7 @@ def sweep(
     store: StudyStore,
     start: Callable[[Sequence[DueRun]], Jobs],
     progress: StudyProgress,
-    check: Callable[[RunLine], None] = lambda line: None,
+    check: Callable[[Row], None] = lambda line: None,
 ) -> None:
     """Carries out all runs of a plan that are not finished, and adds their lines to the store.
 
@@ -71,7 +71,7 @@ def sweep(
             progress.runs_due(len(due), done, sum(plan.number_of_runs.values()))
             before = dict(store.lines)
 
-            def ended(run: PlannedRun, line: RunLine) -> None:
+            def ended(run: PlannedRun, line: Row) -> None:
                 store.add(line)
                 progress.run_ended(run, line)
                 check(line)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import many
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.halving import best, check_rungs, has_reached, kept, reaching, rungs, score
@@ -83,7 +83,7 @@ class SearchRules:
 
     Attributes:
         metric: of the study, None for the main metric of the task; compared on validation data, see
-            `fedlens.report.study_results.validation_metric`.
+            `fedlens.results.rows.validation_metric`.
         last: number of evaluations whose mean is a value.
         halving, first: the best 1/halving continue after round `first`, `first * halving`, ...; None without rungs.
     """
@@ -126,7 +126,7 @@ class Search:
     chosen: Point | None
 
 
-def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, RunLine]) -> Search:
+def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, Row]) -> Search:
     """Returns the state of the tuning of a cell at these results, with the due runs.
 
     A cell with one point needs no run. Raises `ConfigError` if a run lacks the metric.
@@ -183,7 +183,7 @@ class _Cell:
         return self.cells.run(self.method, self.case, point, "tune", seed)
 
 
-def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str, RunLine]) -> Search:
+def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str, Row]) -> Search:
     """Returns the state of the tuning of a method in a case.
 
     Raises `ConfigError` if a run lacks the metric that is compared.
@@ -191,7 +191,7 @@ def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str,
     return searched(_Cell(cells, method, case), rules_of(cells), lines)
 
 
-def tuning_due(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[DueRun]:
+def tuning_due(plan: StudyCells, lines: Mapping[str, Row]) -> list[DueRun]:
     """The tuning runs that must come next, over all methods and cases; empty when all points are chosen."""
     return [due for search in _searches(plan, lines) for due in search.due]
 
@@ -208,12 +208,12 @@ def tuning_runs(plan: StudyCells) -> list[PlannedRun]:
     ]
 
 
-def chosen_point(plan: StudyCells, method: Method, case: Case, lines: Mapping[str, RunLine]) -> Point | None:
+def chosen_point(plan: StudyCells, method: Method, case: Case, lines: Mapping[str, Row]) -> Point | None:
     """The point with the best mean validation value, the first of equal ones; None while runs are missing."""
     return {} if plan.tune is None else search_of(plan, method, case, lines).chosen
 
 
-def _searches(plan: StudyCells, lines: Mapping[str, RunLine]) -> list[Search]:
+def _searches(plan: StudyCells, lines: Mapping[str, Row]) -> list[Search]:
     return [search_of(plan, method, case, lines) for case in plan.cases for method in plan.methods]
 
 

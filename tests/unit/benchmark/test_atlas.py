@@ -24,8 +24,8 @@ from benchmarks.atlas_unfinished import KEPT, UNFINISHED, KeepingProgress, numbe
 from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.files.lock import locked
-from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import Results, Row, StudyInfo
 from fedlens.studies import records as records_file
 from fedlens.studies import reproductions as reproductions_file
 from fedlens.studies.planned import PlannedRun
@@ -122,13 +122,13 @@ def test_a_study_runs_as_reproduce_runs_it_and_its_record_has_files_numbers_and_
     ordinary = tmp_path / "ordinary"
     Study.load(atlas.toml.parent / "nobody" / "fig1.toml", "minutes").run(ordinary, jobs=0, report=False)
     assert without_clock(folder) == without_clock(ordinary)
-    assert StudyResults.read(folder).info.command == "fedlens reproduce nobody/fig1 --scale minutes"
+    assert Results.read(folder).info.command == "fedlens reproduce nobody/fig1 --scale minutes"
     assert made.command("nobody/fig1") == "fedlens reproduce nobody/fig1 --scale minutes"
     cost = json.loads((folder / "cost.json").read_bytes())
     assert (cost["runs"], cost["left_out"], cost["date"]) == (2, "", made.date)
     assert made.cpu_hours == round(cost["cpu_seconds"] / 3600, 4)
     assert cost["cpu_seconds"] > 0
-    mean = 50 * sum(line.final("test_accuracy") or 0 for line in StudyResults.read(folder).lines.values())
+    mean = 50 * sum(line.final("test_accuracy") or 0 for line in Results.read(folder).lines.values())
     [number] = made.numbers
     assert number["of"] == "FedAvg"
     assert number["here"].startswith(f"{mean:.1f} ±")
@@ -261,7 +261,7 @@ def test_finished_runs_outlive_the_scratch_folder(
     Study.load(atlas.toml.parent / "nobody" / "fig1.toml", "minutes").run(ordinary, jobs=0, report=False)
     assert without_clock(home) == without_clock(ordinary)
     assert kept.items() <= {line["run"]: line for line in without_clock(home)}.items()
-    whole, resumed = (StudyResults.read(folder).info for folder in (ordinary, home))
+    whole, resumed = (Results.read(folder).info for folder in (ordinary, home))
     assert resumed == replace(whole, command=resumed.command)
     cost = json.loads((home / "cost.json").read_bytes())
     assert cost["runs"] == len(whole.entries) + len(whole.pretrained)
@@ -329,7 +329,7 @@ def test_a_record_is_stale_when_a_setting_changes_and_not_when_a_title_does(
     assert [each.name for each in queue(replace(atlas))[0]] == ["nobody/fig1"]
     assert record(replace(atlas)) == ["nobody/fig1"]
     [made] = records(atlas.toml)["nobody/fig1"]
-    assert {line.rounds for line in StudyResults.read(atlas.root / made.folder).lines.values()} == {3}
+    assert {line.rounds for line in Results.read(atlas.root / made.folder).lines.values()} == {3}
 
 
 def test_a_failed_study_is_in_the_log_alone_and_the_queue_goes_on(
@@ -388,23 +388,23 @@ def test_the_queue_ends_after_its_hours() -> None:
         time.sleep(60)
 
 
-def results(evaluations: int, runs: int = 3) -> StudyResults:
+def results(evaluations: int, runs: int = 3) -> Results:
     """Final and tuning runs with curves of so many evaluations."""
 
-    def line(digest: str) -> RunLine:
+    def line(digest: str) -> Row:
         curve: dict[str, Any] = {"round": [*range(1, evaluations + 1)], "elapsed": [0.123456] * evaluations}
         curve["test_accuracy"] = [k / (2 * evaluations) for k in range(evaluations)]
-        return RunLine(digest, digest, "finished", None, evaluations, "test_accuracy", curve)
+        return Row(digest, digest, "finished", None, evaluations, "test_accuracy", curve)
 
     roles = ("final", "tune")
-    entries = [StudyEntry(f"{r}{k}", f"{r}{k}", "fedavg", {}, {}, r, k) for r in roles for k in range(runs)]
+    entries = [Row.planned(f"{r}{k}", f"{r}{k}", "fedavg", {}, {}, r, k) for r in roles for k in range(runs)]
     info = StudyInfo(
         "s", "", [*range(runs)], None, 2, [0.4], "fedavg", {"fedavg": "FedAvg"}, {}, [{}], entries=entries
     )
-    return StudyResults(info, {entry.digest: line(entry.digest) for entry in entries})
+    return Results(info, {entry.digest: line(entry.digest) for entry in entries})
 
 
-def size(of: StudyResults) -> int:
+def size(of: Results) -> int:
     return atlas_record._bytes(of)
 
 

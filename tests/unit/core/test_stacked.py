@@ -11,7 +11,7 @@ import torch
 from fedlens.core.protocol import Reduce
 from fedlens.core.reduction import add_columns, add_reply, add_rows
 from fedlens.core.schema import TreeField, nbytes
-from fedlens.core.stacked import Row, StackedTrees, row_of, stack_of
+from fedlens.core.stacked import StackedRow, StackedTrees, row_of, stack_of
 
 FIELD = TreeField({"w": ((2, 2), torch.float32), "b": ((), torch.float32)})
 
@@ -84,7 +84,7 @@ def test_rows_of_several_stacks_are_no_stack() -> None:
     assert stack_of([a[0], b[0]]) is None
     assert stack_of([a[0], dict(a[1])]) is None
     assert stack_of([]) is None
-    assert isinstance(a[0], Row)
+    assert isinstance(a[0], StackedRow)
     reduce = Reduce({"x": "sum"})
     total: dict = {}
     add_rows(total, reduce, [{"x": a[0], "weight": 1.0}, {"x": b[1], "weight": 2.0}])

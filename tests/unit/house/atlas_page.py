@@ -24,8 +24,8 @@ from fedlens.base.shell_command import shell_command
 from fedlens.cli.reproduce import short_hours
 from fedlens.report.claim_verdicts import claims_table
 from fedlens.report.study_figures import study_figures
-from fedlens.report.study_results import StudyResults, write_data, write_info
 from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import Results, write_data, write_info
 from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.studies.records import RECORD, StudyRecord, records
 from fedlens.studies.reproduce import ListedStudy, listed_studies
@@ -48,11 +48,11 @@ document's settings.
 """
 
 
-def made(name: str, record: StudyRecord) -> tuple[StudyResults, StudyRecord]:
+def made(name: str, record: StudyRecord) -> tuple[Results, StudyRecord]:
     """The results of a record as the study file has them now, and its entry; of a stale one, those of then."""
     folder, plan = ROOT / record.folder, plan_of(name, record.scale)
     if stale := stale_because(folder, plan):
-        return StudyResults.read(folder), replace(record, stale=stale)
+        return Results.read(folder), replace(record, stale=stale)
     results = current(folder, plan)
     return results, record_of(results, folder, name)
 
@@ -74,7 +74,7 @@ def page() -> str:
 def _shown(study: ListedStudy, record: StudyRecord) -> Iterator[str]:
     """The section of a record."""
     folder, link = ROOT / record.folder, record.folder.removeprefix("docs/")
-    results = StudyResults.read(folder)
+    results = Results.read(folder)
     yield f"\n### `{study.name}`, {record.scale}\n\n{study.description} {record.outcome}\n"
     if record.stale:
         yield f'\n!!! warning "The study has changed since"\n\n    {record.stale}\n'

@@ -28,16 +28,16 @@ from typing import Any
 from fedlens.report.study_captions import seeds_text
 from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figure, study_figures
-from fedlens.report.study_results import (
+from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import (
     INFO,
     LINES,
-    RunLine,
-    StudyResults,
+    Results,
+    Row,
     validation_metric,
     write_info,
     write_lines,
 )
-from fedlens.report.study_tables import study_tables
 from fedlens.results.table_format import StudyTable
 
 ROOT = Path(__file__).parents[3]
@@ -94,9 +94,9 @@ def published_studies() -> list[str]:
 
 
 @cache
-def results(name: str) -> StudyResults:
+def results(name: str) -> Results:
     """The results of a study in docs/evidence."""
-    return StudyResults.read(HOME / name)
+    return Results.read(HOME / name)
 
 
 def take(folder: Path) -> list[str]:
@@ -105,7 +105,7 @@ def take(folder: Path) -> list[str]:
     for source in sorted(folder.iterdir()):
         if not (HOME / f"{source.name}.toml").is_file() or not (source / INFO).is_file():
             continue
-        study = StudyResults.read(source)
+        study = Results.read(source)
         if _is_complete(study):
             target = HOME / source.name
             target.mkdir(exist_ok=True)
@@ -117,14 +117,14 @@ def take(folder: Path) -> list[str]:
     return taken
 
 
-def _is_complete(study: StudyResults) -> bool:
+def _is_complete(study: Results) -> bool:
     final = [entry.digest for entry in study.info.entries if entry.role == "final"]
     return bool(final) and all(
         digest in study.lines and study.lines[digest].status != "stopped" for digest in final
     )
 
 
-def _shortened(line: RunLine, metric: str) -> RunLine:
+def _shortened(line: Row, metric: str) -> Row:
     """A run without the columns of its curve, and the facts, that the page does not show."""
     names = {metric, line.main, "test_loss"}
     kept = {*KEPT, *names, *map(validation_metric, names)}
@@ -197,13 +197,13 @@ def draw_all(folder: Path) -> None:
     (folder / "index.json").write_text(text, encoding="utf-8")
 
 
-def _ends(study: StudyResults, methods: Sequence[str]) -> list[float]:
+def _ends(study: Results, methods: Sequence[str]) -> list[float]:
     """The ends of the axis of the metric: the last rounds are what differs, not the first few."""
     finals = [value for m in methods for case in study.info.cases for value in study.values(m, case).values()]
     return [max(0.0, math.floor(20 * min(finals) - 5) / 20), min(1.0, math.ceil(20 * max(finals) + 0.5) / 20)]
 
 
-def _entry(curve: Curve, study: StudyResults, methods: Sequence[str]) -> dict[str, Any]:
+def _entry(curve: Curve, study: Results, methods: Sequence[str]) -> dict[str, Any]:
     labels = [study.info.methods[method] for method in methods]
     who = " and ".join([", ".join(labels[:-1]), labels[-1]] if len(labels) > 1 else labels)
     seeds = study.info.seeds

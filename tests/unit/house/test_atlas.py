@@ -22,7 +22,7 @@ from benchmarks.atlas_record import (
     refuse_machine,
 )
 from benchmarks.atlas_unfinished import KEPT, UNFINISHED
-from fedlens.report.study_results import RunLine, StudyInfo, StudyResults, read_lines, write_lines
+from fedlens.results.rows import Results, Row, StudyInfo, read_lines, write_lines
 from fedlens.settings.config import read_config
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproduce import costs, listed_studies
@@ -41,7 +41,7 @@ def test_a_record_is_that_of_the_study_as_it_is_now_or_marked_as_stale(
     results, entry = made(name, record)
     assert plain(entry) == plain(record), AGAIN
     if not entry.stale:
-        kept = StudyResults.read(ROOT / record.folder)
+        kept = Results.read(ROOT / record.folder)
         assert plain(kept.info) == plain(results.info), AGAIN
         assert kept.data == json.loads(json.dumps(results.data)), AGAIN
 
@@ -103,9 +103,7 @@ def test_the_page_counts_the_kept_runs_of_an_unfinished_study(
     folder.mkdir(parents=True)
     runs = [(run.digest, run.directory) for run in plan_of(name, "paper").runs[:3]]
     runs += [("of another plan", "of-another-plan")]
-    write_lines(
-        folder / UNFINISHED, [RunLine(*run, "finished", None, 80, "test_accuracy", {}) for run in runs]
-    )
+    write_lines(folder / UNFINISHED, [Row(*run, "finished", None, 80, "test_accuracy", {}) for run in runs])
     monkeypatch.setattr(atlas_page, "ROOT", tmp_path)
     [study] = [study for study in listed_studies(NOWHERE, NOWHERE) if study.name == name]
     [line] = unfinished(study)

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from fedlens.report.claim_expression import CellTerm, ClaimComparison, parse_claim
 from fedlens.report.claim_verdicts import check_claim, claim_verdicts, selected_cells
 from fedlens.report.study_captions import shown_in_percent
-from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
+from fedlens.results.rows import Results, Row, StudyInfo
 from fedlens.studies.document import stated_document
 from fedlens.studies.measured_metrics import refuse_unknown_metric
 from fedlens.studies.reproductions import FOLDER, reproduction
@@ -96,7 +96,7 @@ class Claim:
         for (method, case), metrics in by_cell.items():
             for k, seed in enumerate(SEEDS):
                 digest = f"{method}/{case}/{seed}"
-                entries.append(StudyEntry(digest, digest, method, cases[case], {}, "final", seed))
+                entries.append(Row.planned(digest, digest, method, cases[case], {}, "final", seed))
                 columns = {
                     metric: values[name] + (noise[name][k] if name in noise else 0.0)
                     for metric, name in metrics.items()
@@ -104,13 +104,13 @@ class Claim:
                 at = self.table.get("at", {})
                 lines.append(made_line(digest, columns, at, method == "centralized", self.metric))
         info = StudyInfo(**{**vars(self.info), "entries": entries, "document": {"claims": [self.table]}})
-        [verdict] = claim_verdicts(StudyResults(info, {line.digest: line for line in lines}))
+        [verdict] = claim_verdicts(Results(info, {line.digest: line for line in lines}))
         return verdict.answer
 
 
 def made_line(
     digest: str, values: Mapping[str, float], at: Mapping[str, float], central: bool, main: str
-) -> RunLine:
+) -> Row:
     """A run with these values of metrics; of a claim about rounds to a target, with these rounds."""
     curve: dict[str, list[float | None]] = {metric: [value] for metric, value in values.items()}
     curve |= {column: [at.get(kind, 1.0)] for kind, column in BUDGETS.items()}
@@ -120,7 +120,7 @@ def made_line(
         curve = {metric: [value * (k % 2) for k in up_and_down] for metric, value in values.items()}
     if target is not None:
         curve = {"round": [values.get(main, 1.0)], main: [1.0 if central else target]}
-    return RunLine(digest, digest, "finished", None, 1, main, curve)
+    return Row(digest, digest, "finished", None, 1, main, curve)
 
 
 @pytest.mark.parametrize("name", NAMES)

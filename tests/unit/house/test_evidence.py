@@ -13,8 +13,8 @@ from benchmarks import table
 from benchmarks.atlas_record import refuse_machine
 from fedlens import Study
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.report.study_results import StudyResults
 from fedlens.report.study_tables import study_table, study_tables
+from fedlens.results.rows import Results
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.house import evidence_page
 from tests.unit.house.evidence_page import (
@@ -188,7 +188,7 @@ def test_what_is_taken_of_the_results_gives_the_same_tables(
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "small.toml").touch()
     assert evidence_page.take(tmp_path / "studies") == ["small"]
-    whole, taken = (StudyResults.read(tmp_path / folder / "small") for folder in ("studies", "home"))
+    whole, taken = (Results.read(tmp_path / folder / "small") for folder in ("studies", "home"))
     narrow = {"kind": "targets", "measures": ["rounds"]}
     assert len(taken.lines) == len(whole.lines)
     assert [t.to_csv() for t in study_tables(taken) if t.name != "targets"] == [

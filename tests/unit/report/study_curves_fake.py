@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
+from fedlens.results.rows import Results, Row, StudyInfo
 
 ALPHA = "data.partition.alpha"
 FACTS = {"batch_size": 64.0, "chance": 0.1, "cpu_seconds": 90.0}
@@ -42,10 +42,10 @@ def line(
     split: str = "test",
     facts: Mapping[str, float] | None = None,
     **more: Any,
-) -> RunLine:
+) -> Row:
     """The line of a run that finished."""
     made = curve(final, seed, split=split)
-    return RunLine(
+    return Row(
         digest, digest, "finished", None, 200, f"{split}_accuracy", made, {**FACTS, **(facts or {})}, **more
     )
 
@@ -56,14 +56,14 @@ def results(
     finals: Mapping[tuple[str, int], float],
     seeds: Sequence[int] = range(5),
     **info: Any,
-) -> StudyResults:
+) -> Results:
     """A study without tuning; `finals` has the final accuracy by (method, place of the case)."""
     entries, lines = [], {}
     for place, case in enumerate(cases):
         for method in methods:
             for seed in seeds:
                 digest = f"{method}-{place}-{seed}"
-                entries.append(StudyEntry(digest, digest, method, case, {}, "final", seed))
+                entries.append(Row.planned(digest, digest, method, case, {}, "final", seed))
                 if (method, place) in finals:
                     noise = random.Random(digest).gauss(0, 0.012)
                     lines[digest] = line(digest, finals[method, place] + noise, seed)
@@ -87,10 +87,10 @@ def results(
             **info,
         }
     )
-    return StudyResults(made, lines)
+    return Results(made, lines)
 
 
-def by_alpha(centralized: bool = False, **info: Any) -> StudyResults:
+def by_alpha(centralized: bool = False, **info: Any) -> Results:
     """Two methods at four alphas, 0 among them, with five seeds, as in figure 5 of hsu2019."""
     methods = {"fedavg": "FedAvg", "fedavgm": "FedAvgM"} | (
         {"centralized": "Centralized"} if centralized else {}
@@ -105,7 +105,7 @@ def by_alpha(centralized: bool = False, **info: Any) -> StudyResults:
     return results(methods, cases, finals, **info)
 
 
-def tuned(**info: Any) -> StudyResults:
+def tuned(**info: Any) -> Results:
     """Tuning of two methods over the effective rate and the momentum, with two seeds, at two alphas."""
     methods = {"fedavg": "FedAvg", "fedavgm": "FedAvgM"}
     cases = [{ALPHA: 0.1}, {ALPHA: 1.0}]
@@ -122,8 +122,8 @@ def tuned(**info: Any) -> StudyResults:
                     final = max(0.1, top - 0.12 * math.log10(rate / 0.07) ** 2)
                     for seed in (100, 101):
                         digest = f"tune-{method}-{case[ALPHA]}-{momentum}-{rate}-{seed}"
-                        entries.append(StudyEntry(digest, digest, method, case, point, "tune", seed))
+                        entries.append(Row.planned(digest, digest, method, case, point, "tune", seed))
                         lines[digest] = line(digest, final, seed, split="validation")
     made = results(methods, cases, {(m, k): 0.6 + 0.05 * k for m in methods for k in (0, 1)}, **info)
     whole = StudyInfo(**{**vars(made.info), "entries": [*entries, *made.info.entries]})
-    return StudyResults(whole, {**lines, **made.lines})
+    return Results(whole, {**lines, **made.lines})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
+from fedlens.results.rows import Results, Row, StudyInfo
 
 Scores = Mapping[
     str, Sequence[Any]
@@ -19,7 +19,7 @@ def results_of(
     x: Mapping[str, Sequence[float]] | None = None,
     facts: Mapping[str, float] | None = None,
     **info: Any,
-) -> StudyResults:
+) -> Results:
     """Results with the values given by method, or by alpha and method; the first method is the baseline.
 
     A value is the final one, or a list of values of a curve, or a text: the reason why the run failed. None is a run
@@ -34,7 +34,7 @@ def results_of(
         for method, values in table.items():
             for seed, value in enumerate(values):
                 digest = f"{method}-{case}-{seed}"
-                entries.append(StudyEntry(digest, f"run-{digest}", method, case, {}, "final", seed))
+                entries.append(Row.planned(digest, f"run-{digest}", method, case, {}, "final", seed))
                 if value is not None:
                     lines[digest] = _line(digest, value, metric, x, facts or {})
     methods = {method: method for table in tables for method in table}
@@ -45,12 +45,12 @@ def results_of(
         "name": "study", "title": "A study", "seeds": list(seeds), "metric": metric, "last": 1, "targets": [],
         "baseline": first, "methods": methods, "dimensions": dimensions, "cases": cases, "entries": entries,
     }  # fmt: skip
-    return StudyResults(StudyInfo(**{**known, **info}), lines)
+    return Results(StudyInfo(**{**known, **info}), lines)
 
 
-def _line(digest: str, value: Any, metric: str, x: Any, facts: Mapping[str, float]) -> RunLine:
+def _line(digest: str, value: Any, metric: str, x: Any, facts: Mapping[str, float]) -> Row:
     if isinstance(value, str):
-        return RunLine(digest, f"run-{digest}", "failed", value, 1, metric, {"round": [1], metric: [0.1]})
+        return Row(digest, f"run-{digest}", "failed", value, 1, metric, {"round": [1], metric: [0.1]})
     values = value if isinstance(value, list) else [value]
     rounds = [float(k + 1) for k in range(len(values))]
     columns = {
@@ -59,6 +59,4 @@ def _line(digest: str, value: Any, metric: str, x: Any, facts: Mapping[str, floa
         **(x or {}), metric: values,
     }  # fmt: skip
     facts = {"seconds": 1.5, "cpu_seconds": 1.25, **facts}
-    return RunLine(
-        digest, f"run-{digest}", "finished", None, len(values), metric, columns, facts, version="1.0"
-    )
+    return Row(digest, f"run-{digest}", "finished", None, len(values), metric, columns, facts, version="1.0")

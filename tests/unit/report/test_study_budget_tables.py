@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import StudyResults
 from fedlens.report.study_tables import study_table
+from fedlens.results.rows import Results
 from fedlens.results.table_format import StudyTable
 from tests.unit.report.study_fake import results_of
 
@@ -173,5 +173,5 @@ def test_a_column_that_no_run_has_is_no_number() -> None:
         digest: replace(line, curve={key: value for key, value in line.curve.items() if key != "bytes"})
         for digest, line in results.lines.items()
     }
-    table = study_table(StudyResults(results.info, lines), {"kind": "targets", "measures": ["bytes"]})
+    table = study_table(Results(results.info, lines), {"kind": "targets", "measures": ["bytes"]})
     assert texts(table)[0][1] == "–"

@@ -6,16 +6,16 @@ import random
 import pytest
 
 from fedlens.report.study_choices import at_edge, choices, chosen_values, tried_values
-from fedlens.report.study_results import StudyEntry, StudyInfo, StudyResults
+from fedlens.results.rows import Results, Row, StudyInfo
 
 
-def _entry(role: str, lr: float, seed: int = 0, alpha: float = 0.1) -> StudyEntry:
+def _entry(role: str, lr: float, seed: int = 0, alpha: float = 0.1) -> Row:
     name = f"{role}-{alpha}-{lr}-{seed}"
     case = {"data.partition.alpha": alpha}
-    return StudyEntry(name, name, "fedavg", case, {"local.lr": lr}, role, seed)  # type: ignore[arg-type]
+    return Row.planned(name, name, "fedavg", case, {"local.lr": lr}, role, seed)  # type: ignore[arg-type]
 
 
-def _results(*entries: StudyEntry) -> StudyResults:
+def _results(*entries: Row) -> Results:
     info = StudyInfo(
         name="s",
         title="",
@@ -30,7 +30,7 @@ def _results(*entries: StudyEntry) -> StudyResults:
         grids={"fedavg": {"local.lr": [0.1, 0.01, 0.03]}},
         entries=entries,
     )
-    return StudyResults(info, {})
+    return Results(info, {})
 
 
 def test_both_ends_of_a_grid_are_its_edge_in_any_order_and_nothing_between() -> None:

@@ -9,14 +9,14 @@ from fedlens.data.partition.partition import Partition
 from fedlens.report.study_costs import CellCost, cost_values, read_costs
 from fedlens.report.study_data_tables import cost_facts, population_facts
 from fedlens.report.study_populations import CasePopulation, population_values
-from fedlens.report.study_results import RunLine, StudyEntry, StudyInfo, StudyResults
 from fedlens.report.study_tables import study_table
+from fedlens.results.rows import Results, Row, StudyInfo
 
 ALPHA = "data.partition.alpha"
 CASES = [{ALPHA: 0.1}, {ALPHA: 1.0}]
 
 
-def _results(document: dict[str, object] | None = None, finished: bool = True) -> StudyResults:
+def _results(document: dict[str, object] | None = None, finished: bool = True) -> Results:
     partitions = [
         Partition.of_owners([0, 0, 0, 1], 2, dataset="four").counted([0, 0, 0, 1]),
         Partition.of_owners([0, 0, 1, 1], 2, dataset="four").counted([0, 1, 0, 1]),
@@ -32,21 +32,19 @@ def _results(document: dict[str, object] | None = None, finished: bool = True) -
         for case in CASES:
             for seed, seconds in ((0, 10.0), (1, 30.0)):
                 digest = f"{method}{case[ALPHA]}{seed}"
-                entries.append(StudyEntry(digest, digest, method, case, {}, "final", seed))
+                entries.append(Row.planned(digest, digest, method, case, {}, "final", seed))
                 curve = {"round": [0, 5], "bytes": [0.0, 2.5e9], "test_accuracy": [0.1, 0.5]}
                 status = "finished" if finished else "failed"
                 facts = {"seconds": seconds, "parameters": 1.0, "multiply_adds": 2.0}
-                lines[digest] = RunLine(digest, digest, status, None, 5, "test_accuracy", curve, facts)
+                lines[digest] = Row(digest, digest, status, None, 5, "test_accuracy", curve, facts)
     info = StudyInfo(
         "s", "", [0, 1], None, 1, [], "small", {"small": "Small", "large": "Large"}, {ALPHA: "alpha"}, CASES,
         document=document or {}, entries=entries,
     )  # fmt: skip
-    return StudyResults(
-        info, lines, {"populations": population_values(populations), "costs": cost_values(costs)}
-    )
+    return Results(info, lines, {"populations": population_values(populations), "costs": cost_values(costs)})
 
 
-def _texts(results: StudyResults, spec: dict[str, object]) -> list[list[str]]:
+def _texts(results: Results, spec: dict[str, object]) -> list[list[str]]:
     table = study_table(results, spec)
     return [list(table.head), *([cell.text for cell in row] for row in table.rows)]
 
@@ -108,7 +106,7 @@ def test_failed_runs_give_no_time() -> None:
 
 
 def test_counts_of_the_model_come_before_those_that_a_run_recorded() -> None:
-    line = RunLine("d", "r", "finished", None, 1, "test_accuracy", {}, {"parameters": 7.0})
+    line = Row("d", "r", "finished", None, 1, "test_accuracy", {}, {"parameters": 7.0})
     assert cost_facts(None, [line])["parameters"] == 7.0
     assert cost_facts(CellCost("", "m", {}, "m", [1], 2, 5, 5), [line])["parameters"] == 5
 
@@ -122,7 +120,7 @@ def test_a_reason_stands_where_memory_was_not_measured() -> None:
 
 @pytest.mark.parametrize(("kind", "what"), [("datasets", "populations"), ("efficiency", "costs")])
 def test_a_table_without_its_data_says_what_to_do(kind: str, what: str) -> None:
-    empty = StudyResults(_results().info, {})
+    empty = Results(_results().info, {})
     with pytest.raises(DataError, match=rf"data\.json has no {what}"):
         study_table(empty, {"kind": kind})
 

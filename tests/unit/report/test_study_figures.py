@@ -32,7 +32,7 @@ from fedlens.report.study_figures import (
 from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
 from fedlens.report.study_populations import CasePopulation, needs_populations, population_values
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
@@ -83,7 +83,7 @@ def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
 PANELS: list[Any] = []
 
 
-def panels(study: StudyResults, **spec: Any) -> list[Any]:
+def panels(study: Results, **spec: Any) -> list[Any]:
     study_figure(study, spec)
     return list(PANELS)
 
@@ -150,7 +150,7 @@ def test_the_clients_by_their_emd_stand_above_the_metric_on_the_same_axis(tmp_pa
         for entry in study.info.entries
         if (run := study.lines[entry.digest]) and entry.case[ALPHA] in facts
     }
-    study = StudyResults(study.info, lines)
+    study = Results(study.info, lines)
     with pytest.raises(DataError, match=r"data\.json has no populations"):
         study_figure(study, spec)
     # Two clients of one class each have the EMD 1, and two of both classes the EMD 0.
@@ -187,7 +187,7 @@ def test_bars_of_the_starts_stand_below_the_numbers_of_the_paper(table: str, sca
     curve = {"round": [1], info.metric or "test_accuracy": [0.4], "test_mean_iou": [0.4]}
     main = "test_mean_iou" if table == "table4" else "test_accuracy"
     lines = {e.digest: replace(line(e.digest, 0.4, e.seed), main=main, curve=curve) for e in info.entries}
-    first = study_figures(StudyResults(info, lines))[0]
+    first = study_figures(Results(info, lines))[0]
     assert first.name == "fig1"
     assert first.figure is not None
     [panel] = first.figure.panels
@@ -220,7 +220,7 @@ def test_a_curve_is_the_mean_at_the_rounds_that_all_seeds_have() -> None:
     study = by_alpha()
     short = study.lines["fedavg-0-2"]
     cut = {key: values[:7] for key, values in short.curve.items()}
-    study = StudyResults(study.info, {**study.lines, short.digest: replace(short, curve=cut)})
+    study = Results(study.info, {**study.lines, short.digest: replace(short, curve=cut)})
     panel = panels(study, kind="curves")[0]
     drawn = named(panel, "FedAvg")
     assert list(drawn.x) == [10, 20, 30, 40, 50, 60, 70]
@@ -265,7 +265,7 @@ def test_a_method_has_one_colour_in_all_panels_and_centralized_is_dashed() -> No
 def test_a_failed_run_leaves_a_gap_and_its_reason_below() -> None:
     study = by_alpha()
     failed = replace(study.lines["fedavgm-1-0"], status="failed", reason="loss is not finite")
-    study = StudyResults(study.info, {**study.lines, failed.digest: failed})
+    study = Results(study.info, {**study.lines, failed.digest: failed})
     figure = study_figure(study, {"kind": "setting", "x": "alpha"})
     assert named(PANELS[0], "FedAvgM").y[1] is None
     assert figure.gaps[0] == "alpha 0.1, FedAvgM: 1 of 5 runs failed (loss is not finite)."
@@ -277,14 +277,14 @@ def test_a_study_that_is_running_draws_what_it_has_and_says_what_is_missing() ->
     study = by_alpha()
     some = {digest: each for digest, each in study.lines.items() if not digest.startswith("fedavgm-3")}
     some.pop("fedavg-0-4")
-    figure = study_figure(StudyResults(study.info, some), {"kind": "setting", "x": "alpha"})
+    figure = study_figure(Results(study.info, some), {"kind": "setting", "x": "alpha"})
     assert list(figure.gaps) == ["6 of 40 runs are not done yet.", "No results yet: alpha 100, FedAvgM."]
     assert named(PANELS[0], "FedAvgM").y[3] is None
     assert "4 to 5 seeds" in figure.caption
 
 
 def test_without_a_result_a_figure_is_named_with_the_reason() -> None:
-    study = StudyResults(by_alpha().info, {})
+    study = Results(by_alpha().info, {})
     with pytest.raises(DataError, match="40 of 40 runs are not done yet"):
         study_figure(study, {"kind": "curves"})
     assert [(each.name, each.figure) for each in study_figures(study)] == [
@@ -368,7 +368,7 @@ def test_curves_over_batches_end_with_the_federated_methods() -> None:
         for digest, each in study.lines.items()
         if digest.startswith("centralized")
     }
-    study = StudyResults(study.info, {**study.lines, **longer})
+    study = Results(study.info, {**study.lines, **longer})
     limits = panels(study, kind="curves", x="batches")[0].x.limits
     assert 1600 < limits[1] < 1800
     assert panels(study, kind="curves", x="batches", until=500)[0].x.limits[1] == pytest.approx(510)
@@ -380,7 +380,7 @@ def test_a_run_that_is_paused_is_not_done_and_one_that_diverged_has_failed() -> 
     loss = [*study.lines["fedavg-1-0"].curve["test_loss"][:-1], None]
     curve = {**study.lines["fedavg-1-0"].curve, "test_loss": loss}
     diverged = replace(study.lines["fedavg-1-0"], curve=curve)
-    study = StudyResults(study.info, {**study.lines, paused.digest: paused, diverged.digest: diverged})
+    study = Results(study.info, {**study.lines, paused.digest: paused, diverged.digest: diverged})
     gaps = study_figure(study, {"kind": "setting", "x": "alpha"}).gaps
     assert gaps[0] == "alpha 0.1, FedAvg: 1 of 5 runs failed (test_loss is not finite in round 200)."
     assert gaps[1] == "1 of 40 runs are not done yet."
@@ -410,7 +410,7 @@ def test_every_key_of_every_kind_stands_on_the_page_about_studies() -> None:
 def test_a_heat_map_has_the_mean_of_each_cell_and_nan_where_there_is_none() -> None:
     study = by_alpha()
     some = {digest: each for digest, each in study.lines.items() if not digest.startswith("fedavgm-3")}
-    study = StudyResults(study.info, some)
+    study = Results(study.info, some)
     [found] = panels(study, kind="heat", x="alpha", y="method")
     assert isinstance(found, ValueMap)
     assert (list(found.rows), list(found.columns)) == (["FedAvg", "FedAvgM"], ["0", "0.1", "1", "100"])
@@ -552,7 +552,7 @@ def test_a_measured_fact_on_the_axis_places_each_case_at_its_mean_over_seeds() -
         digest: replace(each, facts={**each.facts, "emd": emd[int(digest.split("-")[1])] + 0.01 * (k % 5)})
         for k, (digest, each) in enumerate(study.lines.items())
     }
-    [panel] = panels(StudyResults(study.info, placed), kind="setting", x="emd")
+    [panel] = panels(Results(study.info, placed), kind="setting", x="emd")
     drawn = named(panel, "FedAvg")
     assert list(drawn.x) == pytest.approx([0.07, 0.52, 1.22, 1.82])
     assert drawn.y[3] == pytest.approx(statistics.fmean(study.values("fedavg", {ALPHA: 0.0}).values()))
@@ -576,7 +576,7 @@ def test_the_points_of_a_methods_grid_are_one_line_of_effective_rates() -> None:
         for digest, each in study.lines.items()
         for lr, beta in [facts[digest]]
     }
-    [panel] = panels(StudyResults(study.info, lines), kind="effective-lr")
+    [panel] = panels(Results(study.info, lines), kind="effective-lr")
     assert list(named(panel, "FedAvgM", "points").x) == pytest.approx([0.01, 0.1, 0.1, 1.0])
     assert len([series for series in panel.series if series.kind == "cross"]) == 1
 

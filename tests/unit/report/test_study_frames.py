@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedlens.report.study_frames import WALL_CLOCK, cell_rows, run_rows, to_csv, to_pandas, write_frames
-from fedlens.report.study_results import StudyEntry, StudyResults
+from fedlens.results.rows import Results, Row
 from tests.unit.report.study_fake import results_of
 
 SCORES = {
@@ -21,7 +21,7 @@ SCORES = {
 }
 
 
-def study(**info: object) -> StudyResults:
+def study(**info: object) -> Results:
     return results_of({0.1: SCORES, 1.0: SCORES}, facts={"effective_lr": 0.1, "emd": 1.5}, **info)
 
 
@@ -56,14 +56,14 @@ def test_a_run_that_ended_without_a_finite_loss_has_its_reason() -> None:
     results = results_of({"fedavg": [[0.7, 0.1]]})
     ((digest, line),) = results.lines.items()
     line = replace(line, curve={**line.curve, "test_loss": [1.0, None]})
-    row = run_rows(StudyResults(results.info, {digest: line}))[0]
+    row = run_rows(Results(results.info, {digest: line}))[0]
     assert (row["reason"], row["test_accuracy"]) == ("test_loss is not finite in round 2", None)
 
 
 def test_an_effective_rate_that_is_a_setting_has_one_column() -> None:
     results = results_of({"fedavg": [0.5]})
     entries = [replace(results.info.entries[0], point={"effective_lr": 0.3})]
-    results = StudyResults(replace(results.info, entries=entries), results.lines)
+    results = Results(replace(results.info, entries=entries), results.lines)
     assert (run_rows(results)[0]["effective_lr"], cell_rows(results)[0]["effective_lr"]) == (0.3, 0.3)
 
 
@@ -74,9 +74,9 @@ def test_a_run_without_a_line_has_no_row() -> None:
 def test_tuning_runs_are_rows_with_their_point_and_their_validation_value() -> None:
     results = results_of({"fedavg": [0.5]}, tuning={"seeds": [100]})
     line = replace(next(iter(results.lines.values())), curve={"round": [1], "validation_accuracy": [0.4]})
-    entry = StudyEntry("t", "tuning", "fedavg", {}, {"local.lr": 0.1}, "tune", 100)
+    entry = Row.planned("t", "tuning", "fedavg", {}, {"local.lr": 0.1}, "tune", 100)
     entries = [replace(results.info.entries[0], point={"local.lr": 0.1}), entry]
-    results = StudyResults(replace(results.info, entries=entries), {**results.lines, "t": line})
+    results = Results(replace(results.info, entries=entries), {**results.lines, "t": line})
     final, tune = run_rows(results)
     assert (tune["role"], tune["local.lr"], tune["validation_accuracy"], tune["test_accuracy"]) == (
         "tune", 0.1, 0.4, None,
@@ -121,7 +121,7 @@ def test_csv_gives_the_numbers_back(tmp_path: Path) -> None:
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in write_frames(study(), tmp_path / "a")]
-    again = StudyResults(study().info, dict(reversed(study().lines.items())))
+    again = Results(study().info, dict(reversed(study().lines.items())))
     second = [path.read_bytes() for path in write_frames(again, tmp_path / "b")]
     assert first == second
 

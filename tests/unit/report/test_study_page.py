@@ -11,11 +11,11 @@ import pytest
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.report.study_figures import write_study_figures
 from fedlens.report.study_page import write_study_page
-from fedlens.report.study_results import LINES, StudyResults, write_info, write_lines
+from fedlens.results.rows import LINES, Results, write_info, write_lines
 from tests.unit.report.study_curves_fake import by_alpha, tuned
 
 
-def page_of(study: StudyResults, folder: Path) -> str:
+def page_of(study: Results, folder: Path) -> str:
     write_info(folder, study.info)
     write_lines(folder / LINES, study.lines.values())
     return write_study_page(folder).read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_runs_with_warnings_are_named(tmp_path: Path) -> None:
     assert "with warnings" not in words(page_of(study, tmp_path))
     line = study.lines["fedavgm-0-1"]
     lines = {**study.lines, "fedavgm-0-1": replace(line, facts={**line.facts, "warnings": 2})}
-    text = words(page_of(StudyResults(study.info, lines), tmp_path))
+    text = words(page_of(Results(study.info, lines), tmp_path))
     assert f"1 run of 40 with warnings: the results may not be usable {line.run}." in text
 
 
@@ -65,7 +65,7 @@ def test_a_study_that_is_running_says_what_is_missing_and_why_runs_failed(tmp_pa
     lines["fedavgm-0-1"] = replace(
         lines["fedavgm-0-1"], status="failed", reason="out of memory <here>", rounds=40
     )
-    text = words(page_of(StudyResults(study.info, lines), tmp_path))
+    text = words(page_of(Results(study.info, lines), tmp_path))
     assert "17 runs of 40 not done yet" in text
     assert "1 run of 40 failed" in text
     assert "fedavgm-0-1 FedAvgM alpha 0 1 40 out of memory &lt;here&gt;" in text
@@ -73,7 +73,7 @@ def test_a_study_that_is_running_says_what_is_missing_and_why_runs_failed(tmp_pa
 
 
 def test_a_study_that_has_not_begun_has_a_page(tmp_path: Path) -> None:
-    text = words(page_of(StudyResults(by_alpha().info, {}), tmp_path))
+    text = words(page_of(Results(by_alpha().info, {}), tmp_path))
     assert "40 runs of 40 not done yet" in text
     assert "no run has values" in text
 
@@ -100,7 +100,7 @@ def test_the_page_says_on_which_seeds_unequal_methods_were_tuned(tmp_path: Path)
 
 def test_a_study_without_training_says_so_and_counts_no_runs(tmp_path: Path) -> None:
     study = by_alpha(tables=[{"kind": "efficiency", "runs": False}])
-    study = StudyResults(replace(study.info, entries=[], tables=[], figures=[{"kind": "populations"}]), {})
+    study = Results(replace(study.info, entries=[], tables=[], figures=[{"kind": "populations"}]), {})
     text = words(page_of(study, tmp_path))
     assert "Runs none data and models are shown, which needs no training" in text
     assert "0 of 0" not in text

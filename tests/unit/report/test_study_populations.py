@@ -20,7 +20,7 @@ from fedlens.report.study_populations import (
     population_values,
     read_populations,
 )
-from fedlens.report.study_results import StudyResults, read_data, write_data
+from fedlens.results.rows import Results, read_data, write_data
 from fedlens.settings.run_partition import run_partition
 
 pytest.importorskip("matplotlib")
@@ -93,7 +93,7 @@ def test_damaged_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_results_without_data_json_have_no_data() -> None:
-    assert StudyResults.__dataclass_fields__["data"].default_factory() == {}
+    assert Results.__dataclass_fields__["data"].default_factory() == {}
 
 
 def test_a_study_of_data_alone_needs_no_runs() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.base.errors import DataError, RunDirectoryError
-from fedlens.report.study_results import StudyResults, write_info, write_lines
 from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import Results, write_info, write_lines
 from tests.unit.report.study_fake import results_of
 
 # Of a study file at version 0.1.0 with a table [clock] and with widening, from before both were removed.
@@ -19,7 +19,7 @@ OF_AN_OLDER_VERSION = {
 }
 
 
-def written(folder: Path) -> StudyResults:
+def written(folder: Path) -> Results:
     results = results_of({None: {"fedavg": [0.5, 0.6], "fedadam": [0.7, 0.8]}})
     write_info(folder, results.info)
     write_lines(folder / "results.jsonl", results.lines.values())
@@ -34,14 +34,14 @@ def test_fields_of_other_versions_are_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps(info))
     rows = [json.loads(row) for row in (tmp_path / "results.jsonl").read_text().splitlines()]
     (tmp_path / "results.jsonl").write_text("".join(json.dumps({**row, "mood": 3}) + "\n" for row in rows))
-    assert [table.to_csv() for table in study_tables(StudyResults.read(tmp_path))] == tables
+    assert [table.to_csv() for table in study_tables(Results.read(tmp_path))] == tables
 
 
 def test_the_tuning_of_an_older_version_is_read(tmp_path: Path) -> None:
     written(tmp_path)
     info = json.loads((tmp_path / "study.json").read_text()) | OF_AN_OLDER_VERSION
     (tmp_path / "study.json").write_text(json.dumps(info))
-    tables = study_tables(StudyResults.read(tmp_path))
+    tables = study_tables(Results.read(tmp_path))
     assert [table.name for table in tables] == ["summary", "differences", "choices"]
 
 
@@ -50,11 +50,11 @@ def test_a_field_that_is_missing_or_no_table_is_still_a_damage(tmp_path: Path) -
     info = json.loads((tmp_path / "study.json").read_text())
     (tmp_path / "study.json").write_text(json.dumps({key: info[key] for key in info if key != "seeds"}))
     with pytest.raises(DataError, match=r"study\.json is corrupt: .*'seeds'"):
-        StudyResults.read(tmp_path)
+        Results.read(tmp_path)
     (tmp_path / "study.json").write_text(json.dumps({**info, "entries": [1]}))
     with pytest.raises(DataError, match=r"study\.json is corrupt"):
-        StudyResults.read(tmp_path)
+        Results.read(tmp_path)
     write_info(tmp_path, results_of({None: {"fedavg": [0.5]}}).info)
     (tmp_path / "results.jsonl").write_text('{"digest": "a"}\n')
     with pytest.raises(RunDirectoryError, match="a line is not of a run"):
-        StudyResults.read(tmp_path)
+        Results.read(tmp_path)

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import StudyEntry, StudyResults
 from fedlens.report.study_tables import TABLES, check_tables, default_tables, study_table, study_tables
+from fedlens.results.rows import Results, Row
 from fedlens.results.table_format import StudyTable
 from tests.unit.report.study_fake import results_of
 
@@ -207,7 +207,7 @@ def test_a_run_whose_loss_ended_without_a_value_has_diverged() -> None:
     digest = next(iter(results.lines))
     line = results.lines[digest]
     curve = {**line.curve, "test_loss": [1.0, None]}
-    results = StudyResults(results.info, {**results.lines, digest: replace(line, curve=curve)})
+    results = Results(results.info, {**results.lines, digest: replace(line, curve=curve)})
     table = study_table(results, {"kind": "summary"})
     assert texts(table)[0][1] == "failed (1 of 2)"
     assert "test_loss is not finite in round 2 (seed 0)" in table.notes[0]
@@ -224,7 +224,7 @@ def test_a_paused_run_is_not_finished_and_has_not_failed() -> None:
     results = results_of({"fedavg": [0.7, 0.72]})
     digest = next(iter(results.lines))
     paused = replace(results.lines[digest], status="stopped", reason="paused after round 1")
-    results = StudyResults(results.info, {**results.lines, digest: paused})
+    results = Results(results.info, {**results.lines, digest: paused})
     assert texts(study_table(results, {"kind": "summary"}))[0][1] == "unfinished (1 of 2)"
 
 
@@ -234,7 +234,7 @@ def test_a_study_that_still_runs_says_how_far_it_is() -> None:
     assert "fedprox (3 of 5 runs are not finished)" in table.caption
 
 
-def tuned(values: dict[str, list[float]], chosen: dict[str, float]) -> StudyResults:
+def tuned(values: dict[str, list[float]], chosen: dict[str, float]) -> Results:
     """Results whose first method was tuned over `values`."""
     results = results_of(
         {"fedadam": [0.7, 0.8], "fedavg": [0.6, 0.7]}, tuning=TUNING, grids={"fedadam": values}
@@ -250,10 +250,10 @@ def tuned(values: dict[str, list[float]], chosen: dict[str, float]) -> StudyResu
     for point in points:
         for seed in (100, 101):
             digest = f"t-{point}-{seed}"
-            entries.append(StudyEntry(digest, digest, "fedadam", {}, point, "tune", seed))
+            entries.append(Row.planned(digest, digest, "fedadam", {}, point, "tune", seed))
             curve = {"round": [1], "validation_accuracy": [0.5 if point == chosen else 0.4]}
             lines[digest] = replace(example, digest=digest, curve=curve)
-    return StudyResults(replace(results.info, entries=entries), lines)
+    return Results(replace(results.info, entries=entries), lines)
 
 
 def test_every_chosen_value_at_the_edge_has_a_star() -> None:
@@ -277,7 +277,7 @@ def test_a_metric_of_clients_was_tuned_as_it_is() -> None:
         for digest, line in results.lines.items()
     }
     info = replace(results.info, metric=column)
-    table = study_table(StudyResults(info, lines), {"kind": "choices"})
+    table = study_table(Results(info, lines), {"kind": "choices"})
     assert table.head[3] == "Mean accuracy of the clients (%)"
     assert texts(table)[0][3] == "50.0"
 

@@ -11,7 +11,7 @@ import pytest
 
 import fedlens
 from fedlens.base.errors import ConfigError, RunDirectoryError
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 from fedlens.run.session import Session
 from fedlens.settings import own_files as module
 from fedlens.settings.own_files import edited_files, own_files, refuse_edited_since
@@ -149,11 +149,11 @@ def test_an_edit_of_a_module_that_the_file_imports_counts_too(folder: Path) -> N
 def test_a_file_whose_runs_failed_may_be_repaired(folder: Path) -> None:
     edit(folder, "raise ValueError('no luck')")
     fedlens.Study.load("s.toml").run(jobs=1, report=False)
-    failed = StudyResults.read(Path("studies/s")).lines
+    failed = Results.read(Path("studies/s")).lines
     assert [line.status for line in failed.values()] == ["finished", "failed"]
     edit(folder, "pass")
     assert len(run(jobs=1)["mine"]) == 1
-    lines = StudyResults.read(Path("studies/s")).lines
+    lines = Results.read(Path("studies/s")).lines
     assert [line.status for line in lines.values()] == ["finished", "finished"]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.tuning import Search, SearchRules, searched
 
@@ -33,7 +33,7 @@ class FakeCell:
         return PlannedRun(self.method, self.case, point, "tune", seed, settings, key)
 
 
-def line_of(due: DueRun, rounds: int, value: Value, metric: str = "validation_accuracy") -> RunLine:
+def line_of(due: DueRun, rounds: int, value: Value, metric: str = "validation_accuracy") -> Row:
     """The line of a run that was carried out as far as it is due."""
     until = rounds if due.until is None else min(due.until, rounds)
     found: dict[str, list[float | None]] = {"round": [], metric: []}
@@ -45,12 +45,12 @@ def line_of(due: DueRun, rounds: int, value: Value, metric: str = "validation_ac
             break
         found["round"].append(round)
         found[metric].append(measured)
-    return RunLine(due.run.digest, due.run.directory, status, reason, until, "test_accuracy", found)  # type: ignore[arg-type]
+    return Row(due.run.digest, due.run.directory, status, reason, until, "test_accuracy", found)  # type: ignore[arg-type]
 
 
-def played(cell: FakeCell, tuning: SearchRules, value: Value) -> tuple[Search, dict[str, RunLine]]:
+def played(cell: FakeCell, tuning: SearchRules, value: Value) -> tuple[Search, dict[str, Row]]:
     """Carries out all that is due, again and again, until a point is chosen."""
-    lines: dict[str, RunLine] = {}
+    lines: dict[str, Row] = {}
     for _ in range(1000):  # a search that does not end fails
         due = searched(cell, tuning, lines).due
         if not due:
@@ -61,9 +61,9 @@ def played(cell: FakeCell, tuning: SearchRules, value: Value) -> tuple[Search, d
 
 def played_with_kills(
     cell: FakeCell, tuning: SearchRules, value: Value, rng: random.Random
-) -> tuple[Search, dict[str, RunLine]]:
+) -> tuple[Search, dict[str, Row]]:
     """The same, killed again and again after some runs, which finish in any order."""
-    lines: dict[str, RunLine] = {}
+    lines: dict[str, Row] = {}
     for _ in range(10_000):
         due = list(searched(cell, tuning, lines).due)
         if not due:

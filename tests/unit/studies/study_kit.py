@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.study_results import LINES, RunLine, StudyInfo
+from fedlens.results.rows import LINES, Row, StudyInfo
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.jobs import InProcess, Jobs
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -53,7 +53,7 @@ class FixedPlan:
     def number_of_runs(self) -> dict[str, int]:
         return {"tune": 0, "final": len(self.runs)}
 
-    def due(self, lines: Mapping[str, RunLine]) -> list[DueRun]:
+    def due(self, lines: Mapping[str, Row]) -> list[DueRun]:
         self.asked.append(len(lines))
         if self.rung is not None:
             first = [DueRun(run, self.rung) for run in self.runs if run.digest not in lines]
@@ -66,7 +66,7 @@ class FixedPlan:
             if run.digest not in lines or lines[run.digest].status not in done
         ]
 
-    def info(self, lines: Mapping[str, RunLine]) -> StudyInfo:
+    def info(self, lines: Mapping[str, Row]) -> StudyInfo:
         methods = dict.fromkeys(run.method for run in self.runs)
         return StudyInfo(
             name="small",
@@ -97,7 +97,7 @@ class Heard(SilentStudy):
     def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
         self.rounds.append((run.key, round, rounds))
 
-    def run_ended(self, run: PlannedRun, line: RunLine) -> None:
+    def run_ended(self, run: PlannedRun, line: Row) -> None:
         self.ended.append(run.key)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
+from fedlens.results.rows import LINES, Row, write_info, write_lines
 from fedlens.studies.changed_study import changed_study, refuse_changed
 from fedlens.studies.study_plan import StudyPlan
 
@@ -23,15 +23,15 @@ STUDY: dict[str, Any] = {
 TUNED = {**STUDY, "grid": {**STUDY["grid"], "local.lr": [0.1, 0.3]}, "tune": {"seeds": [7]}}
 
 
-def line(digest: str, value: float = 0.5) -> RunLine:
+def line(digest: str, value: float = 0.5) -> Row:
     curve = {"round": [1], "test_accuracy": [value], "validation_accuracy": [value]}
-    return RunLine(digest, "run", "finished", None, 1, "test_accuracy", curve)
+    return Row(digest, "run", "finished", None, 1, "test_accuracy", curve)
 
 
 def made(folder: Path, study: dict[str, Any], runs: int | None = None) -> None:
     """The folder of a study of which `runs` runs were made; None for all."""
     plan = StudyPlan.load(study)
-    lines: dict[str, RunLine] = {}
+    lines: dict[str, Row] = {}
     while (due := plan.due(lines)) and (runs is None or len(lines) < runs):
         lines |= {
             one.run.digest: line(one.run.digest, one.run.point.get("local.lr", 0)) for one in due[:runs]

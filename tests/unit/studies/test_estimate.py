@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlens import Experiment
 from fedlens.base.errors import DataError
-from fedlens.report.study_results import LINES, write_lines
+from fedlens.results.rows import LINES, write_lines
 from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, carry_out
 from fedlens.studies.estimate import BASIS, estimate, mean_rounds

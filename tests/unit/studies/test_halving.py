@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.halving import best, check_rungs, has_reached, kept, reaching, rungs, value_at
 from fedlens.studies.planned import DueRun
 from fedlens.studies.tuning import SearchRules, searched
@@ -38,7 +38,7 @@ def test_nine_points_run_to_the_first_rung_then_three_then_one_is_chosen() -> No
 def test_a_run_whose_loss_is_lost_has_no_value_from_then_on(metric: str) -> None:
     accuracy, loss = [0.1, 0.8, 0.9, 0.1], [2.3, 0.2, None, None]
     curve = {"round": [0, 2, 4, 6], "validation_accuracy": accuracy, "validation_loss": loss}
-    line = RunLine("d", "r", "finished", None, 6, "test_accuracy", curve)
+    line = Row("d", "r", "finished", None, 6, "test_accuracy", curve)
     assert value_at(line, metric, rung=2) == (0.8 if metric == "validation_accuracy" else 0.2)
     assert value_at(line, metric, rung=4) is None
     assert value_at(line, metric) is None
@@ -139,7 +139,7 @@ def test_the_best_keep_their_order_and_of_equal_ones_the_first_stay() -> None:
 
 def test_values_after_the_rung_and_missing_ones_are_not_read() -> None:
     curve = {"round": [0, 5, 10, 15], "validation_accuracy": [0.1, None, 0.4, 0.8]}
-    line = RunLine("d", "r", "stopped", None, 15, "test_accuracy", curve)
+    line = Row("d", "r", "stopped", None, 15, "test_accuracy", curve)
     assert value_at(line, "validation_accuracy", 12) == 0.4
     assert value_at(line, "validation_accuracy", 5) == 0.1
     assert value_at(line, "validation_accuracy", 15, last=2) == pytest.approx(0.6)
@@ -151,7 +151,7 @@ def test_values_after_the_rung_and_missing_ones_are_not_read() -> None:
 def test_a_rung_reads_the_value_of_its_own_round_and_not_of_the_next() -> None:
     values = [0.1, 0.5, 0.6, 0.9, 0.7]
     curve = {"round": [0, 1, 2, 3, 4], "validation_accuracy": values}
-    line = RunLine("d", "r", "finished", None, 4, "test_accuracy", curve)
+    line = Row("d", "r", "finished", None, 4, "test_accuracy", curve)
     assert [value_at(line, "validation_accuracy", rung) for rung in range(5)] == values
     assert value_at(line, "validation_accuracy", 3, last=2) == pytest.approx(0.75)
     assert value_at(line, "validation_accuracy", 9) == value_at(line, "validation_accuracy") == 0.7
@@ -172,7 +172,7 @@ def test_a_rung_after_which_no_run_is_left_to_stop_is_refused() -> None:
 
 def test_a_run_that_diverged_in_the_round_of_the_rung_is_the_worst_there() -> None:
     curve = {"round": [0, 3], "validation_accuracy": [0.1, 0.9]}
-    diverged = RunLine("d", "r", "failed", "diverged in round 3: ...", 3, "test_accuracy", curve)
+    diverged = Row("d", "r", "failed", "diverged in round 3: ...", 3, "test_accuracy", curve)
     crashed = replace(diverged, reason="no client update of round 4 was accepted")
     assert value_at(diverged, "validation_accuracy", 3) is None
     assert value_at(crashed, "validation_accuracy", 3) == 0.9

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies import jobs as module
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.jobs import WorkerJobs, cores_of, default_jobs
@@ -54,7 +54,7 @@ class Killing(Heard):
             os.kill(worker.pid, signal.SIGKILL)
 
 
-def killed(folder: Path, times: int) -> tuple[dict[str, RunLine], Killing]:
+def killed(folder: Path, times: int) -> tuple[dict[str, Row], Killing]:
     long = planned(5, rounds=40)
     heard = Killing(long.key, times)
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens import Experiment, load_result, resume
 from fedlens.base.errors import FedlensError, RunDirectoryError
-from fedlens.report.study_results import read_lines, write_lines
+from fedlens.results.rows import read_lines, write_lines
 from fedlens.studies.line import failed_line, line_of
 from fedlens.studies.planned import PlannedRun
 

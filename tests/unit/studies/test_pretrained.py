@@ -11,7 +11,7 @@ import pytest
 
 import fedlens
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 from fedlens.run.checkpoint import read_model
 from fedlens.studies.pretrained_cache import cached_folder
 from fedlens.studies.study_cost import study_cost
@@ -201,7 +201,7 @@ def test_estimates_pages_and_costs_show_pretraining_apart(tmp_path: Path) -> Non
     table = (tmp_path / "s" / "tables" / "pretraining.csv").read_text()
     assert table.splitlines()[1].startswith('pooled,finished,3,"4,311"')
     assert "1 pre-training, once for all runs" in result.page.read_text()
-    assert len(StudyResults.read(tmp_path / "s").info.entries) == 2
+    assert len(Results.read(tmp_path / "s").info.entries) == 2
     cost = study_cost(StudyPlan.load(STUDY))
     assert (cost.runs, cost.images, cost.pretraining_images) == (2, 2 * 2 * 1437, 3 * 1437)
 

@@ -27,15 +27,14 @@ from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_frames import cells_table
 from fedlens.report.study_page import write_study_page
-from fedlens.report.study_results import (
-    RunLine,
-    StudyEntry,
+from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import (
+    Results,
+    Row,
     StudyInfo,
-    StudyResults,
     write_info,
     write_lines,
 )
-from fedlens.report.study_tables import study_tables
 from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
 from fedlens.studies.document import of_stand_ins, read_document
@@ -210,7 +209,7 @@ def test_a_stand_in_has_the_papers_number_beside_it_and_says_what_it_stands_for(
     info = plan.info({})
     model = plan.paper.method("net") if plan.paper else None
     assert model is not None
-    [table] = study_tables(StudyResults(info, {}))
+    [table] = study_tables(Results(info, {}))
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["digits, perceptron", "unfinished (0 of 1)", "50.0 (CIFAR-100, ResNet-20)"]
     ]
@@ -344,7 +343,7 @@ def test_a_claim_may_name_what_only_the_paper_has(tmp_path: Path) -> None:
     info = StudyPlan.load(study, "smoke").info({})
     [claim] = info.document["claims"]  # all that a verdict needs is in study.json
     assert claim.keys() == {"text", "where", "holds", "metric", "at"}
-    [verdict] = claim_verdicts(StudyResults(info, {}))
+    [verdict] = claim_verdicts(Results(info, {}))
     assert (verdict.answer, verdict.reason) == ("not run at this scale", "no case 'alpha = 0.1'")
 
 
@@ -364,7 +363,7 @@ scales.smoke.cases.few = { set = { "data.partition.clients" = 3 }, stands_for = 
         encoding="utf-8",
     )
     info = StudyPlan.load(study, "smoke").info({})
-    [verdict] = claim_verdicts(StudyResults(info, {}))
+    [verdict] = claim_verdicts(Results(info, {}))
     assert (verdict.answer, verdict.reason) == ("cannot tell", "not run: small at few (not finished)")
     assert "stand_ins" not in StudyPlan.load(study, "paper").info({}).document
 
@@ -428,9 +427,9 @@ def test_every_writer_says_that_two_rounds_learn_nothing(tmp_path: Path) -> None
     assert info.caveats == ["Two rounds, nothing learned."]
     assert StudyPlan.load(study, "laptop").info({}).caveats == ["At most 2 rounds, not the paper's 60."]
     curve = {"round": [2], "test_accuracy": [0.5]}
-    lines = {entry.digest: RunLine(entry.digest, entry.run, "finished", None, 2, "test_accuracy", curve)
+    lines = {entry.digest: Row(entry.digest, entry.run, "finished", None, 2, "test_accuracy", curve)
              for entry in info.entries}  # fmt: skip
-    results = StudyResults(info, lines)
+    results = Results(info, lines)
     write_info(tmp_path, info)
     write_lines(tmp_path / "results.jsonl", lines.values())
     page = write_study_page(tmp_path).read_text("utf-8")
@@ -525,17 +524,17 @@ def test_a_cell_of_the_sphere_counts_with_its_mean_size() -> None:
 def test_the_list_has_what_was_run_here(tmp_path: Path) -> None:
     folder = tmp_path / "hsu2019" / "fig4" / "smoke"
     folder.mkdir(parents=True)
-    entries = [StudyEntry(digest, digest, "fedavg", {}, {}, "final", 0) for digest in ("a", "b")]
+    entries = [Row.planned(digest, digest, "fedavg", {}, {}, "final", 0) for digest in ("a", "b")]
     info = StudyInfo("f", "", [0], None, 1, [], "fedavg", {"fedavg": "FedAvg"}, {}, [{}], entries=entries)
     write_info(folder, info)
-    line = RunLine("a", "a", "finished", None, 2, "test_accuracy", {"round": [2], "test_accuracy": [0.5]})
+    line = Row("a", "a", "finished", None, 2, "test_accuracy", {"round": [2], "test_accuracy": [0.5]})
     write_lines(folder / "results.jsonl", [line])
 
     def found() -> dict[str, tuple[int, int]]:
         return {study.name: dict(study.local) for study in listed_studies(tmp_path, tmp_path)}["hsu2019/fig4"]
 
     assert found() == {"smoke": (1, 4)}  # one of the four runs that the scale costs
-    write_lines(folder / "results.jsonl", [line, RunLine("b", "b", "failed", "why", 0, "", {})])
+    write_lines(folder / "results.jsonl", [line, Row("b", "b", "failed", "why", 0, "", {})])
     assert found() == {"smoke": (1, 2)}
 
 

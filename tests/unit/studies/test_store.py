@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.base.errors import RunDirectoryError
-from fedlens.report.study_results import LINES
+from fedlens.results.rows import LINES
 from fedlens.studies.store import StudyStore, working
 from tests.unit.studies.study_kit import FAILING, FixedPlan, Heard, carried_out, planned, without_clock
 
@@ -172,6 +172,6 @@ def test_a_failing_run_is_a_line_with_its_reason_and_no_path_of_the_folder(study
 
 
 def test_the_folder_of_a_study_can_be_read_without_torch(study: Path) -> None:
-    code = f"import sys; from pathlib import Path; from fedlens.report.study_results import StudyResults; \
-assert len(StudyResults.read(Path({str(study)!r})).lines) == 3; assert 'torch' not in sys.modules"
+    code = f"import sys; from pathlib import Path; from fedlens.results.rows import Results; \
+assert len(Results.read(Path({str(study)!r})).lines) == 3; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

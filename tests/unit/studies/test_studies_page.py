@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import LINES, RunLine, write_info, write_lines
+from fedlens.results.rows import LINES, Row, write_info, write_lines
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.grid_settings import RandomDraws, Range
 from fedlens.studies.study_file import (
@@ -60,9 +60,7 @@ def test_the_message_on_a_changed_study_is_the_one_that_appears(
     folder.mkdir(parents=True)
     plan = planned(folder, FILES[0])
     curve = {"round": [1], "test_accuracy": [0.5], "validation_accuracy": [0.5]}
-    lines = [
-        RunLine(run.digest, run.directory, "finished", None, 1, "test_accuracy", curve) for run in plan.runs
-    ]
+    lines = [Row(run.digest, run.directory, "finished", None, 1, "test_accuracy", curve) for run in plan.runs]
     write_info(folder, plan.info({}))
     write_lines(folder / LINES, lines)
     changed = planned(tmp_path, FILES[0].replace("[0, 1, 2]", "[0, 1, 2, 3]"))

@@ -11,8 +11,8 @@ import pytest
 from fedlens.benchmark.model_cost import model_cost
 from fedlens.report.study_costs import read_costs
 from fedlens.report.study_populations import read_populations
-from fedlens.report.study_results import StudyResults, read_data
 from fedlens.report.study_tables import study_tables
+from fedlens.results.rows import Results, read_data
 from fedlens.settings.config_source import read_source
 from fedlens.studies.study import Study
 from fedlens.studies.study_data import make_data
@@ -41,7 +41,7 @@ def test_a_study_of_data_alone_plans_no_runs(tmp_path: Path) -> None:
     assert plan.due({}) == []
     assert plan.info({}).entries == []
     assert plan.number_of_runs["final"] == 0
-    assert study_tables(StudyResults(StudyPlan.load(_study(tables=[])).info({}), {})) == []
+    assert study_tables(Results(StudyPlan.load(_study(tables=[])).info({}), {})) == []
     assert len(StudyPlan.load(_study(figures=[{"kind": "curves"}])).due({})) == 4
 
 
@@ -92,7 +92,7 @@ def test_costs_need_no_data_where_shape_and_classes_are_stated(tmp_path: Path) -
 def test_the_data_of_a_study_are_there_after_it_was_run(tmp_path: Path) -> None:
     tables = [{"kind": "datasets"}, {"kind": "efficiency", "runs": False}]
     Study(**_study(tables=tables)).run(tmp_path / "s", jobs=0, report=False)
-    results = StudyResults.read(tmp_path / "s")
+    results = Results.read(tmp_path / "s")
     assert len(results.data["populations"]) == 2
     assert results.lines == {}
     assert json.loads((tmp_path / "s" / "study.json").read_text())["entries"] == []

@@ -11,7 +11,7 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.base.errors import ConfigError
 from fedlens.core.measured import Measured
 from fedlens.models.simple import mlp
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan as planned
@@ -50,8 +50,8 @@ def config_of(settings: Any) -> Any:
     return planned(read_config(settings), Source(dict(settings))).config
 
 
-def line(digest: str, value: float = 0.5, metric: str = "test_accuracy") -> RunLine:
-    return RunLine(digest, "run", "finished", None, 1, "test_accuracy", {"round": [1], metric: [value]})
+def line(digest: str, value: float = 0.5, metric: str = "test_accuracy") -> Row:
+    return Row(digest, "run", "finished", None, 1, "test_accuracy", {"round": [1], metric: [value]})
 
 
 def test_a_study_is_every_combination_of_cases_methods_and_seeds() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens import Study
 from fedlens.report.study_choices import choices
-from fedlens.report.study_results import StudyResults
+from fedlens.results.rows import Results
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.progress import SilentStudy
 from tests.unit.studies.study_kit import without_clock
@@ -51,7 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_halving_and_divergence_end_runs_early_and_the_chosen_one_is_trained_to_its_end(whole: Path) -> None:
-    results = StudyResults.read(whole)
+    results = Results.read(whole)
     by_rate: dict[float, Any] = {}
     for entry in results.info.entries:
         by_rate[entry.point["local.lr"]] = results.lines[entry.digest]
@@ -85,7 +85,7 @@ def test_tuning_runs_hold_out_validation_data_and_final_runs_train_on_all_with_r
     Study(**{**STUDY, "tune": {"seeds": [9], "share": 0.2}, "stop": {"diverged": True}}).run(
         tmp_path, jobs=0, report=False
     )
-    results = StudyResults.read(tmp_path)
+    results = Results.read(tmp_path)
     columns = {
         entry.role: "validation_accuracy" in results.lines[entry.digest].curve
         for entry in results.info.entries

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.study_plan import StudyPlan
 
@@ -40,7 +40,7 @@ def peak(run: PlannedRun, round: int) -> float | None:
     return round / 20 - abs(math.log10(run.settings["local"]["lr"] / 0.1)) / 5 + noise
 
 
-def line_of(due: DueRun, value: Value = peak) -> RunLine:
+def line_of(due: DueRun, value: Value = peak) -> Row:
     rounds = due.run.settings["rounds"]
     until = rounds if due.until is None else min(rounds, due.until)
     values = [value(due.run, round) for round in range(until + 1)]
@@ -49,11 +49,11 @@ def line_of(due: DueRun, value: Value = peak) -> RunLine:
     status = "failed" if failed is not None else "finished" if until == rounds else "stopped"
     columns = {"round": range(until + 1), "validation_accuracy": values, "test_accuracy": values}
     curve = {name: list(column)[: until + 1] for name, column in columns.items()}
-    return RunLine(due.run.digest, due.run.directory, status, None, until, "test_accuracy", curve)  # type: ignore[arg-type]
+    return Row(due.run.digest, due.run.directory, status, None, until, "test_accuracy", curve)  # type: ignore[arg-type]
 
 
-def carried_out(plan: StudyPlan, value: Value = peak) -> dict[str, RunLine]:
-    lines: dict[str, RunLine] = {}
+def carried_out(plan: StudyPlan, value: Value = peak) -> dict[str, Row]:
+    lines: dict[str, Row] = {}
     for _ in range(100):
         due = plan.due(lines)
         if not due:
@@ -63,7 +63,7 @@ def carried_out(plan: StudyPlan, value: Value = peak) -> dict[str, RunLine]:
     raise AssertionError("the study does not end")
 
 
-def chosen(plan: StudyPlan, lines: Mapping[str, RunLine]) -> dict[str, Any]:
+def chosen(plan: StudyPlan, lines: Mapping[str, Row]) -> dict[str, Any]:
     """The tuned values of the final runs by method."""
     return {run.method: dict(run.point) for run in plan.final_runs(lines)}
 
@@ -95,7 +95,7 @@ def test_a_killed_study_makes_the_same_runs_in_any_order() -> None:
         plan = load(grid={"local.lr": [0.001, 0.01, 0.03]}, methods=METHODS, seeds=[0, 1], **rule)
         whole = carried_out(plan)
         for _ in range(4):
-            lines: dict[str, RunLine] = {}
+            lines: dict[str, Row] = {}
             while due := plan.due(lines):
                 rng.shuffle(due)
                 lines |= {one.run.digest: line_of(one) for one in due[: rng.randint(1, len(due))]}
@@ -140,7 +140,7 @@ def test_a_final_run_that_fails_after_its_rung_leaves_the_choice_as_it_was() -> 
     assert plan.due(lines) == []
 
 
-def _planned(plan: StudyPlan, lines: Mapping[str, RunLine]) -> dict[str, PlannedRun]:
+def _planned(plan: StudyPlan, lines: Mapping[str, Row]) -> dict[str, PlannedRun]:
     from fedlens.studies.tuning import tuning_runs
 
     return {run.digest: run for run in tuning_runs(plan.cells, lines)}

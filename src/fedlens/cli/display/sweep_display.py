@@ -9,7 +9,7 @@ from rich.console import Console
 from fedlens.base.format import duration, label, many, metric_value
 from fedlens.base.printable import printable
 from fedlens.cli.cost import time_left
-from fedlens.report.study_results import Role, RunLine, validation_metric
+from fedlens.results.rows import Role, Row, validation_metric
 from fedlens.studies.planned import PlannedRun
 
 _SHOWN = 3  # running runs in the changing line
@@ -54,7 +54,7 @@ class SweepDisplay:
             self._running[run.digest] = (key, round, rounds, start)
             self._update()
 
-    def run_ended(self, run: PlannedRun, line: RunLine) -> None:
+    def run_ended(self, run: PlannedRun, line: Row) -> None:
         """Prints the outcome of the run, and how long the others take."""
         start = self._running.pop(run.digest, ("", 0, 0, time.monotonic()))[3]
         self._done, self._ended = self._done + 1, self._ended + 1
@@ -87,14 +87,14 @@ class SweepDisplay:
             self._console.print(printable(text), soft_wrap=True)
 
 
-def outcome(line: RunLine, role: Role = "final") -> str:
+def outcome(line: Row, role: Role = "final") -> str:
     """Returns the outcome of a run in words: its main metric, or the reason why it has none.
 
     A tuning run is compared on validation data, so its outcome is the validation metric.
 
-    >>> outcome(RunLine("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
+    >>> outcome(Row("0f", "r", "finished", None, 2, "test_accuracy", {"test_accuracy": [0.1, 0.8]}))
     'test accuracy 80.0 %'
-    >>> outcome(RunLine("0f", "r", "failed", "the loss is not finite (round 2).", 2, "test_accuracy", {}))
+    >>> outcome(Row("0f", "r", "failed", "the loss is not finite (round 2).", 2, "test_accuracy", {}))
     'failed: the loss is not finite (round 2)'
     """
     if line.status == "failed":

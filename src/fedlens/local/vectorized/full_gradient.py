@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlens.base.errors import HookError, out_of_memory
 from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.core.random import Rng
-from fedlens.core.stacked import Row, StackedTrees
+from fedlens.core.stacked import StackedRow, StackedTrees
 from fedlens.local.rules import LocalContext, Tensors
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batches import stretches
@@ -22,7 +22,7 @@ from fedlens.local.vectorized.steps import gradients
 
 def full_gradients(
     train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
-) -> list[tuple[Row, float]]:
+) -> list[tuple[StackedRow, float]]:
     """Each client's gradient at the initial weights of training, and the mean of the task's loss there."""
     order = sorted(range(len(contexts)), key=lambda k: -contexts[k].problem.passes())
     contexts, rngs = [contexts[k] for k in order], [rngs[k] for k in order]
@@ -62,7 +62,7 @@ class SharedGradients:
         self, train: Train, model: StackedModel, contexts: Sequence[LocalContext], rngs: Sequence[Rng]
     ) -> None:
         self.train, self.model, self.contexts, self.rngs = train, model, contexts, rngs
-        self.gradients: dict[int, tuple[Row, float]] | None = None
+        self.gradients: dict[int, tuple[StackedRow, float]] | None = None
 
     def of(self, at: int) -> tuple[Tensors, float] | None:
         """The gradient and the loss of client `at`; None if they cannot be computed together."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedlens.cli.display.sweep_display import outcome
-from fedlens.report.study_results import RunLine
+from fedlens.results.rows import Row
 
-LINE = RunLine(
+LINE = Row(
     "0f",
     "r",
     "finished",

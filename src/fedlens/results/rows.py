@@ -1,8 +1,9 @@
-"""The results of a study: its plan, and one line a run.
+"""The results of a study: its plan, and a row a run.
 
-`study.json` holds the plan (`StudyInfo`), `results.jsonl` the facts of each run (`RunLine`), named by the digest of
-its settings, and `data.json`, where a figure or a table needs it, the clients' data and the costs of the models. Tables
-and figures are made from these files alone, so they can be published without the run directories.
+`study.json` holds the plan (`StudyInfo`) with the place of each run in it, `results.jsonl` the results of each run,
+named by the digest of its settings, and `data.json`, where a figure or a table needs it, the clients' data and the
+costs of the models. Tables and figures are made from these files alone, so they can be published without the run
+directories.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import DataError, RunDirectoryError
 from fedlens.base.shell_command import shell_command
@@ -23,22 +24,26 @@ from fedlens.files import jsonl
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import read_json
 
+Values: TypeAlias = Mapping[str, Any]
 Role = Literal["tune", "final", "pretrain"]
 Status = Literal["finished", "failed", "stopped"]
+_PLACE = ("method", "case", "point", "role", "seed")
 INFO, LINES, DATA = "study.json", "results.jsonl", "data.json"
 EFFECTIVE = "effective_lr"
 """The setting of grids that sets `local.lr` (`fedlens.studies.effective_rate`), and the fact of runs."""
 
 
 @dataclass(frozen=True)
-class RunLine:
-    """The results of one run, independent of its role in a study.
+class Row:
+    """A run: its results, and its place in the plan of a study.
+
+    A line of results.jsonl has no place, since several cells may share a run; an entry of a plan has no results.
 
     Attributes:
         digest: of the run's settings, see `fedlens.studies.planned.PlannedRun.digest`.
         run: the name of its directory.
-        status: "stopped" is a run that is paused at a rung of successive halving, and is resumed if a later rung or a
-            final run needs it; "failed" is also one whose loss diverged.
+        status: None before the run has ended; "stopped" is a run that is paused at a rung of successive halving, and
+            is resumed if a later rung or a final run needs it; "failed" is also one whose loss diverged.
         reason: why it failed or is paused.
         rounds: the rounds it has done.
         main: the main metric as metrics.jsonl names it, such as "test_accuracy".
@@ -51,11 +56,16 @@ class RunLine:
         version: of fedlens.
         analyses: the rows of each analysis of the run, by name, without lists over clients.
         device: "cpu" or "cuda", the kind that it trained on; "" if it is not known.
+        case: the condition that methods are compared in, by dimension: `{"data.partition.alpha": 0.1}`,
+            `{"case": "two classes"}`.
+        point: the settings that tuning chooses among; empty without tuning.
+        role: "tune" runs are measured on validation data, "final" runs give the results; "pretrain" runs, whose method
+            is the name of the pre-training, give initial weights.
     """
 
     digest: str
     run: str
-    status: Status
+    status: Status | None
     reason: str | None
     rounds: int
     main: str
@@ -64,6 +74,32 @@ class RunLine:
     version: str = ""
     analyses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     device: str = ""
+    method: str = ""
+    case: Mapping[str, Any] = field(default_factory=dict)
+    point: Mapping[str, Any] = field(default_factory=dict)
+    role: Role = "final"
+    seed: int = 0
+
+    @classmethod
+    def planned(
+        cls, digest: str, run: str, method: str, case: Values, point: Values, role: Role, seed: int
+    ) -> Row:
+        """A run that has not ended."""
+        return cls(digest, run, None, None, 0, "", {}, {}, "", {}, "", method, case, point, role, seed)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The part that stands in study.json."""
+        return {name: value for name, value in asdict(self).items() if name in ("digest", "run", *_PLACE)}
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """The part that stands in results.jsonl."""
+        return {name: value for name, value in asdict(self).items() if name not in _PLACE}
+
+    def at(self, entry: Row) -> Row:
+        """The results of this run at the place of an entry of the plan."""
+        return replace(self, run=entry.run, **{name: vars(entry)[name] for name in _PLACE})
 
     def series(self, metric: str) -> list[tuple[int, float]]:
         """(index in the curve, value) of the evaluations that have a finite value of `metric`."""
@@ -111,27 +147,6 @@ class RunLine:
                 where = f" in round {rounds[last]:g}" if rounds else ""
                 return f"{name} is not finite{where}"
         return None
-
-
-@dataclass(frozen=True)
-class StudyEntry:
-    """The place of a run in the plan of a study.
-
-    Attributes:
-        case: the condition that methods are compared in, by dimension: `{"data.partition.alpha": 0.1}`,
-            `{"case": "two classes"}`.
-        point: the settings that tuning chooses among; empty without tuning.
-        role: "tune" runs are measured on validation data, "final" runs give the results; "pretrain" runs, whose method
-            is the name of the pre-training, give initial weights.
-    """
-
-    digest: str
-    run: str
-    method: str
-    case: Mapping[str, Any]
-    point: Mapping[str, Any]
-    role: Role
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -183,17 +198,17 @@ class StudyInfo:
     document: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     notes: Sequence[str] = ()
-    entries: Sequence[StudyEntry] = ()
+    entries: Sequence[Row] = ()
     stop_diverged: bool | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    pretrained: Sequence[StudyEntry] = ()
+    pretrained: Sequence[Row] = ()
     pretrained_labels: Mapping[str, str] = field(default_factory=dict)
     analyses: Sequence[str] = ()
     caveats: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
-class StudyResults:
+class Results:
     """The results of a study so far.
 
     Attributes:
@@ -203,11 +218,11 @@ class StudyResults:
     """
 
     info: StudyInfo
-    lines: Mapping[str, RunLine]
+    lines: Mapping[str, Row]
     data: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> StudyResults:
+    def read(cls, folder: Path) -> Results:
         """The results in `folder`.
 
         Raises `DataError` if it has no study, and that or `RunDirectoryError` if a file in it is damaged.
@@ -219,7 +234,7 @@ class StudyResults:
             raise DataError(f"no study in {folder}", where=str(path), hint=f"make it first: {first}")
         try:
             entries = {
-                name: [StudyEntry(**_fields(StudyEntry, entry)) for entry in values.get(name, ())]
+                name: [Row.planned(**_fields(Row, entry)) for entry in values.get(name, ())]
                 for name in ("entries", "pretrained")
             }
             info = StudyInfo(**{**_fields(StudyInfo, values), **entries})
@@ -229,25 +244,27 @@ class StudyResults:
         return cls(info, lines, read_data(folder))
 
     @cached_property
+    def rows(self) -> Sequence[Row]:
+        """The runs of the plan in order, each at its place; a run that two cells share is two rows."""
+        return [self.lines.get(entry.digest, entry).at(entry) for entry in self.info.entries]
+
+    @cached_property
     def metric(self) -> str:
         """The column that is compared: "test_accuracy"."""
         before = {entry.digest for entry in self.info.pretrained}  # they have metrics of their own
         mains = [line.main for line in self.lines.values() if line.main and line.digest not in before]
         return self.info.metric or (mains[0] if mains else "test_accuracy")
 
-    def runs(self, method: str, case: Mapping[str, Any], role: Role = "final") -> dict[int, RunLine]:
-        """The lines of a cell by seed. After tuning, "final" runs are those of the chosen point alone."""
+    def runs(self, method: str, case: Mapping[str, Any], role: Role = "final") -> dict[int, Row]:
+        """The runs of a cell that have a line, by seed. After tuning, "final" runs are those of the chosen point."""
         return {
-            entry.seed: self.lines[entry.digest]
-            for entry in self.info.entries
-            if entry.method == method
-            and entry.role == role
-            and entry.case == case
-            and entry.digest in self.lines
+            row.seed: row
+            for row in self.rows
+            if (row.method, row.role) == (method, role) and row.case == case and row.status is not None
         }
 
     def values(self, method: str, case: Mapping[str, Any]) -> dict[int, float]:
-        """The final values of a cell by seed; a seed whose run has none is left out, see `RunLine.problem`."""
+        """The final values of a cell by seed; a seed whose run has none is left out, see `Row.problem`."""
         finals = {
             seed: line.final(self.metric, self.info.last)
             for seed, line in self.runs(method, case).items()
@@ -273,7 +290,11 @@ def validation_metric(metric: str) -> str:
 
 def write_info(folder: Path, info: StudyInfo) -> None:
     """Writes study.json, all of it or nothing."""
-    write_atomically(folder / INFO, (json.dumps(asdict(info), indent=1) + "\n").encode())
+    values = asdict(replace(info, entries=(), pretrained=()))
+    values["entries"], values["pretrained"] = (
+        [row.entry for row in rows] for rows in (info.entries, info.pretrained)
+    )
+    write_atomically(folder / INFO, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def read_data(folder: Path) -> dict[str, Any]:
@@ -286,15 +307,15 @@ def write_data(folder: Path, data: Mapping[str, Any]) -> None:
     write_atomically(folder / DATA, (json.dumps(data, separators=(",", ":")) + "\n").encode())
 
 
-def read_lines(path: Path) -> list[RunLine]:
+def read_lines(path: Path) -> list[Row]:
     """The lines of results.jsonl, the last of each digest; a line that was cut off by a kill counts as missing.
 
     Raises `RunDirectoryError` if another line cannot be read, or is no line of a run.
     """
-    lines: dict[str, RunLine] = {}
+    lines: dict[str, Row] = {}
     for row in jsonl.stream(path):
         try:
-            line = RunLine(**_fields(RunLine, row))
+            line = Row(**_fields(Row, row))
         except (TypeError, AttributeError) as error:
             what = f"{path.name} is corrupt: a line is not of a run: {error}"
             hint = "remove the line: 'fedlens sweep' writes it again from the directory of the run"
@@ -304,7 +325,7 @@ def read_lines(path: Path) -> list[RunLine]:
     return list(lines.values())
 
 
-def write_lines(path: Path, lines: Iterable[RunLine]) -> None:
+def write_lines(path: Path, lines: Iterable[Row]) -> None:
     """Writes results.jsonl anew, in the given order."""
-    texts = [json.dumps(asdict(line), separators=(",", ":")) + "\n" for line in lines]
+    texts = [json.dumps(line.line, separators=(",", ":")) + "\n" for line in lines]
     write_atomically(path, "".join(texts).encode())
