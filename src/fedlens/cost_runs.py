@@ -456,19 +456,19 @@ def why_untested(
 
     A run with one model for all has tested it, and is left alone. Raises an error of a full disk.
     """
-    from fedlens.report.read import read_run
+    from fedlens.results.run import read_run
     from fedlens.use.client_tests import too_costly, write_client_tests
 
     made = read_run(directory)
     if made.status != "finished" or made.split() != "validation":
         return None
-    tests = RunDir(directory).read_client_tests()
+    tests = made.read_client_tests()
     if tests is not None and tests.get("round") == made.rounds_done:
         return None
     if why := too_costly(work["clients"], work["test_images"], work["passes"] * work["images"]):
         return why
     try:
-        write_client_tests(RunDir(directory), Source(dict(run.settings)), root, session)
+        write_client_tests(made, Source(dict(run.settings)), root, session)
     except Exception as error:  # the run is whole without this measure
         if disk_full(error):
             raise

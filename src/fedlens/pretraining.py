@@ -27,6 +27,7 @@ from fedlens.files.text_files import parsed_fact
 from fedlens.models.prepare import Preparation
 from fedlens.report.contact_sheet import png, sheet_of_views
 from fedlens.result import Result
+from fedlens.results.run import Run
 from fedlens.run import checkpoint
 from fedlens.run.changes import defining
 from fedlens.run.progress import BareProgress, Progress, Silent
@@ -34,7 +35,7 @@ from fedlens.run.rundir import RunDir
 from fedlens.settings.kept_images import AUTO, is_published
 from fedlens.settings.keys import diff
 from fedlens.use.export import export, json_beside
-from fedlens.use.trained_model import TrainedModel, read_trained
+from fedlens.use.trained_model import TrainedModel
 
 if TYPE_CHECKING:
     from fedlens.run.build import Built
@@ -225,7 +226,7 @@ def _check_same_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _finished(path: Path) -> bool:
-    return (RunDir.open(path).read_summary() or {}).get("status") == "finished"
+    return Run.open(path).status == "finished"
 
 
 def _complete(files: PretrainedFiles) -> bool:
@@ -286,16 +287,15 @@ def training_images(built: Built, count: int = _SHOWN) -> NDArray[np.uint8] | No
 
 def _write(files: PretrainedFiles, accept_changes: bool) -> None:
     """Writes the weights and what is beside them, from the finished run."""
-    run = RunDir.open(files.run)
-    trained = read_trained(run, "last", accept_changes=accept_changes)
+    run = Run.open(files.run)
+    trained = run.model("last", accept_changes=accept_changes)
     write_atomically(files.card, _card(files, trained, run).encode())
     export(trained, files.weights, force=True)  # the last, so that a kill before it leaves no weights
 
 
-def _card(files: PretrainedFiles, trained: TrainedModel, run: RunDir) -> str:
+def _card(files: PretrainedFiles, trained: TrainedModel, run: Run) -> str:
     """How the weights came about, in Markdown."""
-    summary, environment = run.read_summary() or {}, run.read_environment() or {}
-    config = run.read_config()
+    summary, environment, config = run.summary, run.environment, run.config
     totals, partition, final = summary["totals"], summary["partition"], summary["final"] or {}
     seen, examples, clients = totals["examples"], partition["examples"], many(partition["clients"], "client")
     rows = [

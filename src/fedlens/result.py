@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from fedlens.core.protocol import ModelSpec
     from fedlens.models.user_models import Instance
+    from fedlens.results.run import Run
     from fedlens.run.rundir import RunDir
     from fedlens.use.trained_model import TrainedModel
 
@@ -49,7 +50,7 @@ class Result:
     @property
     def metrics(self) -> Metrics:
         """The lines of metrics.jsonl."""
-        return Metrics(self._run.read_metrics())
+        return Metrics(self._run.metrics)
 
     @property
     def clients(self) -> Clients:
@@ -61,9 +62,8 @@ class Result:
         needs `evaluation.clients`, `data.validation` and `data.validation_from = "client"`.
         """
         from fedlens.report.client_results import client_results
-        from fedlens.report.read import read_run
 
-        return Clients(dict(vars(row)) for row in client_results(read_run(self.directory)))
+        return Clients(dict(vars(row)) for row in client_results(self._run))
 
     @property
     def client_rounds(self) -> Metrics:
@@ -73,7 +73,7 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json."""
-        return self._run.read_summary() or {}
+        return self._run.summary
 
     @property
     def warnings(self) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class Result:
     @property
     def config(self) -> dict[str, Any]:
         """config.toml."""
-        return self._run.read_config()
+        return self._run.config
 
     @property
     def model(self) -> nn.Module:
@@ -155,15 +155,13 @@ class Result:
         return export(self._trained(round, client), Path(file), format, force).file
 
     def _trained(self, round: str | int | None, client: str | None) -> TrainedModel:
-        from fedlens.use.trained_model import read_trained
-
-        return read_trained(self._run, round, self._model, self._accept_changes, client)
+        return self._run.model(round, client, spec=self._model, accept_changes=self._accept_changes)
 
     @property
-    def _run(self) -> RunDir:
-        from fedlens.run.rundir import RunDir
+    def _run(self) -> Run:
+        from fedlens.results.run import Run
 
-        return RunDir.open(self.directory)
+        return Run.open(self.directory)
 
     def __repr__(self) -> str:
         return as_text(*self._described())

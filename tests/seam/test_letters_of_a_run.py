@@ -20,7 +20,7 @@ from fedlens.engines.auto import Auto
 from fedlens.engines.default import Default
 from fedlens.report.compare_rows import run_groups
 from fedlens.report.efficiency import efficiency
-from fedlens.report.read import read_run
+from fedlens.results.run import read_run
 
 FILE = str(Path(__file__))
 N, ROUNDS = 4, 2

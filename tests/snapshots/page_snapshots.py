@@ -36,7 +36,7 @@ from fedlens.report.partition_map import places_map
 from fedlens.report.partition_page import write_captions, write_page
 from fedlens.report.run_page import write_report
 from fedlens.report.study_figures import draw
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run
 from tests.golden.folders import settings
 from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import described, instead_of_files, of_study
@@ -196,7 +196,7 @@ def of_analyses() -> str:
         (folder / INDEX).write_text(json.dumps(index))
         for k, rows in enumerate(rows_of.values()):
             (folder / f"{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return page_snapshot(write_analysis_page(folder, RunDir.open(run)))
+        return page_snapshot(write_analysis_page(folder, Run.open(run)))
 
 
 def of_single_analyses() -> str:

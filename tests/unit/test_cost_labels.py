@@ -16,7 +16,7 @@ from fedlens.cost_runs import CostResult, cost
 from fedlens.data.dataset import Dataset
 from fedlens.report.cost_labels import label_findings, label_warnings, low_client_sentences
 from fedlens.report.cost_page import write_cost_page
-from fedlens.report.read import read_run
+from fedlens.results.run import read_run
 from tests.unit.report.reading import read_page
 
 SHARES = [0.4, 0.3, 0.26, 0.04]  # of the images; Fulda has few

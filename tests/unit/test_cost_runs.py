@@ -20,7 +20,7 @@ from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_run
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes
 from fedlens.report.party_cost import write_party_page
-from fedlens.report.read import Run, read_run
+from fedlens.results.run import Run, read_run
 from fedlens.run.progress import Progress, Silent
 from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
@@ -216,7 +216,7 @@ def test_each_own_model_is_tested_on_the_images_that_belong_to_no_client(result:
     """It knows the three classes of its client, so it can be right for no more images than these have."""
     for seed in (0, 1):
         run = runs(result, seed)["local-only"]
-        tests = RunDir(run.directory).read_client_tests()
+        tests = run.read_client_tests()
         assert tests is not None
         assert (tests["round"], tests["examples"]) == (2, result.answer["work"]["test_images"])
         assert sorted(tests["clients"]) == ["0", "1", "2", "3"]

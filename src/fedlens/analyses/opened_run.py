@@ -15,10 +15,10 @@ from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import many
 from fedlens.base.shell_command import quoted_command
-from fedlens.observers.read_recordings import RecordedRound, recorded_rounds
+from fedlens.observers.read_recordings import RecordedRound
+from fedlens.results.run import Run
 from fedlens.run.build import Built, build, data_directory
 from fedlens.run.run_description import check_same_data
-from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config
 from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
 from fedlens.settings.plan import plan
@@ -44,7 +44,7 @@ class OpenedRun:
         say: is told what takes long.
     """
 
-    directory: RunDir
+    directory: Run
     built: Built
     recorded: tuple[RecordedRound, ...]
     on: On = "test"
@@ -98,7 +98,7 @@ class OpenedRun:
                 where=str(self.directory.path),
                 hint="analyze 'drift', which needs only what clients send, or a run of another algorithm",
             )
-        done = max((int(line["round"]) for line in self.directory.read_metrics()), default=1)
+        done = self.directory.rounds_done or 1
         again = quoted_command("analyze", self.directory.path, record=sorted({1, done}))
         analyzed = ", ".join(f"{each.round}" for each in self.recorded)
         here = f" in the rounds that are analyzed ({analyzed})" if analyzed else ""
@@ -133,13 +133,12 @@ def open_run(
     Raises `RunDirectoryError` if this is no run directory or one of the rounds is not recorded, and `DataError` or
     `ConfigError` if the data or a user's own code have changed or are missing.
     """
-    run = RunDir.open(Path(directory))
-    recorded = {found.round: found for found in recorded_rounds(run)}
+    run = Run.open(Path(directory))
+    recorded = run.recordings
     for round in rounds or ():
         if round not in recorded:
             listed = ", ".join(map(str, recorded)) or "none"
-            done = max((int(line["round"]) for line in run.read_metrics()), default=0)
-            again = quoted_command("analyze", run.path, record=round)
+            again, done = quoted_command("analyze", run.path, record=round), run.rounds_done
             raise RunDirectoryError(
                 f"round {round} of the run is not recorded; recorded are: {listed}",
                 where=str(run.path),
@@ -148,21 +147,19 @@ def open_run(
                 else f"the run has {many(done, 'round')} so far",
             )
     source = settings_of(run, model)
-    environment = run.read_environment() or {}
-    for note in refuse_edited_since(
-        "the run trained", environment.get(OWN_FILES), source.values, accept_changes
-    ):
+    own = run.environment.get(OWN_FILES)
+    for note in refuse_edited_since("the run trained", own, source.values, accept_changes):
         say(note)
     engine, said = engine_here(source.values["engine"], device)
     for sentence in said:
         say(sentence)
     source = replace(source, values={**source.values, "engine": engine})
     planned = plan(read_config(source.values, source.locate), source)
-    root = data_directory(Path(data_dir or environment.get("data_dir", "") or data_directory(None)))
+    root = data_directory(Path(data_dir or run.environment.get("data_dir", "") or data_directory(None)))
     initial = run.initial_path if run.partition_path.exists() else None
     built = build(planned, root, False, initial=initial)
     if initial is not None:
-        check_same_data(run, built, environment)
+        check_same_data(run, built, run.environment)
     if built.algorithm.grows:
         raise RunDirectoryError(
             f"'{planned.config.algorithm['name']}' changes the shapes of the model, and analyses compare models of the "

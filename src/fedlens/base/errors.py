@@ -46,6 +46,7 @@ MOVED = {
     "data.mosaic": "data.augmentation.mosaic",
     "data.scale_crop": "data.augmentation.scale_crop",
     "experiment": "settings, run, observers and use",
+    "report.read": "results.run",
 }  # public modules of earlier versions, and where they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

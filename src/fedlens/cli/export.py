@@ -37,13 +37,11 @@ def export(
 ) -> None:
     """Export a model of a finished run: ONNX, a PyTorch program (pt2), or its weights (safetensors)."""
     with reported(debug, as_json):
-        from fedlens.run.rundir import RunDir
+        from fedlens.results.run import Run
         from fedlens.use.export import export as write
-        from fedlens.use.trained_model import parsed_round, read_trained
+        from fedlens.use.trained_model import parsed_round
 
-        trained = read_trained(
-            RunDir.open(run), parsed_round(round), accept_changes=accept_changes, client=client
-        )
+        trained = Run.open(run).model(parsed_round(round), client, accept_changes=accept_changes)
         exported = write(trained, out, None if format is None else str(format), force)
         if as_json:
             print_json(

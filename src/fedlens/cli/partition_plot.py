@@ -44,7 +44,7 @@ def plot(
         from fedlens.data.vertical.feature_partition import FeaturePartition
         from fedlens.report.partition_page import write_captions, write_page
         from fedlens.report.pictures import draw
-        from fedlens.report.read import read_partition
+        from fedlens.results.run import read_partition
 
         partition = read_partition(file)
         if isinstance(partition, FeaturePartition):

@@ -21,7 +21,7 @@ def show(
     """Print clients, examples, sizes, classes per client, EMD, imbalance and digest of a partition."""
     with reported(debug, as_json):
         from fedlens.report.partition_statistics import describe, readable
-        from fedlens.report.read import read_partition
+        from fedlens.results.run import read_partition
 
         partition = read_partition(file)
         if as_json:

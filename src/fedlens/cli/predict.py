@@ -57,21 +57,19 @@ def predict(
     """Predict images with a model of a finished run; its data are not needed. Exits with 1 if a file is faulty."""
     with reported(debug, as_json):
         from fedlens.files.atomic_files import not_regular
-        from fedlens.run.rundir import RunDir
+        from fedlens.results.run import Run
         from fedlens.use.device_here import device_here
         from fedlens.use.predict import Output
         from fedlens.use.predict import predict as predictions
-        from fedlens.use.trained_model import parsed_round, read_trained
+        from fedlens.use.trained_model import parsed_round
 
-        directory = RunDir.open(run)
+        directory = Run.open(run)
         if out is None and directory.predictions_path.is_symlink():
             raise not_regular(directory.predictions_path)
         output = Output(directory.predictions_path if out is None else out, pictures, force)
         output.check()
         here, said = device_here(device or "auto")
-        trained = read_trained(
-            directory, parsed_round(round), accept_changes=accept_changes, client=client
-        ).on(here)
+        trained = directory.model(parsed_round(round), client, accept_changes=accept_changes).on(here)
         notes = [*trained.notes, *said]
         count, faults = 0, []
         with _progress() as progress:

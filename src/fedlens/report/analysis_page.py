@@ -13,10 +13,9 @@ from fedlens.base.shell_command import quoted_command, shell_command
 from fedlens.files import jsonl
 from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures, shown
-from fedlens.report.read import read_run
 from fedlens.report.render import write_page
 from fedlens.report.study_page import ShownFigure, legend_keys
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run
 
 PAGE, INDEX = "analysis.html", "analysis.json"
 _ROWS = 200  # of a table
@@ -36,7 +35,7 @@ class Section:
     settings: str
 
 
-def write_analysis_page(folder: Path, run: RunDir) -> Path:
+def write_analysis_page(folder: Path, run: Run) -> Path:
     """Writes analysis.html from the rows in the folder, and returns its path.
 
     Raises `RunDirectoryError` if the folder has no analysis.
@@ -45,21 +44,20 @@ def write_analysis_page(folder: Path, run: RunDir) -> Path:
     if index is None:
         hint = f"run {quoted_command('analyze', run.path)}"
         raise RunDirectoryError("the folder has no analyses", where=str(folder), hint=hint)
-    about = read_run(run.path)
     context = {
-        "title": f"{about.name} · analyses · fedlens",
+        "title": f"{run.name} · analyses · fedlens",
         "aside": str(run.path),
-        "heading": f"Analyses of {about.name}",
+        "heading": f"Analyses of {run.name}",
         "what": ", ".join(index),
         "sections": [_section(name, entry, folder) for name, entry in index.items()],
-        "client_names": about.partition.ids if about.partition else (),
+        "client_names": run.partition.ids if run.partition else (),
         "commands": list(dict.fromkeys(_command(run, name, entry) for name, entry in index.items())),
         "version": ", ".join(sorted({str(entry.get("fedlens")) for entry in index.values()})),
     }
     return write_page(folder / PAGE, "analysis.html.j2", context)
 
 
-def _command(run: RunDir, name: str, entry: Mapping[str, Any]) -> str:
+def _command(run: Run, name: str, entry: Mapping[str, Any]) -> str:
     """The command that makes an analysis again; earlier versions did not write it down."""
     return str(entry.get("command") or shell_command("analyze", run.path, name))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.files.text_files import read_json
-from fedlens.report.read import Run
+from fedlens.results.run import Run
 
 FILE = "genotype.json"
 _TITLES = {"normal": "Normal cell", "reduce": "Reduction cell, which halves height and width"}
@@ -39,7 +39,7 @@ class DrawnCell(NamedTuple):
 def cells_of(run: Run) -> list[DrawnCell]:
     """The drawings of both cells; none without the file, or if it is damaged."""
     try:
-        found = read_json(run.directory / FILE) or {}
+        found = read_json(run.path / FILE) or {}
         return [_cell(title, found[kind]) for kind, title in _TITLES.items()]
     except (RunDirectoryError, KeyError, TypeError, ValueError):
         return []

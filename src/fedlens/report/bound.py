@@ -18,7 +18,7 @@ from fedlens.base.format import is_share, metric_value, setting
 from fedlens.base.parse_text import read_text
 from fedlens.files.atomic_files import open_readable
 from fedlens.report import figures
-from fedlens.report.read import Run, read_run, subtable
+from fedlens.results.run import Run, read_run, subtable
 from fedlens.run.rundir import RunDir
 from fedlens.settings.keys import changes, changing, diff
 
@@ -168,7 +168,7 @@ def bound_beside(run: Run) -> Run | None:
     """
     if run.part("algorithm") == CENTRALIZED:
         return None
-    for directory in _centralized_beside(run.directory.resolve()):
+    for directory in _centralized_beside(run.path.resolve()):
         with suppress(FedlensError):
             if settings_mismatch(run.config, RunDir.open(directory).read_config()) is None:
                 other = read_run(directory)
@@ -189,7 +189,7 @@ def bound_line(run: Run, bound: Run, rounds: Sequence[float]) -> figures.Series:
 
 def bound_sentence(run: Run, bound: Run) -> str:
     """Which run the dashed line is: its directory as seen from that of `run`, its rounds and its learning rate."""
-    directory = os.path.relpath(bound.directory.resolve(), run.directory.resolve())
+    directory = os.path.relpath(bound.path.resolve(), run.path.resolve())
     rate = subtable(bound.config, "local").get("lr")
     trained = f"{bound.rounds_done} rounds" + ("" if rate is None else f", local.lr = {setting(rate)}")
     return (

@@ -17,9 +17,9 @@ from fedlens.report import classification_figures as data
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.confusion import confused_pairs
 from fedlens.report.own_curves import tested_model
-from fedlens.report.read import Run
 from fedlens.report.render import Plot
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images, why_left_out
+from fedlens.results.run import Run
 
 _PAIRS = 12  # of the most confused classes
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.format import finite
-from fedlens.report.read import Run, subtable
+from fedlens.results.run import Run, subtable
 
 
 def client_bytes(runs: Sequence[Run]) -> dict[str, float] | None:

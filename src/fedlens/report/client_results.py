@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.format import finite, metric_value, smaller_is_better
-from fedlens.report.read import Run, subtable
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run, subtable
 
 FEW = 20  # with fewer measured clients, the worst tenth is the worst client
 _PREFIX = "validation_"
@@ -99,7 +98,7 @@ class ClientHistories:
     def of(cls, run: Run) -> ClientHistories:
         """Reads the rows of a run. Raises `RunDirectoryError` if a line of clients.jsonl cannot be read."""
         histories = cls(run)
-        for row in RunDir(run.directory).stream_clients():
+        for row in run.stream_clients():
             if f"{_PREFIX}examples" in row:
                 histories._add(row)
         return histories
@@ -182,7 +181,7 @@ def client_results(run: Run) -> list[ClientResult]:
     >>> import tempfile
     >>> from pathlib import Path
     >>> from fedlens import Experiment
-    >>> from fedlens.report.read import read_run
+    >>> from fedlens.results.run import read_run
     >>> partition = {"name": "shards", "clients": 4, "classes_per_client": 3}
     >>> data = {"dataset": "digits", "partition": partition, "validation": 0.2, "validation_from": "client"}
     >>> experiment = Experiment(

@@ -13,8 +13,8 @@ from fedlens.report import figures
 from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.plotly_figures import DOTS
-from fedlens.report.read import Run
 from fedlens.report.render import Plot
+from fedlens.results.run import Run
 
 SCROLLS_FROM = 50  # rows from which the table has a height of its own
 _ROWS = 5000

@@ -18,9 +18,9 @@ from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
 from fedlens.report.palette import TEN
 from fedlens.report.pictures import draw_curves
-from fedlens.report.read import Row, Run
 from fedlens.report.render import Plot, View, write_page
 from fedlens.report.seed_curves import common_rounds, seed_curve
+from fedlens.results.run import Row, Run
 
 CLIENTS_SHOWN = 200  # rows of the table of clients on the page
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedlens.base.format import MISSING, metric_value, signed, smaller_is_better
 from fedlens.report.compare_rows import RunGroup
-from fedlens.report.read import Row
+from fedlens.results.run import Row
 
 
 def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]]:

@@ -22,7 +22,7 @@ from fedlens.base.format import (
 )
 from fedlens.report.bound import CENTRALIZED, best_bound, passes, seedless, seeds_of
 from fedlens.report.client_results import FEW, ClientResult, client_results, with_references, worst_clients
-from fedlens.report.read import Row, Run, subtable
+from fedlens.results.run import Row, Run, subtable
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "rounds": count,
@@ -89,7 +89,7 @@ def group_labels(groups: Sequence[RunGroup]) -> list[str]:
     for name in {name for name in named if named.count(name) > 1}:
         places = [k for k, other in enumerate(named) if other == name]
         rows = [groups[k].row for k in places]
-        folders = [groups[k].runs[0].directory.resolve() for k in places]
+        folders = [groups[k].runs[0].path.resolve() for k in places]
         for differs in (
             [str(row["algorithm"]) for row in rows],
             [str(row["partition"]) for row in rows],
@@ -184,8 +184,8 @@ def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -
         "seconds": run.seconds(),
         "bytes": None if up is None and down is None else (up or 0) + (down or 0) + (peer or 0),
         "std": {},
-        "directory": str(run.directory),
-        "directories": [str(run.directory)],
+        "directory": str(run.path),
+        "directories": [str(run.path)],
         "clients": _clients(run, runs),
     }
     return row | _relative(run, final, centralized)

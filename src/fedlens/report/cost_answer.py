@@ -28,8 +28,7 @@ from fedlens.report.differences import (
     share_interval,
     verdict,
 )
-from fedlens.report.read import Run, read_run, subtable
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run, read_run, subtable
 
 
 def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +197,7 @@ def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, 
 def _test_of_own_models(run: Run, metric: str) -> float | None:
     """The mean over the clients of each one's own model on the test data; None if they were not tested."""
     with suppress(FedlensError):
-        tests = RunDir(run.directory).read_client_tests() or {}
+        tests = run.read_client_tests() or {}
         if tests.get("round") == run.rounds_done:
             rows = [row for row in subtable(tests, "clients").values() if isinstance(row, Mapping)]
             values = [value for row in rows if (value := finite(row.get(metric))) is not None]

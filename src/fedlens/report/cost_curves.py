@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedlens.base.format import is_share, label, metric_value, points, smaller_is_better
-from fedlens.report.read import Run
+from fedlens.results.run import Run
 
 _NAMES = {
     "federated": "The federated run",

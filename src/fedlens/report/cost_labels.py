@@ -13,16 +13,15 @@ from fedlens.data.partition.partition import Partition
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.cost_measures import listed
 from fedlens.report.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of
-from fedlens.report.read import Run
 from fedlens.report.shown_images import may_get_images, shows_images
 from fedlens.report.suspicious_labels import (
     CLIENTS,
     FILE,
     NOTE,
     label_card,
-    read_held_out,
     suspicious_labels,
 )
+from fedlens.results.run import Run
 
 _ASKED = (
     "federated",
@@ -145,7 +144,7 @@ def _predictions(finished: Finished) -> dict[str, list[HeldOutPredictions]]:
     by_role: dict[str, list[HeldOutPredictions]] = {}
     for (role, _), run in sorted(finished.items()):
         try:
-            predictions = read_held_out(run)
+            predictions = run.held_out
         except RunDirectoryError:
             continue  # the page of the run says that the file is corrupt
         if predictions is not None:

@@ -25,9 +25,9 @@ from fedlens.report.data_notes import notes_card
 from fedlens.report.differences import LEAST_SEEDS, UNSURE
 from fedlens.report.palette import TEN
 from fedlens.report.plotly_figures import text
-from fedlens.report.read import Run, read_run
 from fedlens.report.render import Plot, write_page
 from fedlens.report.seed_curves import seed_curve
+from fedlens.results.run import Run, read_run
 
 CLIENTS_SHOWN = 100  # rows of the table of clients on the page
 LARGEST = "always its largest class"

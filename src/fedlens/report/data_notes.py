@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from fedlens.report.read import Run
+from fedlens.results.run import Run
 
 SHOWN = 5  # notes that are not folded, and that the terminal shows
 

@@ -11,8 +11,8 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.detection_figures import BoxResults, precision_recall
 from fedlens.report.own_curves import tested_model
-from fedlens.report.read import Run
 from fedlens.report.render import Plot
+from fedlens.results.run import Run
 
 
 def detection_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:

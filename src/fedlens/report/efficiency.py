@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedlens.base.format import MISSING, count, duration, finite, size
-from fedlens.report.read import Run
+from fedlens.results.run import Run
 
 
 def efficiency(run: Run) -> list[tuple[str, str]]:

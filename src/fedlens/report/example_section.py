@@ -22,9 +22,8 @@ from fedlens.observers.example_predictions import (
 from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.classification_section import data_url
 from fedlens.report.downsample import short
-from fedlens.report.read import Run, subtable
 from fedlens.report.shown_images import LEAVES_OUT, shows_images
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run, subtable
 from fedlens.vision.mask_colors import VOID_COLOR, ink_on, mask_colors
 
 _SCORE = 0.25  # from which a predicted box is drawn, if the settings do not say it
@@ -82,13 +81,12 @@ def example_section(run: Run) -> dict[str, Any] | None:
     """The section of a run; with only `missing`, a sentence, if the file is corrupt. None without examples."""
     if not shows_images(run):
         return None
-    path = RunDir(run.directory).examples_path
-    if not (path.exists() or path.is_symlink()):
-        return None
     try:
-        examples = ExamplePredictions.read(path)
+        examples = run.examples
     except RunDirectoryError as error:
         return {"missing": f"This section is missing: {error.what}."}
+    if examples is None:
+        return None
     titles = _titles(examples.rounds)
     shown = (
         _masks(examples, titles) if examples.annotates == "masks" else _boxes(examples, titles, _lowest(run))

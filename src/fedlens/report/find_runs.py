@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedlens.base.errors import FedlensError, RunDirectoryError
-from fedlens.report.read import Run, read_run
+from fedlens.results.run import Run, read_run
 
 _DEPTH = (
     4  # folders below a parent folder that are searched: runs/<name>/<id> and runs/<name>-cost/<run> are two

@@ -7,8 +7,7 @@ from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import MISSING, count, finite, many, size
-from fedlens.report.read import Run, subtable
-from fedlens.report.suspicious_labels import read_held_out
+from fedlens.results.run import Run, subtable
 
 HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
 _LEAD = (
@@ -59,7 +58,7 @@ def _at_the_server(ran: Mapping[str, Any]) -> list[str]:
 def _held_out_images(run: Run) -> list[str]:
     """What `held_out.npz` holds of the clients' images beside the predictions that they sent."""
     try:
-        kept = read_held_out(run)
+        kept = run.held_out
     except RunDirectoryError:
         return []  # "Labels to check" says that the file is corrupt
     if kept is None:

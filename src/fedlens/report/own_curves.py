@@ -9,8 +9,8 @@ from typing import Any
 from fedlens.base.format import heading, metric_value
 from fedlens.report import figures
 from fedlens.report.palette import class_colors
-from fedlens.report.read import Run
 from fedlens.report.render import Plot
+from fedlens.results.run import Run
 
 _COLORS = ("var(--test)", "var(--validation)", "var(--local)", "var(--train)")
 _NAMED = 32  # clients of a graph that are named beside their dots

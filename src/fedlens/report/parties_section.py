@@ -7,8 +7,8 @@ from typing import Any
 from fedlens.base.format import count, many
 from fedlens.data.vertical.feature_partition import FeaturePartition
 from fedlens.report.classification_section import data_url
-from fedlens.report.read import Run
 from fedlens.report.shown_images import LEAVES_OUT, shows_images
+from fedlens.results.run import Run
 
 _SIDE, _OWN_SIDE = 360, 180  # of the longer side of a drawing with all windows, and of that of one party
 

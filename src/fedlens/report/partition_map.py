@@ -16,7 +16,7 @@ from fedlens.data.partition.s2_places import cell_borders, read_places
 from fedlens.data.table import Table
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.palette import TEN
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run
 from fedlens.settings.datadir import data_directory
 from fedlens.settings.make_partition import read_dataset
 
@@ -37,11 +37,10 @@ def read_places_map(
     """
     name, settings, seed = partition.dataset, dict[str, Any](), None
     if path.is_dir():
-        run = RunDir.open(path)
-        config = run.read_config()
-        settings, seed = dict(config["data"]["dataset"]), config["seeds"]["data"]
+        run = Run.open(path)
+        settings, seed = dict(run.config["data"]["dataset"]), run.config["seeds"]["data"]
         name = settings.pop("name")
-        data_dir = data_dir or Path((run.read_environment() or {}).get("data_dir", data_directory(None)))
+        data_dir = data_dir or Path(run.environment.get("data_dir", data_directory(None)))
     data = read_dataset(name, changes, settings, data_seed=seed, root=data_directory(data_dir))
     return places_map(partition, data.table())
 

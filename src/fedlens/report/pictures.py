@@ -88,9 +88,9 @@ def draw_evaluation(run_dir: Path, out: Path, formats: Sequence[str] = ("png", "
     Raises `ConfigError` if matplotlib is not installed, and `RunDirectoryError` if `run_dir` is not a run directory,
     the run has not recorded its last evaluation, it is not of a classifier, or a file cannot be written.
     """
-    from fedlens.report.read import read_evaluation, read_run
+    from fedlens.results.run import Run
 
-    evaluation = read_evaluation(read_run(run_dir))
+    evaluation = Run.open(run_dir).evaluation
     if evaluation is None or evaluation.kind != classification.KIND:
         what = "has not recorded its last evaluation" if evaluation is None else f"is for {evaluation.kind}"
         raise RunDirectoryError(f"the run {what}, so there is no classifier to draw", where=str(run_dir))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlens.base.shell_command import shell_command
-from fedlens.report.read import Run, subtable
+from fedlens.results.run import Run, subtable
 from fedlens.settings.datadir import data_directory
 
 

@@ -31,7 +31,6 @@ from fedlens.report.left_clients import left_clients
 from fedlens.report.own_curves import graphs_of, own_curves
 from fedlens.report.parties_section import parties_section
 from fedlens.report.partition_page import partition_section
-from fedlens.report.read import Run, read_run, subtable
 from fedlens.report.render import Plot, write_page
 from fedlens.report.run_commands import (
     images_command,
@@ -42,7 +41,7 @@ from fedlens.report.run_commands import (
 from fedlens.report.shown_images import may_get_images
 from fedlens.report.suspicious_labels import label_section
 from fedlens.report.test_section import section_of_test
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run, read_run, subtable
 from fedlens.settings.keys import flat
 
 _MACHINE = {
@@ -99,7 +98,7 @@ def write_report(run_dir: Path) -> Path:
         "environment": _shown({key: each for key, each in run.environment.items() if key != "shown"}),
         "machine": [words for key, words in _MACHINE.items() if run.environment.get(key)],
     }
-    return write_page(RunDir(run.directory).report_path, "run.html.j2", context)
+    return write_page(run.report_path, "run.html.j2", context)
 
 
 def _start_time(environment: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedlens.report import figures
-from fedlens.report.read import Run
+from fedlens.results.run import Run
 
 
 def seed_curve(

@@ -11,9 +11,9 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
 from fedlens.report.client_section import SCROLLS_FROM, Cell
 from fedlens.report.own_curves import tested_model
-from fedlens.report.read import Run
 from fedlens.report.render import Plot
 from fedlens.report.segmentation_figures import OverlapResults, class_overlaps
+from fedlens.results.run import Run
 
 _CLIENTS, _CLASSES = 40, 40  # rows and columns of the table of clients
 

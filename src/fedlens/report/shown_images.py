@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.report.read import Run, subtable
+from fedlens.results.run import Run, subtable
 from fedlens.settings.kept_images import AUTO, is_published, keeps_images
 
 HOW = 'The command under "What this page contains" repeats the run with the images.'

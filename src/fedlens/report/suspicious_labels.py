@@ -22,10 +22,9 @@ from fedlens.base.format import many, percent
 from fedlens.files.atomic_files import write_atomically
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.report.classification_section import data_url
-from fedlens.report.read import Run
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
+from fedlens.results.run import Run
 from fedlens.results.table_format import csv_text
-from fedlens.run.rundir import RunDir
 
 SHOWN = 12  # images of a client on a page
 CLIENTS = 10
@@ -179,29 +178,20 @@ def _pictures(runs: Sequence[HeldOutPredictions]) -> dict[int, NDArray[np.uint8]
     }
 
 
-def read_held_out(run: Run) -> HeldOutPredictions | None:
-    """The predictions of the held-out images; None if the run has not written them.
-
-    Raises `RunDirectoryError` if the file is corrupt.
-    """
-    path = RunDir(run.directory).held_out_path
-    return HeldOutPredictions.read(path) if path.exists() or path.is_symlink() else None
-
-
 def label_section(run: Run) -> dict[str, Any] | None:
     """The card of a run, whose one model is asked; None if its clients' held-out images have no predictions.
 
     Writes `labels_to_check.csv`, which the card names, or removes an earlier one.
     """
     try:
-        predictions = read_held_out(run)
+        predictions = run.held_out
     except RunDirectoryError as error:
         return {"lead": f"This section is missing: {error}.", "clients": [], "note": ""}
     if predictions is None:
-        write_labels(RunDir(run.directory).labels_path, [])
+        write_labels(run.labels_path, [])
         return None
     listed = suspicious_labels([predictions], pictures=shows_images(run))
-    write_labels(RunDir(run.directory).labels_path, [each.as_row() for each in listed])
+    write_labels(run.labels_path, [each.as_row() for each in listed])
     return label_card(listed, HOW if may_get_images(run) else "")
 
 

@@ -10,8 +10,8 @@ from fedlens.data.vertical.feature_partition import FeaturePartition
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_section as classes
 from fedlens.report.detection_section import detection_section
-from fedlens.report.read import Run, read_evaluation
 from fedlens.report.segmentation_section import segmentation_section
+from fedlens.results.run import Run
 
 # Of other kinds, the page has no such section.
 _SECTIONS: Mapping[str, Callable[[Run, FinalEvaluation], dict[str, Any]]] = {
@@ -24,7 +24,7 @@ _SECTIONS: Mapping[str, Callable[[Run, FinalEvaluation], dict[str, Any]]] = {
 def section_of_test(run: Run) -> dict[str, Any] | None:
     """The section of a run; with only `missing`, a sentence, if there is nothing to show. None for other tasks."""
     try:
-        evaluation = read_evaluation(run)
+        evaluation = run.evaluation
         if evaluation is None:
             return {"missing": _missing(run)}
         if evaluation.kind not in _SECTIONS:

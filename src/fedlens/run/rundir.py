@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fedlens import __version__
 from fedlens.base.errors import RunDirectoryError
@@ -104,15 +104,15 @@ class RunDir:
             if run_id is not None or not path.exists():
                 return RunDir(_make(path))
 
-    @staticmethod
-    def open(path: Path) -> RunDir:
+    @classmethod
+    def open(cls, path: Path) -> Self:
         """The run directory at `path`.
 
         Raises `RunDirectoryError` if it is not a run directory (and names the latest one below it), or if another
         version of fedlens wrote it in another format.
         """
         path = path.expanduser()
-        run = RunDir(path)
+        run = cls(path)
         if not run.config_path.is_file():
             raise _not_a_run(path)
         environment = run.read_environment() or {}

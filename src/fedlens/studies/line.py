@@ -9,9 +9,8 @@ from typing import Any
 from fedlens import __version__
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import finite, split_of
-from fedlens.report.read import Run, subtable
 from fedlens.results.rows import Row, Status
-from fedlens.run.rundir import RunDir
+from fedlens.results.run import Run, subtable
 from fedlens.settings.config import read_config
 from fedlens.studies.effective_rate import effective_rate
 from fedlens.studies.planned import PlannedRun
@@ -32,14 +31,12 @@ def line_of(planned: PlannedRun, directory: Path) -> Row:
 
     Raises `RunDirectoryError` if `directory` has no run, or the run has not ended.
     """
-    opened = RunDir.open(directory)
-    summary, environment = opened.read_summary() or {}, opened.read_environment() or {}
-    status = _STATUS.get(str(summary.get("status")))
+    run = Run.open(directory)
+    status = _STATUS.get(run.status)
     if status is None:
         raise RunDirectoryError("the run has not ended", where=str(directory), hint="resume it")
-    run = Run(directory, opened.read_config(), opened.read_metrics(), summary, environment, None)
     done = run.rounds_done
-    reason = summary.get("error") if status == "failed" else None
+    reason = run.summary.get("error") if status == "failed" else None
     return Row(
         planned.digest,
         planned.directory,
@@ -49,8 +46,8 @@ def line_of(planned: PlannedRun, directory: Path) -> Row:
         f"{run.split()}_{run.metric()}",
         _curve(run.metrics),
         _facts(run),
-        str(environment.get("fedlens") or __version__),
-        device=str(environment.get("device", "")).partition(":")[0],
+        str(run.environment.get("fedlens") or __version__),
+        device=str(run.environment.get("device", "")).partition(":")[0],
     )
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from fedlens import __version__
 from fedlens.base.errors import FedlensError
 from fedlens.files.caches import user_cache
+from fedlens.results.run import Run
 from fedlens.run.build import build, data_directory
 from fedlens.run.run_description import data_digest
-from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
@@ -41,11 +41,8 @@ def take_cached(run: PlannedRun, directory: Path, data_dir: Path | None, session
     if not (folder / "model.safetensors").is_file():
         return False
     with suppress(FedlensError, OSError, shutil.Error):  # then it is trained
-        found = RunDir.open(folder)
-        summary, environment = found.read_summary() or {}, found.read_environment() or {}
-        if summary.get("status") != "finished":
-            return False
-        if environment.get("data_sha256") != _digest(run.settings, data_dir, session):
+        found, digest = Run.open(folder), _digest(run.settings, data_dir, session)
+        if found.status != "finished" or found.environment.get("data_sha256") != digest:
             return False
         part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
         shutil.rmtree(part, ignore_errors=True)

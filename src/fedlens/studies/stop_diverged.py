@@ -9,8 +9,8 @@ from typing import Any
 from fedlens.base.errors import RunFailed
 from fedlens.core.step_counts import Work
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
+from fedlens.results.run import Run
 from fedlens.run.progress import BareProgress, Progress, ProgressBase, Silent
-from fedlens.run.rundir import RunDir
 from fedlens.studies.halving import DIVERGED
 
 KINDS = ("loss-not-finite", "loss-jump", COLLAPSE)  # of `fedlens.observers.divergence`
@@ -47,7 +47,7 @@ class StopDiverged(ProgressBase):
         """Reads the earlier rounds of the run, and passes the call on."""
         advice = plan.get("collapse_advice")
         self._divergence = Divergence(rounds=plan.get("rounds", 1), lr=1.0, collapse_advice=advice)
-        self.take(RunDir.open(Path(plan["directory"])).read_metrics())
+        self.take(Run.open(Path(plan["directory"])).metrics)
         self._listener.started(plan)
 
     def working(self, work: Work) -> None:
@@ -91,10 +91,9 @@ def refuse_diverged(directory: Path) -> None:
 
     A run without further rounds is not trained, so no listener is called.
     """
-    run = RunDir.open(directory)
-    stop = StopDiverged()
-    stop.take(run.read_metrics())
+    run, stop = Run.open(directory), StopDiverged()
+    stop.take(run.metrics)
     stop.refuse()
-    for warning in (run.read_summary() or {}).get("warnings", ()):
+    for warning in run.summary.get("warnings", ()):
         if warning["kind"] == COLLAPSE:
             raise RunDiverged(f"{DIVERGED} {warning['until']}: {warning['sentence']}")

@@ -21,7 +21,7 @@ from fedlens.core.driver import Driver
 from fedlens.core.protocol import Client, ClientStates, Op, Outcome, Payload, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
-from fedlens.report.read import read_run
+from fedlens.results.run import read_run
 from fedlens.run.session import Session
 from fedlens.settings.config import read_config
 from fedlens.studies.run_cost import RunCosts

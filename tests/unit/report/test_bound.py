@@ -11,8 +11,8 @@ from fedlens.report import bound
 from fedlens.report.bound import bound_beside
 from fedlens.report.compare import compare, readable
 from fedlens.report.compare_rows import notes
-from fedlens.report.read import read_run
 from fedlens.report.run_page import write_report
+from fedlens.results.run import read_run
 from tests.unit.report.fake_run import line, make_run
 from tests.unit.report.reading import read_page
 

@@ -25,9 +25,9 @@ from fedlens.report.client_results import (
     with_references,
     worst_clients,
 )
-from fedlens.report.read import read_run
 from fedlens.report.run_commands import measuring_command
 from fedlens.report.run_page import write_report
+from fedlens.results.run import read_run
 from fedlens.run.progress import Silent
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import assert_self_contained, read_page

@@ -67,7 +67,7 @@ def test_where_there_is_no_run_the_path_is_named(tmp_path: Path, path: str, said
 def test_a_run_that_cannot_be_read_is_named_and_skipped(tmp_path: Path, three: list[Path]) -> None:
     (three[1] / "config.toml").write_text("no toml [")
     runs, skipped = read_runs([tmp_path / "runs"])
-    assert [run.directory for run in runs] == [three[0], three[2]]
+    assert [run.path for run in runs] == [three[0], three[2]]
     assert len(skipped) == 1
     assert skipped[0].startswith(f"skipped {three[1]}: ")
     said = CliRunner().invoke(app, ["compare", str(tmp_path / "runs"), "--each"])

@@ -11,8 +11,8 @@ import pytest
 
 from fedlens.data.vertical.feature_partition import FeaturePartition, partition_features
 from fedlens.report.parties_section import parties_section
-from fedlens.report.read import read_run
 from fedlens.report.run_page import write_report
+from fedlens.results.run import read_run
 from tests.unit.report.fake_run import make_run
 
 
@@ -81,9 +81,8 @@ def test_parties_with_images_of_their_own_have_a_drawing_each(tmp_path: Path) ->
 
 def test_a_run_of_some_of_the_parties_says_on_what_they_trained(tmp_path: Path) -> None:
     run = read_run(run_of(tmp_path, own()))
-    shown = parties_section(
-        replace(run, config={**run.config, "algorithm": {"name": "vertical", "parties": [0]}})
-    )
+    run.config["algorithm"] = {"name": "vertical", "parties": [0]}
+    shown = parties_section(run)
     assert shown is not None
     assert (
         "hold 2 training images, and training uses the 3 of those that take part (x<ray); party"

@@ -8,8 +8,8 @@ import pytest
 
 from fedlens.cli.display.progress_display import closing_lines, round_line
 from fedlens.report.compare import compare, readable, write_comparison
-from fedlens.report.read import read_run
 from fedlens.report.run_page import write_report
+from fedlens.results.run import read_run
 from tests.unit.report.fake_run import line, make_run
 from tests.unit.report.reading import read_page
 

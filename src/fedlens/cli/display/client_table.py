@@ -28,7 +28,7 @@ def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> 
     ', 66.0 % at the worst tenth of the clients, 61.0 % at the worst client (mercy)'
     """
     from fedlens.report.client_results import FEW
-    from fedlens.report.read import subtable
+    from fedlens.results.run import subtable
 
     clients = subtable(summary, "clients")
     worst, measured = subtable(clients, "worst"), finite(clients.get("measured"))
@@ -51,7 +51,7 @@ def client_lines(directory: Path) -> list[str]:
     """
     from fedlens.report.client_results import client_results
     from fedlens.report.client_section import classes_text
-    from fedlens.report.read import read_run
+    from fedlens.results.run import read_run
 
     run = read_run(directory)
     results = client_results(run)

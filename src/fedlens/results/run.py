@@ -1,4 +1,4 @@
-"""Reads a run directory, in any state of the run.
+"""A run, read from its directory in any state of the run.
 
 Reports are also written for runs in progress and for failed or killed runs, so everything but the settings may be
 missing.
@@ -7,17 +7,26 @@ missing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from os.path import lexists
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import DataError
 from fedlens.base.format import finite, is_share, split_of
 from fedlens.base.shell_command import quoted_command
 from fedlens.data.vertical.feature_partition import AnyPartition, load_partition
+from fedlens.observers.example_predictions import ExamplePredictions
 from fedlens.observers.final_evaluation import FinalEvaluation
+from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.run.rundir import RunDir
+
+if TYPE_CHECKING:
+    from fedlens.core.protocol import ModelSpec
+    from fedlens.observers.read_recordings import RecordedRound
+    from fedlens.use.trained_model import TrainedModel
 
 # The names that `fedlens.algorithms.client_evaluation` gives to metrics over clients.
 _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
@@ -25,27 +34,82 @@ _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Run:
-    """The contents of a run directory.
+class Run(RunDir):
+    """A run directory, of which each file is read when it is first asked for, and kept.
 
-    `metrics` are the lines of metrics.jsonl in order; `partition` is None if it is unknown.
+    Make one with `read_run`, or with `Run.open`, which reads nothing but `environment.json`.
     """
 
-    directory: Path
-    config: Mapping[str, Any]
-    metrics: Sequence[Row]
-    summary: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    partition: AnyPartition | None
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The settings. Raises `RunDirectoryError` if they cannot be read, as all of these."""
+        return self.read_config()
+
+    @cached_property
+    def metrics(self) -> list[Row]:
+        """One line of metrics.jsonl a round, the later one if a killed run wrote a round twice."""
+        by_round = {line["round"]: line for line in self.read_metrics() if isinstance(line.get("round"), int)}
+        return [by_round[at] for at in sorted(by_round)]
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json; empty if the run has not ended."""
+        return self.read_summary() or {}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json; empty without the file."""
+        return self.read_environment() or {}
+
+    @cached_property
+    def partition(self) -> AnyPartition | None:
+        """The partition, or None if its file is missing or damaged: the page then only lacks its figures."""
+        with suppress(DataError):
+            return load_partition(self.partition_path)
+        return None
+
+    @cached_property
+    def evaluation(self) -> FinalEvaluation | None:
+        """The measurements of the last round on the test data; None if the run has not written them."""
+        return FinalEvaluation.read(self.evaluation_path) if lexists(self.evaluation_path) else None
+
+    @cached_property
+    def examples(self) -> ExamplePredictions | None:
+        """The predictions of some test images; None if the run has not written them."""
+        return ExamplePredictions.read(self.examples_path) if lexists(self.examples_path) else None
+
+    @cached_property
+    def held_out(self) -> HeldOutPredictions | None:
+        """The predictions of the clients' held-out images; None if the run has not written them."""
+        return HeldOutPredictions.read(self.held_out_path) if lexists(self.held_out_path) else None
+
+    @cached_property
+    def recordings(self) -> dict[int, RecordedRound]:
+        """The recorded rounds by number."""
+        from fedlens.observers.read_recordings import recorded_rounds
+
+        return {found.round: found for found in recorded_rounds(self)}
+
+    def model(
+        self,
+        round: str | int | None = None,
+        client: str | None = None,
+        *,
+        spec: ModelSpec | None = None,
+        accept_changes: bool = False,
+    ) -> TrainedModel:
+        """The model of a round, or of a client in the last round; see `fedlens.use.trained_model.read_trained`."""
+        from fedlens.use.trained_model import read_trained
+
+        return read_trained(self, round, spec, accept_changes, client)
 
     @property
     def name(self) -> str:
-        return str(self.summary.get("name") or self.config.get("name") or self.directory.name)
+        return str(self.summary.get("name") or self.config.get("name") or self.path.name)
 
     @property
     def run_id(self) -> str:
-        return str(self.summary.get("run_id") or self.directory.resolve().name)
+        return str(self.summary.get("run_id") or super().run_id)
 
     @property
     def status(self) -> str:
@@ -77,7 +141,7 @@ class Run:
     @property
     def start_directory(self) -> str:
         """The run directory as it was given when the run was started."""
-        return str(self.summary.get("directory") or self.directory)
+        return str(self.summary.get("directory") or self.path)
 
     def part(self, table: str, key: str = "name") -> str | None:
         """The name in a table of the settings: `part("model")`, `part("data", "dataset")`."""
@@ -207,29 +271,14 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Reads everything in a run directory.
+    """The run in a directory, with its settings, metrics and summary read.
 
     Raises `RunDirectoryError` if it is no run directory, another version wrote it, or its settings, its
     metrics or its summary are damaged.
     """
-    run = RunDir.open(Path(directory))
-    return Run(
-        directory=run.path,
-        config=run.read_config(),
-        metrics=_rounds(run.read_metrics()),
-        summary=run.read_summary() or {},
-        environment=run.read_environment() or {},
-        partition=_partition(run.partition_path),
-    )
-
-
-def read_evaluation(run: Run) -> FinalEvaluation | None:
-    """The measurements of the last round on the test data; None if the run has not written them.
-
-    Raises `RunDirectoryError` if the file is corrupt.
-    """
-    path = RunDir(run.directory).evaluation_path
-    return FinalEvaluation.read(path) if path.exists() or path.is_symlink() else None
+    run = Run.open(Path(directory))
+    _ = run.config, run.metrics, run.summary
+    return run
 
 
 def read_partition(path: Path) -> AnyPartition:
@@ -250,23 +299,9 @@ def read_partition(path: Path) -> AnyPartition:
     return load_partition(run.partition_path)
 
 
-def _rounds(lines: Sequence[Row]) -> list[Row]:
-    """One line per round, the later one if a killed run wrote a round twice."""
-    by_round = {line["round"]: line for line in lines if isinstance(line.get("round"), int)}
-    return [by_round[at] for at in sorted(by_round)]
-
-
 def _name(value: Any) -> Any:
     """The name in a table such as {name = "iid", clients = 4}; any other value is a name itself."""
     return value.get("name") if isinstance(value, Mapping) else value
-
-
-def _partition(path: Path) -> AnyPartition | None:
-    """The partition, or None if its file is missing or damaged: the page then only lacks its figures."""
-    try:
-        return load_partition(path)
-    except DataError:
-        return None
 
 
 def subtable(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
