@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.benchmark.comparison import interval
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import WORKLOADS, Workload
-from fedlens.benchmark.pairs import interval
 
 # In most rounds of a run, clients have taken part before. With few clients, all have a state after the warm-up.
 WORKLOAD = Workload(**{**vars(WORKLOADS["cifar-cnn"]), "clients": 3, "cohort": 1})

@@ -41,12 +41,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlens.base.profiling import recording
+from fedlens.benchmark.comparison import ratio
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.interleave import Candidate, Measurement, take_turns
 from fedlens.benchmark.launches import LaunchCounter
 from fedlens.benchmark.limit import WORKLOADS, Workload
-from fedlens.benchmark.pairs import ratio
-from fedlens.benchmark.profile_peak import peak_of
+from fedlens.benchmark.profile import peak_of
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.protocol import BatchedOp
 

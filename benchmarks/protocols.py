@@ -34,9 +34,9 @@ from fedlens.algorithms.fednas import searching
 from fedlens.algorithms.peers import Mix, PeerModel
 from fedlens.algorithms.vertical import Vertical
 from fedlens.base.memory import keep_freed_memory
+from fedlens.benchmark.comparison import ratio
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.limit import Workload, cifar_cnn, mnist_cnn
-from fedlens.benchmark.pairs import ratio
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, Secrets

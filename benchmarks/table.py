@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.benchmark.pairs import Ratio
+from fedlens.benchmark.comparison import Ratio
 
 
 def told(ratio: dict[str, float] | None) -> str:

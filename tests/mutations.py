@@ -223,7 +223,7 @@ MUTATIONS = [
         "scale(update.update, 1.0)",
         "identity/test_fednova.py",
     ),
-    Mutation("local/effective_steps.py", "total += abs(moved)", "total += 1.0", "identity/test_fednova.py"),
+    Mutation("local/training.py", "total += abs(moved)", "total += 1.0", "identity/test_fednova.py"),
     Mutation(
         "algorithms/scaffold.py",
         'torch._foreach_add(gradients, context.saved["control"])',
@@ -795,7 +795,7 @@ MUTATIONS = [
         "identity/test_layer_rates.py",
     ),
     Mutation(
-        "local/leafwise.py",
+        "local/optimizers.py",
         "self.scales.get(id(parameter), 1.0)",
         "1.0",
         "identity/test_layer_rates.py",

@@ -20,7 +20,7 @@ from fedlens.core.tree import copied
 from fedlens.engines import processes
 from fedlens.engines.shared_memory import Packer
 from fedlens.files import model_digest
-from fedlens.local import leafwise
+from fedlens.local import optimizers
 from fedlens.run import checkpoint, run_state, runner
 from tests.unit.engines.engine_kit import fresh
 
@@ -40,7 +40,7 @@ ENGINES = {"inline": {"name": "inline"}, "processes": {"name": "processes", "wor
 @pytest.fixture(autouse=True)
 def heavy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is heavy."""
-    for module in (leafwise, processes, run_state):
+    for module in (optimizers, processes, run_state):
         monkeypatch.setattr(module, "HEAVY", 1)
 
 

@@ -13,7 +13,7 @@ from fedlens.algorithms.client_sampling import Everyone, Uniform
 from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.engines.processes import processes
-from fedlens.local import leafwise, training
+from fedlens.local import optimizers, training
 from tests.identity.identity_kit import (
     CLASSES,
     FEATURES,
@@ -39,10 +39,10 @@ PLAIN = {"lr": 0.2, "epochs": 2, "batch_size": 4}
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every model is heavy; how many leaves have taken a step by themselves."""
-    monkeypatch.setattr(leafwise, "HEAVY", 0)
+    monkeypatch.setattr(optimizers, "HEAVY", 0)
     taken: list[int] = []
-    real = leafwise.Leafwise._step
-    monkeypatch.setattr(leafwise.Leafwise, "_step", lambda self, p: (taken.append(1), real(self, p))[1])
+    real = optimizers.Leafwise._step
+    monkeypatch.setattr(optimizers.Leafwise, "_step", lambda self, p: (taken.append(1), real(self, p))[1])
     return taken
 
 
@@ -72,7 +72,7 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch, steps: list[int], local: di
         return course(made, world(), 3).final
 
     leaf_by_leaf, count = run(), len(steps)
-    monkeypatch.setattr(leafwise, "HEAVY", 2**60)
+    monkeypatch.setattr(optimizers, "HEAVY", 2**60)
     assert same(run(), leaf_by_leaf)
     assert len(steps) == count
     return count
@@ -113,7 +113,7 @@ def test_a_heavy_model_has_the_bits_on_every_engine(monkeypatch: pytest.MonkeyPa
     local = {"lr": 0.01, "steps": 2, "batch_size": 4}
     made = fedavg(parts(world(), local, model(factory=wide), select=Uniform(3)))
     found = [course(made, world(), 1, engine=engine).final for engine in (None, processes(workers=2))]
-    monkeypatch.setattr(leafwise, "HEAVY", 2**60)
+    monkeypatch.setattr(optimizers, "HEAVY", 2**60)
     plain = course(made, world(), 1).final
     assert all(same(plain, one) for one in found)
 
@@ -125,21 +125,21 @@ def test_replies_that_are_reduced_where_they_were_made_are_copies(
     there = world([1 + k % 5 for k in range(100)])
     made = fedavg(parts(there, PLAIN, select=Everyone()))
     found = course(made, there, 2).final
-    monkeypatch.setattr(leafwise, "HEAVY", 2**60)
+    monkeypatch.setattr(optimizers, "HEAVY", 2**60)
     assert same(course(made, there, 2).final, found)
     assert steps
 
 
 def test_one_gradient_is_there_at_a_time(steps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
-    real = leafwise.Leafwise._step
+    real = optimizers.Leafwise._step
 
-    def count(self: leafwise.Leafwise, parameter: Tensor) -> None:
+    def count(self: optimizers.Leafwise, parameter: Tensor) -> None:
         nonlocal most
         most = max(most, sum(p.grad is not None for p in self.parameters))
         real(self, parameter)
 
-    monkeypatch.setattr(leafwise.Leafwise, "_step", count)
+    monkeypatch.setattr(optimizers.Leafwise, "_step", count)
     course(fedavg(parts(world(), PLAIN, select=Uniform(4))), world(), 1)
     assert most == 1
 
@@ -179,7 +179,7 @@ def test_where_a_weight_is_needed_after_its_step_all_are_taken_at_once(
 
     found = run()
     assert len(forgone) == (how == "again")
-    monkeypatch.setattr(leafwise, "HEAVY", 2**60)
+    monkeypatch.setattr(optimizers, "HEAVY", 2**60)
     assert same(run(), found)
 
 

@@ -162,7 +162,6 @@ def test_what_the_server_sends_to_each_is_not_there_for_all(how: Any) -> None:
 
 def test_memory_that_runs_out_in_a_full_gradient_is_no_clients_fault(monkeypatch) -> None:
     from fedlens.local.vectorized import context as stacked_visit
-    from fedlens.local.vectorized import full_gradient as stacked_gradient
     from fedlens.local.vectorized import train_group as together
 
     def scarce(*given: Any) -> Any:
@@ -179,7 +178,7 @@ def test_memory_that_runs_out_in_a_full_gradient_is_no_clients_fault(monkeypatch
         )
         for k in range(2)
     ]
-    for place, name in ((stacked_gradient, "full_gradients"), (stacked_visit, "_stack")):
+    for place, name in ((together, "full_gradients"), (stacked_visit, "_stack")):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, scarce)
             with pytest.raises(torch.OutOfMemoryError):

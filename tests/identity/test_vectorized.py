@@ -30,8 +30,8 @@ from fedlens.engines.vectorized import Vectorized, vectorized
 from fedlens.local.chain import chain
 from fedlens.local.problem import LocalProblem
 from fedlens.local.rules import ClientRule, Traits, proximal
+from fedlens.local.vectorized.batched_train import obstacle
 from fedlens.local.vectorized.model import StackedModel
-from fedlens.local.vectorized.support import obstacle
 from tests.covering import covering
 from tests.identity.identity_kit import (
     CLASSES,

@@ -18,8 +18,7 @@ import numpy as np
 
 from fedlens import Experiment, cost
 from fedlens.benchmark import picture
-from fedlens.benchmark.comparison import ComparisonRow
-from fedlens.benchmark.pairs import Ratio
+from fedlens.benchmark.comparison import ComparisonRow, Ratio
 from fedlens.cli.cost import show
 from fedlens.core.algorithm_base import ClientGraph, OwnCurve
 from fedlens.cost_runs import CostResult

@@ -61,7 +61,7 @@ def fednova(parts: Parts, *, tau_eff: TauEff = "mean", lr: Rate = 1.0) -> Averag
     Tests: tests/identity/test_fednova.py
 
     Example:
-        >>> from fedlens.local.effective_steps import effective_steps
+        >>> from fedlens.local.training import effective_steps
         >>> from fedlens.local.settings import LocalSettings
         >>> plain, heavy = LocalSettings(lr=0.1), LocalSettings(lr=0.1, momentum=0.5)
         >>> effective_steps(plain, 0.1, 3), effective_steps(heavy, 0.1, 3)  # 3, and 1.75 + 1.5 + 1

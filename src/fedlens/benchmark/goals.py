@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedlens.benchmark.comparison import ComparisonRow
-from fedlens.benchmark.pairs import Ratio, ratio
+from fedlens.benchmark.comparison import ComparisonRow, Ratio, ratio
 
 OF_LIMIT, OF_CONTIGUOUS_LIMIT, OF_PEER, OF_BEST_PEER = 0.97, 1.2, 1.15, 0.97
 OF_PRODUCT, OF_PEERS_LINEAR = 0.6, {"pfl": 10.0, "Flower": 50.0}

@@ -31,9 +31,8 @@ from fedlens.local.training import Train
 from fedlens.local.training_memory import training_memory
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import read_source
-from fedlens.settings.model_kind import prepared_for
+from fedlens.settings.model_kind import prepared_for, with_vocabulary
 from fedlens.settings.plan import Plan, plan
-from fedlens.settings.text_models import with_vocabulary
 from fedlens.tasks.task import Task
 
 STEPS = 3  # the optimizer's state exists from the second step on, and the heap has settled

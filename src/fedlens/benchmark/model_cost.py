@@ -14,8 +14,8 @@ import torch
 
 from fedlens.benchmark.batch_memory import info_of, measured_memory
 from fedlens.benchmark.memory_step import TrainingTrial, trial
+from fedlens.models.counts import multiply_adds
 from fedlens.models.head import head_of
-from fedlens.models.multiply_adds import multiply_adds
 from fedlens.settings.config import plain, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from fedlens.base.profiling import recording
-from fedlens.benchmark.profile_clock import Clock
-from fedlens.benchmark.profile_engine import TimedEngine, with_timed_ops
+from fedlens.benchmark.profile_engine import Clock, TimedEngine, with_timed_ops
 from fedlens.core.driver import Driver, Tally
 from fedlens.core.protocol import State
 from fedlens.core.states import ClientStates

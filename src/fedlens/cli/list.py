@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,8 +72,6 @@ def _rows(kind: Kind) -> list[tuple[str, str]]:
 def _documented(kind: Kind) -> list[dict[str, Any]]:
     """What `--json` prints of each name."""
     if kind is Kind.MODELS:
-        from fedlens.cli.list_models import model_rows
-
         return model_rows()
     return [{"name": name, "summary": summary} for name, summary in _rows(kind)]
 
@@ -81,3 +80,45 @@ def _first_comment(path: Path) -> str:
     """The one-line description of a recipe."""
     with path.open(encoding="utf-8") as file:
         return next((line.lstrip("# ").strip() for line in file if line.startswith("#")), "")
+
+
+def model_rows() -> list[dict[str, Any]]:
+    """Each model with its counts, source and licence; imports PyTorch.
+
+    The counts are null, with a `reason`, where a package is missing, and for models of other packages.
+    """
+    from fedlens.models.registry import MODELS
+
+    return [_row(name, summary, MODELS.entries.get(name)) for name, summary in MODELS.rows()]
+
+
+def _row(name: str, summary: str, entry: object) -> dict[str, Any]:
+    import torch
+
+    from fedlens.base.errors import ConfigError
+    from fedlens.models.counts import counted
+    from fedlens.models.registry import MODELS, ModelEntry
+
+    row: dict[str, Any] = {"name": name, "summary": summary}
+    counts = {"parameters": None, "multiply_adds": None, "norm_layers": None}
+    if not isinstance(entry, ModelEntry):
+        nothing = dict.fromkeys(("task", "source", "licence", "input_shape", "classes", "vocabulary"))
+        why = "the package that offers it does not say for which images it is"
+        return row | nothing | counts | {"reason": why}
+    about: dict[str, Any] = {
+        "task": entry.task,
+        "source": entry.source,
+        "licence": entry.licence,
+        "input_shape": list(entry.shape),
+        "classes": entry.classes,
+        "vocabulary": entry.vocabulary,
+    }
+    dtype = torch.int64 if entry.task == "language" else torch.float32
+    settings = {} if entry.vocabulary is None else {"vocabulary": entry.vocabulary}
+    try:
+        found = counted(
+            partial(MODELS.find(name), entry.shape, entry.classes, **settings), entry.shape, dtype
+        )
+    except ConfigError as error:
+        return row | about | counts | {"reason": str(error)}
+    return row | about | {**vars(found)} | {"reason": None}

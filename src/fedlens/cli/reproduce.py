@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +17,7 @@ from fedlens.cli.display.output import CommandOutput, print_columns, print_json,
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from fedlens.studies.records import StudyRecord
     from fedlens.studies.reproduce import ListedStudy, ScaleCost
     from fedlens.studies.study_plan import StudyPlan
 
@@ -68,7 +68,6 @@ def reproduce(
     """
     with reported(debug, as_json) as output:
         from fedlens.base.errors import ConfigError
-        from fedlens.cli.study_record import show_record
         from fedlens.studies.records import records
         from fedlens.studies.reproduce import absent_data, chosen_scale, costs, listed_studies, refuse_absent
         from fedlens.studies.reproductions import folder_of, reproduction
@@ -245,3 +244,26 @@ def run_words(study: ListedStudy) -> str:
         for record in study.records
     ]
     return ", ".join([*(f"{each} here" for each in local), *ours]) or "-"
+
+
+def show_record(name: str, records: Sequence[StudyRecord], scale: str) -> None:
+    """Prints the record of the study `name` at a scale, or else its last one; nothing without records."""
+    from fedlens.base.format import duration
+
+    if not records:
+        return
+    record = next((one for one in records if one.scale == scale), records[-1])
+    facts = [f"scale {record.scale}", record.date, f"fedlens {record.version}"]
+    say(
+        f"recorded: {', '.join(filter(None, facts))}, {duration(3600 * record.cpu_hours)} of one core",
+        record.outcome,
+    )
+    if record.stale:
+        say(f"the study has changed since: {record.stale}")
+    if record.numbers:
+        rows = [(number["of"], number["here"], number["paper"] or "-") for number in record.numbers]
+        print_columns(rows, (record.metric, "here", "paper"), numeric=(1, 2))
+    for verdict in record.verdicts:
+        say(f"{verdict['verdict']}: {verdict['claim']} ({verdict['where']})")
+    others = [one.scale for one in records if one is not record]
+    say(f"made by: {record.command(name)}" + (f"; recorded too: {', '.join(others)}" if others else ""), "")

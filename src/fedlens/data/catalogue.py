@@ -1,9 +1,10 @@
-"""Facts about every dataset, from catalogue.toml, and whether its files are on this machine."""
+"""Facts about every dataset, from catalogue.toml: its licence, and whether its files are on this machine."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -174,3 +175,26 @@ def _facts(name: str, table: dict[str, Any]) -> DatasetFacts:
 
 
 CATALOGUE = _read_catalogue()
+
+
+UNKNOWN = "not stated"
+_RESTRICTED = re.compile(
+    r"passed on|non-?commercial|not for commerce|\bNC\b|\bresearch\b|terms of use|LDC", re.I
+)
+
+
+def restriction(dataset: str, licence: str) -> str | None:
+    """A sentence that has to go with a model trained on these data; None if their licence asks for nothing more.
+
+    It is given for data that may not be passed on, are for research only, or not for commerce.
+
+    >>> restriction("digits", "CC BY 4.0")
+    >>> restriction("camvid", CATALOGUE["camvid"].licence)
+    'This model was trained on CamVid, whose licence is "CC BY-NC 4.0; for research only, never to be passed on, nor
+    anything trained on it".'
+    """
+    if not _RESTRICTED.search(licence):
+        return None
+    facts = CATALOGUE.get(dataset)
+    title = facts.title if facts and facts.title else dataset
+    return f'This model was trained on {title}, whose licence is "{licence}".'

@@ -15,8 +15,8 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.threads import map_threads
 from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.data.boxes import Boxes
+from fedlens.data.decoding import ImageForm
 from fedlens.data.diagnostics import OnError
-from fedlens.data.image_form import ImageForm
 from fedlens.data.images import ImageFiles, Paths
 from fedlens.data.lazy_images import LazyImages
 from fedlens.data.partition.partition import Partition

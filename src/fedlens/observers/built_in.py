@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from fedlens.base.errors import ConfigError
 from fedlens.observers.divergence_watch import DivergenceWatch, EndInVain
-from fedlens.observers.example_stages import ExampleStages
 from fedlens.observers.last_evaluation import LastEvaluation
 from fedlens.observers.metrics_and_clients import ClientsFile, MetricsFile
 from fedlens.observers.nearest_neighbours import NearestNeighbours
+from fedlens.observers.predict_examples import ExampleStages
 from fedlens.observers.record_models import Recorder
 from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers

@@ -36,8 +36,7 @@ from fedlens.core.schema import beyond_bound
 from fedlens.core.types import ClientId
 from fedlens.observers.chance import Chance, chance_levels, nothing_learned
 from fedlens.run.build import Built
-from fedlens.run.failed_round import TYPICAL_LR
-from fedlens.run.not_finite import NotFiniteReplies
+from fedlens.run.failed_round import TYPICAL_LR, NotFiniteReplies
 
 COLLAPSE = "collapse"  # the kind of warning after which a run ends
 NOT_FINITE = "replies-not-finite"

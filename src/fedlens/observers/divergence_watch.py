@@ -21,8 +21,7 @@ from fedlens.observers.divergence import (
     text_of,
 )
 from fedlens.run.build import Built
-from fedlens.run.failed_round import diverged
-from fedlens.run.not_finite import NotFiniteReplies
+from fedlens.run.failed_round import NotFiniteReplies, diverged
 from fedlens.run.observer import ObservedRun, Observer, Place
 
 

@@ -22,9 +22,7 @@ from fedlens.report.contact_sheet import sheet_of_views, tiled
 from fedlens.settings.augment_chain import augment_chain
 from fedlens.settings.config_source import Source, override
 from fedlens.settings.resolve import resolve
-from fedlens.tasks.box_picture import boxes_drawn
-from fedlens.tasks.mask_picture import mask_picture
-from fedlens.tasks.picture import BLACK, captioned, enlarged
+from fedlens.tasks.picture import BLACK, boxes_drawn, captioned, enlarged, mask_picture
 from fedlens.tasks.registry import TASKS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.format import many
 from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.partition import Partition
-from fedlens.data.partition.s2_places import cell_borders, read_places
+from fedlens.data.partition.s2 import cell_borders, read_places
 from fedlens.data.table import Table
 from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.palette import TEN

@@ -1,6 +1,6 @@
 """Held-out images whose label is contradicted confidently by models that did not train on them.
 
-See `fedlens.observers.confident_learning` for what one model says. It suggests another class if that class is also
+See `fedlens.observers.held_out_predictions` for what one model says. It suggests another class if that class is also
 more probable than the label. Of several models, an image is listed if more than half of them suggest the same other
 class; images are ranked by the margin, the mean over all models, which is 0 for a
 model that does not contradict.

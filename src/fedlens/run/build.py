@@ -26,8 +26,8 @@ from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
 from fedlens.data.loading import loaded
 from fedlens.data.normalize import normalized
+from fedlens.data.partition.iid import reassigned
 from fedlens.data.partition.partition import Partition
-from fedlens.data.partition.reassigned import reassigned
 from fedlens.data.table import Table
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
 from fedlens.data.vertical.vertical_datasets import federate_parties, party_facts, vertical_datasets
@@ -50,12 +50,16 @@ from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.datadir import data_directory
 from fedlens.settings.memory_check import check_letters, check_memory
-from fedlens.settings.model_kind import prepared_for, refuse_other_kind
+from fedlens.settings.model_kind import (
+    prepared_for,
+    refuse_image_settings,
+    refuse_other_kind,
+    with_vocabulary,
+)
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
 from fedlens.settings.recording_check import check_recording
 from fedlens.settings.resolve import Resolved, located
 from fedlens.settings.single_images import refuse_single_images
-from fedlens.settings.text_models import refuse_image_settings, with_vocabulary
 from fedlens.tasks.central_evaluation import evaluation_batch
 from fedlens.tasks.evaluation_size import EvaluationSize, evaluation_size
 from fedlens.tasks.task import Task

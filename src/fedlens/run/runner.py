@@ -17,16 +17,14 @@ from fedlens.core.states import Mark
 from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Traffic
 from fedlens.core.types import client_name
-from fedlens.run.best_round import better, missing_score
 from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
 from fedlens.run.changes import Change
 from fedlens.run.round_context import new_state, refuse_no_mapping, round_context, round_work
-from fedlens.run.round_metrics import in_microseconds, round_metrics
+from fedlens.run.round_outcome import SkippedRounds, better, in_microseconds, missing_score, round_metrics
 from fedlens.run.run_saver import RunSaver
 from fedlens.run.run_state import RunState, fix_again, placed
 from fedlens.run.rundir import RunDir
-from fedlens.run.skipped_rounds import SkippedRounds
 
 
 @dataclass

@@ -14,8 +14,8 @@ from fedlens.base.errors import ConfigError
 from fedlens.data.dataset import Dataset, marks_of, refuse_features
 from fedlens.data.federated import hold_out, hold_out_each
 from fedlens.data.loading import loaded
+from fedlens.data.partition.iid import reassigned
 from fedlens.data.partition.partition import Partition
-from fedlens.data.partition.reassigned import reassigned
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan

@@ -18,7 +18,7 @@ from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.device_copies import downloaded, uploaded
 from fedlens.core.measured import Measured
 from fedlens.tasks.box_average_precision import RECALLS, THRESHOLDS, Curve, best_f1, curves, matched
-from fedlens.tasks.box_picture import boxes_drawn
+from fedlens.tasks.picture import boxes_drawn
 from fedlens.tasks.task import Task
 from fedlens.vision.box_batch import BoxBatch
 from fedlens.vision.change import Change

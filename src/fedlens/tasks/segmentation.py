@@ -18,7 +18,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.measured import Measured
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
-from fedlens.tasks.mask_picture import mask_picture
+from fedlens.tasks.picture import mask_picture
 from fedlens.tasks.task import counted, present
 from fedlens.vision.change import Change
 from fedlens.vision.moved_targets import moved_masks

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedlens import __version__
 from fedlens.base.errors import ConfigError, RunFailed, told
-from fedlens.data.licences import restriction
+from fedlens.data.catalogue import restriction
 from fedlens.files.atomic_files import fsync_directory, refused, write_atomically
 from fedlens.run import checkpoint
 from fedlens.tasks.evaluation_size import FULL

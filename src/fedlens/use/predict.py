@@ -19,10 +19,10 @@ from PIL import Image
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.printable import csv_cell
 from fedlens.base.threads import usable_cores
+from fedlens.data.decoding import ImageForm
 from fedlens.data.formats.file_safety import is_below
 from fedlens.data.formats.folder_listing import NamedImage, named_images
 from fedlens.data.formats.probe import probe
-from fedlens.data.image_form import ImageForm
 from fedlens.data.normalize import normalize
 from fedlens.files.atomic_files import create, not_regular, refused, replacing
 from fedlens.use.annotation_files import (

@@ -19,7 +19,7 @@ from fedlens.core.tree import Tree, count, load_into
 from fedlens.data.dataset import Dataset
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import parsed_fact
-from fedlens.models.multiply_adds import multiply_adds
+from fedlens.models.counts import multiply_adds
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.observers.final_evaluation import FinalEvaluation

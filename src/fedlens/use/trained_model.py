@@ -17,9 +17,8 @@ from fedlens.base.shell_command import quoted_command
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.protocol import ModelSpec
 from fedlens.core.tensorfile import read_metadata
-from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.image_form import ImageForm
-from fedlens.data.licences import UNKNOWN
+from fedlens.data.catalogue import CATALOGUE, UNKNOWN
+from fedlens.data.decoding import ImageForm
 from fedlens.data.vertical.feature_partition import load_partition
 from fedlens.files.text_files import parsed_fact
 from fedlens.local.personal_leaves import PERSONAL

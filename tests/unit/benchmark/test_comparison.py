@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedlens.base.errors import ConfigError, RunDirectoryError
-from fedlens.benchmark.comparison import ComparisonRow, rows_of
+from fedlens.benchmark.comparison import ComparisonRow, ratio, rows_of
 from fedlens.benchmark.interleave import Kind, Measurement
-from fedlens.benchmark.pairs import ratio
 from fedlens.benchmark.picture import draw
 from fedlens.benchmark.results_file import as_record, write
 from tests.unit.benchmark.fakes import TINY, Fake

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedlens.benchmark.comparison import ComparisonRow
+from fedlens.benchmark.comparison import ComparisonRow, Ratio, ratio
 from fedlens.benchmark.goals import Goal, goals_of
 from fedlens.benchmark.interleave import Kind
-from fedlens.benchmark.pairs import Ratio, ratio
 
 OWN = (1.0, 1.1, 0.9)
 

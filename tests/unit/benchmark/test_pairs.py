@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedlens.benchmark.pairs import Ratio, interval, ratio
+from fedlens.benchmark.comparison import Ratio, interval, ratio
 
 
 def coverage(n: int, low: float, high: float) -> float:

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from fedlens.benchmark import profile as module
 from fedlens.benchmark import profile_memory
+from fedlens.benchmark.profile import peak_of
 from fedlens.benchmark.profile_engine import PARTS
 from fedlens.benchmark.profile_memory import measure_memory
-from fedlens.benchmark.profile_peak import peak_of
 from fedlens.benchmark.profile_rounds import measure
 from fedlens.cli.main import app
 from fedlens.engines.executor import Executor

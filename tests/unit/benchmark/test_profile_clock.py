@@ -5,7 +5,7 @@ import time
 import pytest
 
 from fedlens.base.profiling import recording, scope, scoped
-from fedlens.benchmark.profile_clock import Clock
+from fedlens.benchmark.profile_engine import Clock
 
 
 @pytest.fixture

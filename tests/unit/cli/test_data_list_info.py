@@ -14,8 +14,7 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from fedlens.base.registry import settings_model
-from fedlens.cli.data import data
-from fedlens.cli.data_info import describe, type_name
+from fedlens.cli.data import data, describe, type_name
 from fedlens.data.catalogue import CATALOGUE
 from tests.unit.cli.conftest import ROOT
 
@@ -220,7 +219,7 @@ def test_looking_at_data_imports_nothing_heavy(arguments: list[str], tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded = set(done.stderr.split())
-    assert "fedlens.cli.data_list" in loaded
+    assert "fedlens.cli.data" in loaded
     heavy = {"torch", "torchvision", "plotly", "pandas", "sklearn", "scipy"}
     if arguments[0] != "info":
         heavy |= {"numpy", "PIL"}

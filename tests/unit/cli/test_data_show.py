@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.studies.reproductions import left_out
-from fedlens.tasks.box_picture import boxes_drawn, class_colour
+from fedlens.tasks.picture import boxes_drawn, class_colour
 from tests.unit.cli.printed import parsed
 from tests.unit.data.pictures import write
 

@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.base.registry import Entry
-from fedlens.cli.list import Kind
-from fedlens.cli.list_models import model_rows
+from fedlens.cli.list import Kind, model_rows
 from fedlens.cli.main import app
 from fedlens.core.dataset_info import Kind as DataKind
 from fedlens.models.registry import MODELS, ModelEntry
@@ -72,7 +71,7 @@ def test_normalization_layers_by_kind(rows) -> None:
 def test_without_timm_its_models_are_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     entries = {name: MODELS.entries[name] for name in ("linear", "resnet50")}
-    monkeypatch.setattr("fedlens.cli.list_models.MODELS", type(MODELS)("model", entries))
+    monkeypatch.setattr("fedlens.models.registry.MODELS", type(MODELS)("model", entries))
     own, of_timm = model_rows()
     assert own["parameters"] == 7850
     assert of_timm["source"] == MODELS.entries["resnet50"].source
@@ -82,7 +81,7 @@ def test_without_timm_its_models_are_listed_with_the_reason(monkeypatch: pytest.
 
 def test_a_model_of_another_package_is_listed_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {"theirs": Entry("their.module:make", "a model of theirs")}
-    monkeypatch.setattr("fedlens.cli.list_models.MODELS", type(MODELS)("model", entries))
+    monkeypatch.setattr("fedlens.models.registry.MODELS", type(MODELS)("model", entries))
     (row,) = model_rows()
     assert (row["summary"], row["parameters"], row["source"]) == ("a model of theirs", None, None)
     assert row["reason"]

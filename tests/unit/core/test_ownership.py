@@ -18,7 +18,7 @@ from fedlens.core.modules import module_in
 from fedlens.core.protocol import Id, Reply
 from fedlens.core.reduction import Update
 from fedlens.core.tree import add, copied
-from fedlens.local import leafwise
+from fedlens.local import optimizers
 from fedlens.local.rules import ClientRule, ServerRule
 from tests.identity.identity_kit import course, model, parts, same, world
 
@@ -139,7 +139,7 @@ def test_which_server_steps_are_taken_in_place() -> None:
 
 
 def test_no_state_of_a_run_changes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leafwise, "HEAVY", 0)
+    monkeypatch.setattr(optimizers, "HEAVY", 0)
     from fedlens.algorithms.fedavg import fedavg
 
     seen: list[tuple[Any, Any]] = []

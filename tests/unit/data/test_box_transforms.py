@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.data.box_transforms import placed
-from fedlens.data.boxes import Boxes
+from fedlens.data.boxes import Boxes, placed
 from fedlens.data.images import ImageFiles, Paths
 
 

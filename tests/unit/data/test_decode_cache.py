@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from fedlens.base.errors import DataError
-from fedlens.data.decode_cache import judge
 from fedlens.data.images import ImageFiles, Paths
+from fedlens.data.loading import judge
 from tests.unit.data.pictures import write
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.cli.list_models import model_rows
+from fedlens.cli.list import model_rows
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 HEAD = (

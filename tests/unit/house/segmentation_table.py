@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from fedlens.models.counts import multiply_adds
 from fedlens.models.freeze import freeze
-from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.registry import MODELS
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"

@@ -25,7 +25,7 @@ NO_COMMANDS = {
 }
 QUOTES = {  # modules with other uses of `shlex`: a command as it was given, a path, or a single option
     "cli/cost.py",
-    "cli/partition_make.py",
+    "cli/partition.py",
     "base/errors.py",
     "base/shell_command.py",
     "run/environment.py",

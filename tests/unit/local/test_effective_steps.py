@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedlens.local.effective_steps import effective_steps
 from fedlens.local.settings import LocalSettings
+from fedlens.local.training import effective_steps
 
 STEPS = (1, 2, 3, 7, 20)
 SOLVERS = {

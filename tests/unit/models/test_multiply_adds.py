@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlens.models.multiply_adds import multiply_adds
+from fedlens.models.counts import multiply_adds
 from fedlens.models.registry import MODELS
 
 

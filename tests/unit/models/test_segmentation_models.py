@@ -19,8 +19,8 @@ from fedlens.core.tree import part, spec_of
 from fedlens.local.rate_scales import module_scales
 from fedlens.local.settings import LocalSettings
 from fedlens.models.backbone import backbone_of
+from fedlens.models.counts import multiply_adds
 from fedlens.models.freeze import freeze
-from fedlens.models.multiply_adds import multiply_adds
 from fedlens.models.registry import MODELS
 from fedlens.models.segmentation import ENCODERS
 from fedlens.settings.single_images import fails_on_one_image, refuse_single_images

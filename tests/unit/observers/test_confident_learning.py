@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedlens.observers.confident_learning import contradictions, thresholds
+from fedlens.observers.held_out_predictions import contradictions, thresholds
 
 
 def ranked(p: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

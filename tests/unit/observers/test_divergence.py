@@ -19,8 +19,7 @@ from fedlens.data.federated import federate
 from fedlens.data.partition.iid import iid
 from fedlens.observers.chance import Chance, chance_levels
 from fedlens.observers.divergence import Divergence, Extremes, text_of
-from fedlens.run.failed_round import diverged
-from fedlens.run.not_finite import NotFiniteReplies
+from fedlens.run.failed_round import NotFiniteReplies, diverged
 
 TEN = Chance(classes=10, examples=1000, share=0.1)
 WHO = Extremes(("mainz", 5.0, 1.5), ("fulda", 9.0))

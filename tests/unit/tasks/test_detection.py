@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedlens.base.errors import ConfigError
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.tasks.box_picture import class_colour
 from fedlens.tasks.detection import KEPT, Detection, detection, dictionaries
+from fedlens.tasks.picture import class_colour
 from fedlens.vision.box_batch import BoxBatch
 from fedlens.vision.change import Change
 from fedlens.vision.mask_colors import mask_colors

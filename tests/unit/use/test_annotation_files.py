@@ -15,10 +15,9 @@ from PIL import Image
 
 from fedlens import Result
 from fedlens.base.errors import ConfigError
-from fedlens.data.image_form import ImageForm
-from fedlens.data.undo_fit import mask_of_file
+from fedlens.data.decoding import ImageForm
 from fedlens.run.rundir import RunDir
-from fedlens.use.annotation_files import in_file
+from fedlens.use.annotation_files import in_file, mask_of_file
 from fedlens.use.predict import Output, predict
 from fedlens.use.trained_model import read_trained
 from fedlens.vision.mask_colors import mask_colors

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedlens import Experiment, Result
 from fedlens.base.errors import ConfigError, RunFailed
-from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.licences import restriction
+from fedlens.data.catalogue import CATALOGUE, restriction
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
 from fedlens.use import export as export_module

@@ -33,7 +33,7 @@ def bccd(
     name of the image.
 
     Boxes come out in pixels of the delivered image. Two boxes of red blood cells have corners that coincide:
-    they are left out, and `Dataset.notes` says so. See `fedlens.data.box_transforms.placed` for what `fit="crop"` does
+    they are left out, and `Dataset.notes` says so. See `fedlens.data.boxes.placed` for what `fit="crop"` does
     to boxes.
 
     Raises `DataError` if files are missing or damaged, and with `download`, because there is no archive to

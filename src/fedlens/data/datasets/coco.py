@@ -8,8 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from fedlens.data.box_transforms import placed
-from fedlens.data.boxes import Boxes
+from fedlens.data.boxes import Boxes, placed
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, get_again, locate, published
 from fedlens.data.datasets.folders import check_present

@@ -17,8 +17,7 @@ from fedlens.base.threads import map_threads
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.datasets.dataset_files import damaged, locate, published
 from fedlens.data.datasets.folders import folders_in, images_in
-from fedlens.data.decoding import fitted
-from fedlens.data.image_form import ImageForm
+from fedlens.data.decoding import ImageForm, fitted
 
 WHOLE = 105  # pixels a side, as published
 EVERY = 5  # one in five images, or drawers, is for testing

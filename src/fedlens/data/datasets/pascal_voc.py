@@ -1,25 +1,33 @@
-"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, optionally with SBD's masks."""
+"""Pascal VOC 2012: masks or boxes of 20 kinds of objects, optionally with the masks of SBD.
+
+The Semantic Boundaries Dataset has class masks of 11,355 images of Pascal VOC, in MATLAB files.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.dataset import Dataset, Examples
-from fedlens.data.datasets import sbd
-from fedlens.data.datasets.dataset_files import locate, published
+from fedlens.data.datasets.dataset_files import damaged, locate, published
 from fedlens.data.datasets.folders import check_present
 from fedlens.data.datasets.masks import masked
-from fedlens.data.datasets.voc_files import VocFolder, detection_splits, no_leak
+from fedlens.data.datasets.voc_files import VocFolder, detection_splits, no_leak, read_ids
 from fedlens.data.formats import common_settings as common
 from fedlens.data.images import Fit
 
 INNER = "VOCdevkit/VOC2012"
+_SBD = "benchmark_RELEASE/dataset"
+# The images of SBD's two splits: 8,498 for training, 2,857 for validation.
+_SBD_LISTS = (f"{_SBD}/train.txt", f"{_SBD}/val.txt")
+_UNPACK = "unpack the archive of SBD again"
 
 
 def pascal_voc(
@@ -83,7 +91,7 @@ def pascal_voc(
     if test == "voc":
         locate("pascal-voc", root, download, [(f"{lists}/train.txt", f"{lists}/val.txt")])
     if augmented:
-        locate("pascal-voc", root, download, [sbd.LISTS])
+        locate("pascal-voc", root, download, [_SBD_LISTS])
     to = common.size_of(size)
     classes = CATALOGUE["pascal-voc"].labels
     if task == "detection":
@@ -103,15 +111,15 @@ def _segmentation(
 ) -> tuple[Examples, Examples, tuple[str, ...]]:
     notes: list[str] = []
     if test == "sbd":
-        train_ids, test_ids = sbd.split_ids(root, "train"), sbd.split_ids(root, "val")
-        no_leak(train_ids, test_ids, root / sbd.INNER)
+        train_ids, test_ids = _sbd_ids(root, "train"), _sbd_ids(root, "val")
+        no_leak(train_ids, test_ids, root / _SBD)
         return _masked(root, [], train_ids, size, fit), _masked(root, [], test_ids, size, fit), ()
     folder = VocFolder(root, INNER, ())
     train_ids, test_ids = folder.ids(["train"], "Segmentation"), folder.ids(["val"], "Segmentation")
     no_leak(train_ids, test_ids, folder.path / "ImageSets" / "Segmentation")
     more: list[str] = []
     if augmented:
-        given = [*sbd.split_ids(root, "train"), *sbd.split_ids(root, "val")]
+        given = [*_sbd_ids(root, "train"), *_sbd_ids(root, "val")]
         known, leaks = set(train_ids), set(test_ids)
         more = sorted(set(given) - known - leaks)
         notes.append(
@@ -123,9 +131,43 @@ def _segmentation(
 
 def _masked(root: Path, voc: list[str], more: list[str], size: tuple[int, int], fit: Fit) -> Examples:
     """The images `voc` with the masks of VOC, and after them the images `more` with those of SBD."""
-    names = [f"{INNER}/JPEGImages/{each}.jpg" for each in voc] + [sbd.image_of(each) for each in more]
-    masks = [f"{INNER}/SegmentationClass/{each}.png" for each in voc] + [sbd.mask_of(each) for each in more]
+    names = [f"{INNER}/JPEGImages/{each}.jpg" for each in voc] + [f"{_SBD}/img/{each}.jpg" for each in more]
+    masks = [f"{INNER}/SegmentationClass/{each}.png" for each in voc] + [
+        f"{_SBD}/cls/{each}.mat" for each in more
+    ]
     for files in (names, masks):
         check_present(root, files, str(root))
     columns = {"image": np.array([*voc, *more])}
-    return masked(root, names, masks, size, fit, columns, opener=sbd.OPENER if more else None)
+    return masked(
+        root, names, masks, size, fit, columns, opener=f"{__name__}:{open_mask.__name__}" if more else None
+    )
+
+
+def _sbd_ids(root: Path, split: str) -> list[str]:
+    """The images of SBD's `train` or `val` split."""
+    return read_ids(root / _SBD / f"{split}.txt")
+
+
+def open_mask(path: Path) -> Image.Image:
+    """A mask as a picture of class ids, from a MATLAB file of SBD or from an image file.
+
+    A file of SBD holds the struct GTcls; its field Segmentation is uint8 [H, W], 0 for background and 1 to 20 for
+    the classes in the order of VOC. It has no void. Raises `DataError` if the file holds anything else.
+    """
+    return Image.fromarray(read_mat(path)) if path.suffix == ".mat" else Image.open(path)
+
+
+def read_mat(path: Path) -> NDArray[np.uint8]:
+    """uint8 [H, W]: GTcls.Segmentation of a MATLAB file. Raises `DataError`."""
+    from scipy.io import loadmat
+
+    try:
+        found: Any = loadmat(path, variable_names=["GTcls"])["GTcls"][0, 0]["Segmentation"]
+    except Exception as error:  # a damaged file can raise any exception
+        reason = str(error) or type(error).__name__
+        raise damaged(f"the mask GTcls.Segmentation cannot be read: {reason}", path, hint=_UNPACK) from error
+    if found.dtype != np.uint8 or found.ndim != 2:
+        what = f"GTcls.Segmentation was expected to be uint8 [H, W], found {found.dtype} {list(found.shape)}"
+        raise damaged(what, path, hint=_UNPACK)
+    mask: NDArray[np.uint8] = found
+    return mask

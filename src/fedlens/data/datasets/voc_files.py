@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.data.box_transforms import placed
-from fedlens.data.boxes import Boxes
+from fedlens.data.boxes import Boxes, placed
 from fedlens.data.dataset import Examples
 from fedlens.data.datasets.dataset_files import damaged, get_again
 from fedlens.data.datasets.folders import check_present

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import DataError
-from fedlens.data.box_transforms import placed
+from fedlens.data.boxes import placed
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.common_settings import check_command
@@ -127,7 +127,7 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
     If the data define no splits, the share `test` is drawn from all classes and clients alike
     (`splits.draw_test`); an image whose content is in the training part too stays there. With "train" and
     "validation" only, "validation" is the test split; with all three, it is left out. Boxes move with their pixels,
-    as those of published sets do (`fedlens.data.box_transforms.placed`); the notes count those that the crop cuts
+    as those of published sets do (`fedlens.data.boxes.placed`); the notes count those that the crop cuts
     away.
 
     Raises `DataError` if no example is left to train on or to test with.

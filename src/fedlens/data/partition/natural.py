@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.data.partition.column_values import is_missing
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.partitioner import partitioner
-from fedlens.data.table import Table
+from fedlens.data.table import Table, is_missing
 
 
 @partitioner

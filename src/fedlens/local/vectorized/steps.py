@@ -18,9 +18,8 @@ from fedlens.core.device_copies import downloaded
 from fedlens.local.optimizers import OptimizerState, Rate, descend, optimizer
 from fedlens.local.rules import GradHook, LocalContext, Tensors
 from fedlens.local.training import Train
-from fedlens.local.vectorized.batches import Batch, batches
+from fedlens.local.vectorized.batches import Batch, Group, batches
 from fedlens.local.vectorized.context import StackedContext, Unequal, stacked_context
-from fedlens.local.vectorized.group import Group
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.objectives import Objectives
 from fedlens.local.vectorized.stack import Masks

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedlens.models.backbone import WithBackbone
-from fedlens.models.yolov5.assignment import ANCHORS, unmatched_share
 from fedlens.models.yolov5.blocks import Backbone, Neck, Size
 from fedlens.models.yolov5.decoding import CLASSES, OBJECTNESS, Suppression, detections
-from fedlens.models.yolov5.loss import Gains, losses
+from fedlens.models.yolov5.loss import ANCHORS, Gains, losses, unmatched_share
 from fedlens.vision.detector import Detector
 
 STRIDES = (8, 16, 32)

@@ -16,16 +16,18 @@ from PIL import Image
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import settings_model
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.data.datasets import dataset_files, inaturalist, inaturalist_lists
+from fedlens.data.datasets import dataset_files, inaturalist
 from fedlens.data.datasets.folders import check_images_present
 from fedlens.data.datasets.inaturalist import (
+    GEO,
+    USER_120K,
+    find_lists,
     inaturalist_2017,
     inaturalist_geo_1k,
     inaturalist_geo_3k,
     inaturalist_geo_30k,
     inaturalist_user_120k,
 )
-from fedlens.data.datasets.inaturalist_lists import GEO, USER_120K, find_lists
 from fedlens.data.datasets.inaturalist_metadata import balanced, read_metadata
 from fedlens.data.partition.natural import natural
 from fedlens.settings.make_partition import make_partition
@@ -314,7 +316,7 @@ def test_cells_are_the_clients(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ConfigError, match="has 10 examples or more"):
         inaturalist_geo_1k(root, False, 1)
     monkeypatch.setitem(CATALOGUE, "inaturalist-geo-tiny", CATALOGUE["inaturalist-geo-100"])
-    small = inaturalist_lists.Population("inaturalist-geo-tiny", 2)
+    small = inaturalist.Population("inaturalist-geo-tiny", 2)
     data = inaturalist._population(small, root, False, 1, 8, "metadata")
     images = data.train.columns["image_id"].tolist()
     place = {f"{i:032x}": lat for i, _, _, lat, _ in TRAIN}

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from fedlens.base.errors import DataError
-from fedlens.data.box_transforms import placed
-from fedlens.data.boxes import Boxes
+from fedlens.data.boxes import Boxes, placed
 from fedlens.data.formats.data_checks import check_names
 from fedlens.data.formats.reader import assemble
 from fedlens.data.formats.scan import Scan

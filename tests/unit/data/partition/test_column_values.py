@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 
-from fedlens.data.partition.column_values import missing, numbers
+from fedlens.data.table import missing, numbers
 
 
 def test_missing_values_of_every_kind_of_column() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedlens.data.partition.dirichlet import dirichlet
 from fedlens.data.partition.feature import feature
-from fedlens.data.partition.reassigned import reassigned
+from fedlens.data.partition.iid import reassigned
 
 LABELS = np.arange(2000) % 10
 

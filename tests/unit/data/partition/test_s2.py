@@ -10,8 +10,7 @@ import pytest
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import read_settings
-from fedlens.data.partition.s2 import s2, split
-from fedlens.data.partition.s2_places import cell_borders, leaf_cells, token
+from fedlens.data.partition.s2 import cell_borders, leaf_cells, s2, split, token
 from fedlens.data.table import Table
 
 s2cell = pytest.importorskip("s2cell")

@@ -20,7 +20,7 @@ from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
 from fedlens.local.vectorized import steps as stacked_steps
 from fedlens.local.vectorized import trial as stackable_trial
-from fedlens.local.vectorized.support import obstacle
+from fedlens.local.vectorized.batched_train import obstacle
 from fedlens.local.vectorized.trial import Obstacle
 from fedlens.tasks.classification import Classification
 from tests.identity.identity_kit import model, parts, world

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedlens.models.yolov5.assignment import ANCHORS, assign, fits, unmatched_share
+from fedlens.models.yolov5.loss import ANCHORS, assign, fits, unmatched_share
 from tests.unit.models.yolov5_kit import STRIDES, random_boxes, slow_places
 
 ONE = torch.tensor([[10.0, 10.0]])

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import nms
 
-from fedlens.models.yolov5.assignment import ANCHORS
 from fedlens.models.yolov5.decoding import Suppression, boxes_at, detections
+from fedlens.models.yolov5.loss import ANCHORS
 from tests.unit.models.yolov5_kit import STRIDES, random_outputs, slow_box
 
 ALL = {stride: torch.tensor(ANCHORS[3 * k : 3 * k + 3]).double() for k, stride in enumerate(STRIDES)}

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedlens.models.yolov5.assignment import ANCHORS
-from fedlens.models.yolov5.loss import Gains, complete_iou, losses
+from fedlens.models.yolov5.loss import ANCHORS, Gains, complete_iou, losses
 from tests.unit.models.yolov5_kit import (
     STRIDES,
     random_boxes,

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens.data.decoding import Fit, fitted, placement
-from fedlens.data.image_form import ImageForm
-from fedlens.data.undo_fit import boxes_of_file, mask_of_file
+from fedlens.data.decoding import Fit, ImageForm, fitted, placement
+from fedlens.use.annotation_files import boxes_of_file, mask_of_file
 from fedlens.vision.mask_colors import FIXED, mask_colors
 
 FITS = get_args(Fit)
