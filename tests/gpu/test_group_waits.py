@@ -26,6 +26,7 @@ from fedlens.local.rules import ClientRule, LocalContext, Traits
 from fedlens.local.vectorized.steps import Steps
 from fedlens.run.build import build
 from fedlens.settings.plan import plan
+from tests.gpu.conftest import SIMULATED
 
 STEPS, CLIENTS = 4, 3
 SMALL = {"name": "synthetic", "shape": [1, 8, 8], "classes": 4, "train": 90, "test": 20}
@@ -222,6 +223,8 @@ SAME = [
 
 @pytest.mark.parametrize("case", SAME)
 def test_a_group_on_a_gpu_learns_what_it_learns_on_the_processor(case: Case) -> None:
+    if case.model is dropping and not SIMULATED:
+        pytest.skip("a real GPU draws the masks of a group from a generator of its own")
     torch.testing.assert_close(driven(case, "cuda"), driven(case, "cpu"), rtol=0, atol=1e-6)
 
 

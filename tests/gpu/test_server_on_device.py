@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens import Experiment, resume
+from fedlens import Experiment, Result, resume
 from fedlens.core.schema import tensors_in
 from fedlens.core.states import ClientStates, Store
 from fedlens.engines import inline
 from fedlens.run import checkpoint
 from tests.contract.contract_kit import nightly_but, outcome
+from tests.gpu.device_kit import agree
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -64,15 +65,17 @@ def small(device: str, **changes: Any) -> Experiment:
     return Experiment(**settings | changes)
 
 
-def run(folder: Path, device: str, **changes: Any) -> tuple[Any, ...]:
-    return outcome(small(device, **changes).run(folder / device, report=False))
+def both(folder: Path, **changes: Any) -> tuple[Result, Result]:
+    """The runs on the GPU and on the processor."""
+    there, here = (small(device, **changes).run(folder / device, report=False) for device in ("cuda", "cpu"))
+    return there, here
 
 
 @pytest.mark.parametrize("own", nightly_but({"unaware"}, OWN))
 def test_code_that_does_not_follow_the_device_gets_what_it_gets_on_the_processor(
     own: str, tmp_path: Path
 ) -> None:
-    assert run(tmp_path, "cuda", **OWN[own]) == run(tmp_path, "cpu", **OWN[own])
+    agree(*both(tmp_path, **OWN[own]))
 
 
 def test_a_run_resumed_on_a_gpu_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_a_state_too_large_for_the_gpu_stays_in_ordinary_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inline, "GPU_SHARE", 10**9)
-    assert run(tmp_path, "cuda", algorithm="fedadam") == run(tmp_path, "cpu", algorithm="fedadam")
+    agree(*both(tmp_path, algorithm="fedadam"))
 
 
 class Shelf(dict[str, Any]):

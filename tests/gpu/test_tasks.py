@@ -48,10 +48,12 @@ def test_the_table_has_every_task() -> None:
 
 # The loss of a batch of masks is a sum over pixels, which a GPU takes in an order of its own.
 LOSS = {"segmentation": 1e-6}
+# Batch normalization divides by the deviation of a few nearly equal values, which magnifies a real GPU's last bits.
+REAL = {"detection": 5e-2, "simsiam": 5e-2}
 
 
 @pytest.mark.parametrize(("task", "rounds"), tiers(ROWS, ROWS))
 def test_a_run_has_the_processors_bits(task: str, rounds: int, tmp_path: Path) -> None:
     changes = ROWS[task] | {"data": ROWS[task]["data"] | {"partition": "natural"}}
     here, there = both(tmp_path, small(**changes, rounds=rounds))
-    agree(there, here, LOSS.get(task, 0.0))
+    agree(there, here, LOSS.get(task, 0.0), REAL.get(task, 1e-2))
