@@ -60,7 +60,7 @@ install-dev: $(VENV)/.installed-dev
 
 clean:  ## remove everything that was built, .venv too; runs/ stays
 	rm -rf "$(VENV)" build dist site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
+	find src tests tools benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps are newer than pyproject.toml exactly as long as nothing has to be installed again.
 $(VENV)/.installed: pyproject.toml | $(VENV)/.created

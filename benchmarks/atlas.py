@@ -136,7 +136,7 @@ def plan_of(name: str, scale: str) -> StudyPlan:
 
 def write_pages() -> None:
     """Writes the pages that show records, in another process, since their module imports this one."""
-    module = "tests.unit.house.atlas_page"
+    module = "tools.atlas_page"
     done = subprocess.run(
         [sys.executable, "-m", module, "--pages"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -18,7 +18,7 @@ from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
 from fedlens.tasks.central_evaluation import central
 from tests.contract.contract_kit import HELD_OUT, settings
-from tests.unit.house.task_table import one_class_a_pixel, per_pixel
+from tools.task_table import one_class_a_pixel, per_pixel
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 

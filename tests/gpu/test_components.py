@@ -16,7 +16,7 @@ from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
 from tests.contract.contract_kit import HELD_OUT, LOCAL, NORM_NET
 from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, agree, both, model, near, run, small, tiers
-from tests.unit.house.task_table import one_class_a_pixel, per_pixel
+from tools.task_table import one_class_a_pixel, per_pixel
 
 FROZEN = {
     "name": f"{Path(__file__).parents[1] / 'contract' / 'test_partial_training.py'}:net",

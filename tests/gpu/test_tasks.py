@@ -9,14 +9,14 @@ import pytest
 
 from fedlens.tasks.registry import TASKS
 from tests.gpu.device_kit import agree, both, small, tiers
-from tests.unit.house.task_table import (
+from tests.unit.tasks.detection_kit import grid_detector, squares
+from tools.task_table import (
     a_class_a_text,
     one_class_a_pixel,
     one_class_an_image,
     per_pixel,
     several_labels_an_image,
 )
-from tests.unit.tasks.detection_kit import grid_detector, squares
 
 CNN = {"name": "small-cnn", "width": 4, "norm": "batch"}
 FLIP = {"augment": ["flip"]}

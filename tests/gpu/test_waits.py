@@ -23,8 +23,8 @@ from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
 from fedlens.tasks.classification import Classification
 from tests.contract import contract_kit
-from tests.unit.house.task_table import per_pixel
 from tests.unit.tasks.detection_kit import squares
+from tools.task_table import per_pixel
 
 
 def two_sizes(labels: np.ndarray, seed: int) -> Partition:

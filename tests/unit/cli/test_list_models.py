@@ -14,7 +14,7 @@ from fedlens.cli.list import Kind, model_rows
 from fedlens.cli.main import app
 from fedlens.core.dataset_info import Kind as DataKind
 from fedlens.models.registry import MODELS, ModelEntry
-from tests.unit.house.model_table import PAGE, rendered
+from tools.model_table import PAGE, rendered
 
 # Multiply-adds of one image of 224x224 as papers and tools give them, in units of 10^9.
 PUBLISHED = {
@@ -98,7 +98,7 @@ def test_every_other_kind_has_names_and_summaries(kind: Kind) -> None:
 
 def test_the_page_of_models_has_these_numbers(rows) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == rendered(page, rows.values()), "run: python -m tests.unit.house.model_table"
+    assert page == rendered(page, rows.values()), "run: python -m tools.model_table"
 
 
 def test_every_entry_says_what_it_is_for() -> None:

@@ -17,8 +17,8 @@ from fedlens.base.registry import Entry, settings_model
 from fedlens.run.build import build
 from fedlens.settings.config_source import read_source
 from fedlens.settings.plan import plan
-from tests.unit.house import algorithm_pages
-from tests.unit.house.algorithm_pages import (
+from tools import algorithm_pages
+from tools.algorithm_pages import (
     COMMAND,
     INDEX,
     MENU,

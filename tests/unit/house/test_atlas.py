@@ -26,10 +26,10 @@ from fedlens.results.rows import Results, Row, StudyInfo, read_lines, write_line
 from fedlens.settings.config import read_config
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproduce import costs, listed_studies
-from tests.unit.house import atlas_page
-from tests.unit.house.atlas_page import HOME, NOWHERE, PAGE, ROOT, made, page, unfinished
+from tools import atlas_page
+from tools.atlas_page import HOME, NOWHERE, PAGE, ROOT, made, page, unfinished
 
-AGAIN = "run: python -m tests.unit.house.atlas_page"
+AGAIN = "run: python -m tools.atlas_page"
 RECORDS = [(name, record) for name, found in records().items() for record in found]
 IDS = [f"{name}-{record.scale}" for name, record in RECORDS]
 

@@ -15,7 +15,7 @@ from fedlens import Experiment
 from fedlens.base.registry import load_file
 from fedlens.cli.main import app
 from fedlens.local.rules import LocalContext
-from tests.unit.house.settings_tables import PAGE, rendered
+from tools.settings_tables import PAGE, rendered
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "docs" / "examples" / "clipped_fedavg.py"
@@ -81,7 +81,7 @@ def test_the_page_shows_the_file_that_is_tested() -> None:
 
 def test_the_page_of_settings_has_every_setting() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == rendered(page), "run: python tests/unit/house/settings_tables.py"
+    assert page == rendered(page), "run: python -m tools.settings_tables"
 
 
 def _commands() -> list[tuple[str, str]]:

@@ -18,8 +18,8 @@ from fedlens.models.registry import MODELS
 from fedlens.settings.config_source import recipes
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import document_rows, left_out, reproductions
-from tests.unit.house import set_ups_page
-from tests.unit.house.documents_page import KINDS, PAGE, README, ROOT, counts, rendered, state
+from tools import set_ups_page
+from tools.documents_page import KINDS, PAGE, README, ROOT, counts, rendered, state
 
 ROWS = document_rows()
 PAPERS = {  # short name: its last figure and its last table
@@ -137,6 +137,6 @@ def test_a_figure_is_recorded_only_with_a_record_of_each_of_its_studies() -> Non
 def test_the_pages_are_those_of_the_rows() -> None:
     for path in (PAGE, README):
         page = path.read_text(encoding="utf-8")
-        assert page == rendered(page, records()), "run 'python -m tests.unit.house.documents_page'"
+        assert page == rendered(page, records()), "run 'python -m tools.documents_page'"
     page = set_ups_page.PAGE.read_text(encoding="utf-8")
-    assert page == set_ups_page.rendered(page), "run 'python -m tests.unit.house.set_ups_page'"
+    assert page == set_ups_page.rendered(page), "run 'python -m tools.set_ups_page'"

@@ -16,8 +16,8 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.report.study_tables import study_table, study_tables
 from fedlens.results.rows import Results
 from fedlens.studies.study_plan import StudyPlan
-from tests.unit.house import evidence_page
-from tests.unit.house.evidence_page import (
+from tools import evidence_page
+from tools.evidence_page import (
     CURVES,
     HOME,
     MARKER,
@@ -62,7 +62,7 @@ def test_the_results_are_those_of_the_study_file_and_no_run_is_missing(name: str
 
 def test_the_page_says_what_the_results_say() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == rendered(page), "run: python -m tests.unit.house.evidence_page"
+    assert page == rendered(page), "run: python -m tools.evidence_page"
 
 
 def test_every_study_is_on_the_page_with_its_command_and_cost_or_as_one_without_results() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from fedlens.base.registry import load_file
-from tests.unit.house.segmentation_table import PAGE, ROWS, rendered
+from tools.segmentation_table import PAGE, ROWS, rendered
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -25,5 +25,5 @@ def test_the_example_has_group_normalization_and_a_bottleneck(tmp_path: Path) ->
 
 def test_the_table_of_networks_for_segmentation_has_their_counts() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == rendered(page), "run: python -m tests.unit.house.segmentation_table"
+    assert page == rendered(page), "run: python -m tools.segmentation_table"
     assert page.count("| `unet` | `") + page.count("| `deeplabv3plus` | `") == len(ROWS)

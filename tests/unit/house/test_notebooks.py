@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.house.notebooks import NOTEBOOKS, executed
+from tools.notebooks import NOTEBOOKS, executed
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("pandas")

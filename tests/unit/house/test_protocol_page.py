@@ -12,7 +12,7 @@ import pytest
 from fedlens import Experiment
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
-from tests.unit.house.protocol_figures import FOLDER, PROTOCOLS, Protocol, Send, drawing
+from tools.protocol_figures import FOLDER, PROTOCOLS, Protocol, Send, drawing
 
 PAGE = Path(__file__).parents[3] / "docs" / "beyond-averaging.md"
 OTHERS = ("dsgd", "push-sum", "gradient-tracking", "split-relay", "splitfed", "fedgkt", "fedma", "vertical")
@@ -23,7 +23,7 @@ WIDEST = 8.2  # pixels of a letter, about
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_a_drawing_is_the_generators_and_the_page_shows_it(protocol: Protocol) -> None:
     text = (FOLDER / f"{protocol.name}.svg").read_text(encoding="utf-8")
-    assert text == drawing(protocol), "run: python -m tests.unit.house.protocol_figures"
+    assert text == drawing(protocol), "run: python -m tools.protocol_figures"
     assert PAGE.read_text(encoding="utf-8").count(f'--8<-- "figures/{protocol.name}.svg"') == 1
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from fedlens.base.errors import MOVED, RENAMED, ConfigError, renamed
 from fedlens.base.registry import load_target
-from tests.unit.house.public_api import FILE, documented, rendered, used
+from tools.public_api import FILE, documented, rendered, used
 
 
 def test_the_public_api_is_as_declared() -> None:
-    command = "python -m tests.unit.house.public_api"
+    command = "python -m tools.public_api"
     assert FILE.read_text("utf-8") == rendered(), f"name the change in CHANGELOG.md, and run `{command}`"
 
 

@@ -21,7 +21,7 @@ from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reprod
 from fedlens.studies.scale_differences import dotted, spellings
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
-from tests.unit.house.reproduce_table import PAGE, rendered
+from tools.reproduce_table import PAGE, rendered
 
 NAMES = sorted(reproductions())
 PAPER = ["hsu2020/table5", "ghaemi2022/algorithms"]  # the others have up to tens of thousands of runs
@@ -45,7 +45,7 @@ def test_a_study_says_what_it_is_and_has_its_scales(name: str) -> None:
 def has_right_settings(plan: StudyPlan, name: str) -> None:
     """The runs are at the cost and on the data that costs.json states."""
     stated_cost = costs()[name][plan.scale]
-    assert computed_cost(plan) == vars(stated_cost), "run 'python -m tests.unit.house.reproduce_table NAME'"
+    assert computed_cost(plan) == vars(stated_cost), "run 'python -m tools.reproduce_table NAME'"
     cells = [(method, case) for method in plan.cells.methods for case in plan.cells.cases]
     configs = [plan.cells.made(m, c, plan.cells.points(m)[0], "final").config for m, c in cells]
     names = {config.data.dataset["name"] for config in configs}
@@ -137,7 +137,7 @@ def test_records_name_studies_and_scales() -> None:
 
 def test_the_table_of_the_page_is_the_list() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert rendered(page) == page, "run 'python -m tests.unit.house.reproduce_table'"
+    assert rendered(page) == page, "run 'python -m tools.reproduce_table'"
 
 
 def test_hsu2019_figure_5_has_the_settings_of_the_document() -> None:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 import fedlens
 from fedlens.base.registry import load_file
-from tests.unit.house.algorithm_pages import EQUATIONS, rows
+from tools.algorithm_pages import EQUATIONS, rows
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

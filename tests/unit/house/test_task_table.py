@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.unit.house.task_table import PAGE, rendered, works
+from tools.task_table import PAGE, rendered, works
 
 
 @pytest.mark.nightly
 def test_the_table_is_what_building_each_pair_says() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == rendered(page), "run: python -m tests.unit.house.task_table"
+    assert page == rendered(page), "run: python -m tools.task_table"
 
 
 def test_a_rule_that_works_and_an_engine_that_does_not() -> None:

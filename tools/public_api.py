@@ -1,6 +1,6 @@
 """The public API as one text, docs/api/public.txt: each name of the pages of docs/api, with its signature and members.
 
-`python -m tests.unit.house.public_api` writes it anew. A change of it is a change for users: CHANGELOG.md names it.
+`python -m tools.public_api` writes it anew. A change of it is a change for users: CHANGELOG.md names it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FILE = DOCS / "api" / "public.txt"
 _SPECIAL = ("__init__", "__call__", "__iter__", "__len__", "__getitem__")

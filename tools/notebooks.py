@@ -1,6 +1,6 @@
 """Runs the notebooks of the docs in a Jupyter kernel.
 
-`python -m tests.unit.house.notebooks` writes their outputs anew; test_notebooks.py runs a short version.
+`python -m tools.notebooks` writes their outputs anew; test_notebooks.py runs a short version.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[3] / "docs" / "notebooks"
+FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 

@@ -1,6 +1,6 @@
 """The tables of docs/settings.md, read off the schema and the registries.
 
-`python tests/unit/house/settings_tables.py` writes them anew; test_docs.py says when that is needed.
+`python -m tools.settings_tables` writes them anew; test_docs.py says when that is needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REGISTRIES: dict[str, Registry] = {
 }
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 SHORT = ("| setting | default | |", "|---|---|---|")
 LONG = ("| name | what it is | its settings |", "|---|---|---|")
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(?:\|.*\n)*")

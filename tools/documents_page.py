@@ -1,6 +1,6 @@
 """The tables of docs/documents.md and the counts of README.md, from documents.csv, the records and the registries.
 
-`python -m tests.unit.house.documents_page` writes them anew; test_documents.py says when that is needed.
+`python -m tools.documents_page` writes them anew; test_documents.py says when that is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedlens.settings.config_source import recipes
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import DocumentRow, document_rows
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "documents.md", ROOT / "README.md"
 TABLES = re.compile(r"(<!-- tables: documents -->\n)(?:.*\n)*?(<!-- end of tables -->\n)")
 COUNTS = re.compile(r"(<!-- counts: documents -->\n)(?:.*\n)*?(<!-- end of counts -->\n)")

@@ -1,4 +1,4 @@
-"""The drawings of docs/beyond-averaging.md: `python -m tests.unit.house.protocol_figures` draws them anew.
+"""The drawings of docs/beyond-averaging.md: `python -m tools.protocol_figures` draws them anew.
 
 The page includes them as they are, so that their colours follow its scheme. Opened alone, they are dark on light.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[3] / "docs" / "figures"
+FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 WIDTH, HEAD, ROW, LINE, EDGE = 760, 56, 46, 17, 116  # pixels
 
 STYLE = """

@@ -22,7 +22,7 @@ from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 NEEDED = (
     "Fixes", "Equation", "Source", "Weighting", "State", "Sent", "Composes", "Not when", "Tests", "Example",
 )  # fmt: skip

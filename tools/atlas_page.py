@@ -1,7 +1,7 @@
 """The page "Figures of five papers", and the records as the study files have them now.
 
-    python -m tests.unit.house.atlas_page            # the records and all pages that show them
-    python -m tests.unit.house.atlas_page --pages    # the pages alone, as `python -m benchmarks.atlas` does
+    python -m tools.atlas_page            # the records and all pages that show them
+    python -m tools.atlas_page --pages    # the pages alone, as `python -m benchmarks.atlas` does
 
 After a change of a title, a label or a claim, the files of a record and its entry in record.toml are written anew, and
 its pictures are drawn again. After a change of a setting the record stays as it is, and is marked as stale; the next
@@ -30,9 +30,9 @@ from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.studies.records import RECORD, StudyRecord, records
 from fedlens.studies.reproduce import ListedStudy, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproduction
-from tests.unit.house import documents_page, reproduce_table
+from tools import documents_page, reproduce_table
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 HOME = ROOT / "docs" / "atlas"
 PAGE = ROOT / "docs" / "figures-of-five-papers.md"
 NOWHERE = Path("/nonexistent")  # what is on a machine does not belong on the page

@@ -1,6 +1,6 @@
 """docs/set-ups.md: the papers' tables of data and settings, from the recipes and the catalogue.
 
-`python -m tests.unit.house.set_ups_page` writes it anew; test_documents.py says when that is needed.
+`python -m tools.set_ups_page` writes it anew; test_documents.py says when that is needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlens.data.catalogue import CATALOGUE
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import read_source, recipes
 
-PAGE = Path(__file__).parents[3] / "docs" / "set-ups.md"
+PAGE = Path(__file__).parents[1] / "docs" / "set-ups.md"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
 STARTS = {"none": "scratch", "imagenet": "ImageNet"}
 TABLE_16 = {  # the datasets of fedcv's table 16, in its order, with the dataset of fedlens

@@ -1,4 +1,4 @@
-"""The pictures of docs/pre-train-without-data.md: `python -m tests.unit.house.fractal_figures` draws them anew."""
+"""The pictures of docs/pre-train-without-data.md: `python -m tools.fractal_figures` draws them anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image
 from fedlens.data.datasets.fractals import fractals
 from fedlens.report.contact_sheet import contact_sheet
 
-FOLDER = Path(__file__).parents[3] / "docs" / "figures"
+FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def pairs() -> Image.Image:

@@ -1,6 +1,6 @@
 """The pages below docs/algorithms/, made from the docstrings of the algorithms' factories, and their place in the menu.
 
-`python -m tests.unit.house.algorithm_pages` writes them anew, and says of each docstring that is not fit for a page
+`python -m tools.algorithm_pages` writes them anew, and says of each docstring that is not fit for a page
 why; with names behind it, it prints those pages instead. test_algorithm_pages.py says when that is needed.
 """
 
@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from fedlens.algorithms.registry import SLOTS
 from fedlens.base.registry import Entry, Factory, settings_model
 from fedlens.settings.config import Config
-from tests.unit.house.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
-from tests.unit.house.settings_tables import REGISTRIES, TABLE
-from tests.unit.house.settings_tables import _default as default_of
+from tools.docstrings import ROOT, WEIGHTINGS, Docstring, proofs, ranges, read
+from tools.settings_tables import REGISTRIES, TABLE
+from tools.settings_tables import _default as default_of
 
 DOCS = ROOT / "docs"
 PAGES = DOCS / "algorithms"
@@ -32,7 +32,7 @@ INDEX = PAGES / "index.md"
 EVIDENCE = DOCS / "evidence"
 EQUATIONS = tomllib.loads((PAGES / "equations.toml").read_text(encoding="utf-8"))
 MENU = ROOT / "mkdocs.yml"
-COMMAND = "python -m tests.unit.house.algorithm_pages"
+COMMAND = "python -m tools.algorithm_pages"
 QUESTIONS = {
     "select": "who takes part?",
     "client": "how is the local objective modified?",

@@ -1,6 +1,6 @@
 """The table of docs/models.md that holds networks for segmentation to fedcv's table 7.
 
-`python -m tests.unit.house.segmentation_table` counts them and writes it anew; test_models_page.py says when that is
+`python -m tools.segmentation_table` counts them and writes it anew; test_models_page.py says when that is
 needed.
 """
 
@@ -15,7 +15,7 @@ from fedlens.models.counts import multiply_adds
 from fedlens.models.freeze import freeze
 from fedlens.models.registry import MODELS
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 TABLE = re.compile(r"(<!-- table: segmentation -->\n)(?:\|.*\n)*")
 _CLASSES, _SHAPE = 21, (3, 512, 512)
 # Each network with fedcv's parameters, those with a frozen backbone, and multiply-adds, in units of 10^6 and 10^9.

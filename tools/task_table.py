@@ -1,6 +1,6 @@
 """The table of docs/tasks.md: which algorithm works with which task, found out by building an experiment for each pair.
 
-`python -m tests.unit.house.task_table` writes it anew; test_task_table.py says when that is needed.
+`python -m tools.task_table` writes it anew; test_task_table.py says when that is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedlens.tasks.registry import TASKS
 from tests.contract import contract_kit
 from tests.unit.tasks.detection_kit import grid_detector, squares
 
-PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "tasks.md"
 TABLE = re.compile(r"(<!-- table: tasks -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
 HELD_OUT = {"validation": 0.3, "validation_from": "client"}
 

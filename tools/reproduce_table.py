@@ -1,6 +1,6 @@
 """The table of docs/reproduce.md and costs.json, from the study files.
 
-`python -m tests.unit.house.reproduce_table` writes both anew; with names such as `hsu2019/fig5`, the costs of these
+`python -m tools.reproduce_table` writes both anew; with names such as `hsu2019/fig5`, the costs of these
 studies alone. tests/unit/house/test_reproductions.py says when that is needed.
 """
 
@@ -16,7 +16,7 @@ from fedlens.cli.reproduce import short_hours
 from fedlens.studies.reproduce import COSTS, SCALES, ListedStudy, computed_costs, costs, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproductions
 
-PAGE = Path(__file__).parents[3] / "docs" / "reproduce.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 TABLE = re.compile(r"(<!-- table: reproductions -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
 NOWHERE = Path("/nonexistent")  # what is on a machine does not belong on the page
 

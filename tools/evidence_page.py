@@ -1,7 +1,7 @@
 """docs/evidence.md, its figures, and the curves of the algorithms' pages, from the results in docs/evidence.
 
-    python -m tests.unit.house.evidence_page                 # writes pages and figures anew
-    python -m tests.unit.house.evidence_page --take FOLDER   # first takes the results of studies from FOLDER
+    python -m tools.evidence_page                 # writes pages and figures anew
+    python -m tools.evidence_page --take FOLDER   # first takes the results of studies from FOLDER
 
 `fedlens sweep docs/evidence/NAME.toml` makes the results of a study. What is taken of them into docs/evidence/NAME is
 study.json, and of results.jsonl the columns that a table or figure of the page can show. What stands between two
@@ -40,7 +40,7 @@ from fedlens.results.rows import (
 )
 from fedlens.results.table_format import StudyTable
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 HOME = ROOT / "docs" / "evidence"
 PAGE = HOME.with_suffix(".md")
 MARKER = re.compile(r"(<!-- (table|figure|cost): (\S+) -->\n)(?:.*\n)*?(<!-- end -->\n)")

@@ -1,6 +1,6 @@
 """The table of docs/models.md, from what `fedlens list models --json` prints.
 
-`python -m tests.unit.house.model_table` writes it anew; tests/unit/cli/test_list_models.py says when that is needed.
+`python -m tools.model_table` writes it anew; tests/unit/cli/test_list_models.py says when that is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from fedlens.cli.list import model_rows
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = (
     "| name | task | parameters | multiply-adds | counted at | normalization | source | licence |",
     "|---|---|---|---|---|---|---|---|",
