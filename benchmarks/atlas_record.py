@@ -33,17 +33,11 @@ import tomli_w
 from fedlens.base.errors import DataError, FedlensError
 from fedlens.base.format import count, many, size
 from fedlens.files.atomic_files import write_atomically
-from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
-from fedlens.report.stated_values import stated_values
-from fedlens.report.study_captions import case_name, metric_name, seeds_text, shown_in_percent, unit
-from fedlens.report.study_cells import better
-from fedlens.report.study_costs import read_costs
-from fedlens.report.study_data_tables import population_facts
-from fedlens.report.study_document_rows import document_label, stated, stated_text
 from fedlens.report.study_figures import study_figures
-from fedlens.report.study_populations import read_populations
-from fedlens.report.study_tables import study_tables
-from fedlens.report.table_view import TableView
+from fedlens.results.claims import ClaimVerdict, claim_verdicts
+from fedlens.results.data_tables import population_facts
+from fedlens.results.model_costs import read_costs
+from fedlens.results.populations import read_populations
 from fedlens.results.rows import (
     DATA,
     INFO,
@@ -55,6 +49,11 @@ from fedlens.results.rows import (
     write_info,
     write_lines,
 )
+from fedlens.results.stated import stated_values
+from fedlens.results.table_view import TableView
+from fedlens.results.tables import study_tables
+from fedlens.results.values import better
+from fedlens.results.words import case_name, metric_name, seeds_text, shown_in_percent, unit
 from fedlens.run.environment import machine
 from fedlens.studies.changed_study import changed_study
 from fedlens.studies.records import StudyRecord
@@ -181,13 +180,12 @@ def headline(results: Results) -> tuple[str, list[dict[str, str]]]:
         return _numbers_of_data(results)
     rows = []
     for cell in view.cells:
-        mean, label = cell.interval, document_label(view, cell.method)
-        paper = stated_text(view, stated(view, cell.method, cell.case))
-        spread = f" ± {view.width((mean.high - mean.low) / 2)}" if mean and mean.n > 1 else ""
+        label = view.document_label(cell.method)
+        paper = view.stated_text(view.stated(cell.method, cell.case))
         rows.append(
             {
                 "of": ", ".join(filter(None, [view.label(cell.method), case_name(info, cell.case)])),
-                "here": f"{view.value(mean.mean)}{spread}" if mean else view.status(cell),
+                "here": view.mean([*cell.values.values()]) if cell.complete else view.status(cell),
                 "paper": f"{paper} ({label})" if paper and label else paper,
             }
         )

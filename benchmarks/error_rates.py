@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from fedlens.report.study_cells import StudyCell, comparisons
+from fedlens.results.cells import Cell, comparisons
 
 COMPARISONS = 10
 RESAMPLES = 1000
@@ -24,7 +24,7 @@ RESAMPLES = 1000
 
 def simulated_cells(
     rng: np.random.Generator, seeds: int, effects: Sequence[float], cases: int = 1
-) -> list[StudyCell]:
+) -> list[Cell]:
     """The cells of a table: a baseline and one method for each effect, in each case.
 
     Args:
@@ -35,7 +35,7 @@ def simulated_cells(
         shared = rng.normal(size=seeds)  # what a seed adds to all methods
         for k, effect in enumerate([0.0, *effects]):
             values = shared + effect + rng.normal(size=seeds)
-            cells.append(StudyCell(f"m{k}", {"case": case}, dict(enumerate(values.tolist()))))
+            cells.append(Cell(f"m{k}", {"case": case}, dict(enumerate(values.tolist()))))
     return cells
 
 

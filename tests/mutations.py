@@ -993,13 +993,13 @@ MUTATIONS = [
     ),
     Mutation("studies/halving.py", "or at <= rung", "or at <= rung + 1", "unit/studies/test_halving.py"),
     Mutation(
-        "report/study_statistics.py",
+        "results/statistics.py",
         "(len(order) - rank) * value",
         "len(order) * value",
         "unit/report/test_study_statistics.py",
     ),
     Mutation(
-        "report/study_statistics.py",
+        "results/statistics.py",
         "return min(max(1, len(set(seeds)))",
         "return max(max(1, len(set(seeds)))",
         "unit/report/test_study_statistics.py",

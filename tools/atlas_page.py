@@ -22,11 +22,11 @@ from benchmarks.atlas_unfinished import UNFINISHED, number_kept
 from fedlens.base.format import duration, many
 from fedlens.base.shell_command import shell_command
 from fedlens.cli.reproduce import short_hours
-from fedlens.report.claim_verdicts import claims_table
 from fedlens.report.study_figures import study_figures
-from fedlens.report.study_tables import study_tables
+from fedlens.results.claims import claims_table
 from fedlens.results.rows import Results, write_data, write_info
 from fedlens.results.table_format import StudyTable, TableCell
+from fedlens.results.tables import study_tables
 from fedlens.studies.records import RECORD, StudyRecord, records
 from fedlens.studies.reproduce import ListedStudy, listed_studies
 from fedlens.studies.reproductions import FOLDER, reproduction

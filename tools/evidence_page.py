@@ -25,10 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.study_captions import seeds_text
 from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figure, study_figures
-from fedlens.report.study_tables import study_tables
 from fedlens.results.rows import (
     INFO,
     LINES,
@@ -39,6 +37,8 @@ from fedlens.results.rows import (
     write_lines,
 )
 from fedlens.results.table_format import StudyTable
+from fedlens.results.tables import study_tables
+from fedlens.results.words import seeds_text
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "docs" / "evidence"

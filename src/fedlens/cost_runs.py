@@ -30,7 +30,7 @@ from fedlens.data.formats.registry import FORMATS
 from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
-from fedlens.report.differences import LEAST_SEEDS
+from fedlens.results.statistics import LEAST_SEEDS
 from fedlens.run.progress import Progress, Silent
 from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.partition.partition import Partition
-from fedlens.report.study_costs import CellCost, cost_values
 from fedlens.report.study_figures import study_figure
-from fedlens.report.study_frames import cell_rows, cells_table, run_rows, to_csv, to_pandas
 from fedlens.report.study_page import write_study_page
-from fedlens.report.study_populations import CasePopulation, population_values
-from fedlens.report.study_tables import study_table, study_tables
+from fedlens.results.frames import cell_rows, cells_table, run_rows, to_csv, to_pandas
+from fedlens.results.model_costs import CellCost, cost_values
+from fedlens.results.populations import CasePopulation, population_values
 from fedlens.results.rows import LINES, Results, Row, write_data, write_info, write_lines
 from fedlens.results.table_format import StudyTable
+from fedlens.results.tables import study_table, study_tables
 from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import of_study
 from tests.snapshots.kit import Snapshots, as_text

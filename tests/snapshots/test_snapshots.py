@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import fedlens
-from fedlens.report import study_figures, study_tables
+from fedlens.report import study_figures
+from fedlens.results import tables
 from tests.snapshots import study_snapshots
 from tests.snapshots.figures import builders, watched
 from tests.snapshots.kit import EXPECTED
@@ -58,10 +59,10 @@ def test_no_snapshot_is_left_over_and_all_are_small() -> None:
 
 
 def test_each_option_of_each_kind_of_table_and_figure_has_a_snapshot() -> None:
-    common = set(options(study_tables._common)) - {"kind"}
+    common = set(options(tables._common)) - {"kind"}
     given = {(spec["kind"], key) for _, spec in study_snapshots.TABLES.values() for key in spec}
     assert common <= {key for _, key in given}
-    assert {(kind, key) for kind, make in study_tables.TABLES.items() for key in options(make)} <= given
+    assert {(kind, key) for kind, make in tables.TABLES.items() for key in options(make)} <= given
     drawn = {(spec["kind"], key) for _, spec in study_snapshots.FIGURES.values() for key in spec}
     assert set(study_figures._COMMON) <= {key for _, key in drawn} | {"name"}  # of its file
     assert {(kind, key) for kind, make in study_figures.FIGURES.items() for key in options(make)} <= drawn
@@ -69,7 +70,7 @@ def test_each_option_of_each_kind_of_table_and_figure_has_a_snapshot() -> None:
 
 def test_every_card_of_a_page_is_in_a_snapshot() -> None:
     pages = "".join(path.read_text("utf-8") for path in (EXPECTED / "pages").iterdir())
-    templates = Path(study_tables.__file__).parent / "templates"
+    templates = Path(study_figures.__file__).parent / "templates"
     titles = {
         title
         for path in templates.glob("*.html.j2")

@@ -103,6 +103,18 @@ def many(number: int, thing: str, things: str | None = None) -> str:
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
+def millions(value: float | None) -> str:
+    """A number in millions, with four digits.
+
+    >>> millions(40_551_424), millions(16_067_400_000), millions(650), millions(None)
+    ('40.55 million', '16,067 million', '0.00065 million', '–')
+    """
+    if value is None:
+        return MISSING
+    scaled = value / 1e6
+    return f"{scaled:,.4g} million" if scaled < 1e4 else f"{scaled:,.0f} million"
+
+
 def size(value: float | None) -> str:
     """Bytes in units of 1000.
 

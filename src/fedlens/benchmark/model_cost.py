@@ -23,7 +23,7 @@ from fedlens.settings.plan import plan
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """The counts of a model, and the memory of a training step; see `fedlens.report.study_costs.CellCost`."""
+    """The counts of a model, and the memory of a training step; see `fedlens.results.model_costs.CellCost`."""
 
     model: str
     input_shape: Sequence[int]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedlens.base.format import MISSING, count, many, metric_value, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_figures as data
-from fedlens.report.client_section import SCROLLS_FROM, Cell
+from fedlens.report.client_section import SCROLLS_FROM, ClientValue
 from fedlens.report.confusion import confused_pairs
 from fedlens.report.own_curves import tested_model
 from fedlens.report.render import Plot
@@ -74,23 +74,25 @@ def _pairs(results: data.ClassResults, confusion: NDArray[np.int64]) -> list[tup
     ]
 
 
-def _class_rows(results: data.ClassResults) -> list[list[Cell]]:
+def _class_rows(results: data.ClassResults) -> list[list[ClientValue]]:
     """Class, accuracy, test images, and the most frequent wrong answer; the least accurate class first."""
     rows = []
     for k in results.order().tolist():
-        wrong = Cell(MISSING)
+        wrong = ClientValue(MISSING)
         if results.confusion is not None:
             others = results.confusion[k].copy()
             others[k] = 0
             most = int(others.argmax())
             if others[most]:
-                wrong = Cell(f"{results.classes[most]} ({count(int(others[most]))})", int(others[most]))
+                wrong = ClientValue(
+                    f"{results.classes[most]} ({count(int(others[most]))})", int(others[most])
+                )
         value, examples = float(results.accuracy[k]), int(results.examples[k])
         rows.append(
             [
-                Cell(results.classes[k]),
-                Cell(metric_value("accuracy", value), value),
-                Cell(count(examples), examples),
+                ClientValue(results.classes[k]),
+                ClientValue(metric_value("accuracy", value), value),
+                ClientValue(count(examples), examples),
                 wrong,
             ]
         )

@@ -28,7 +28,7 @@ _SPREAD_COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class ClientValue:
     """A cell of the table; `value` is what its column is sorted by, the text if it is None."""
 
     text: str
@@ -97,19 +97,19 @@ def _head(rows: Sequence[ClientResult]) -> list[str]:
 
 
 def _cells(row: ClientResult, metric: str, rows: Sequence[ClientResult]) -> dict[str, Any]:
-    def value(of: float | None) -> Cell:
-        return Cell(metric_value(metric, of), of)
+    def value(of: float | None) -> ClientValue:
+        return ClientValue(metric_value(metric, of), of)
 
     cells = [
-        Cell(row.client),
+        ClientValue(row.client),
         value(row.last),
-        Cell(metric_gap(metric, row.gap), row.gap),
+        ClientValue(metric_gap(metric, row.gap), row.gap),
         value(row.first),
         value(row.best),
         *([value(row.before)] if "before tuning" in _head(rows[:1]) else []),
-        Cell(count(row.examples), row.examples),
-        Cell(count(row.held_out), row.held_out),
-        Cell(classes_text(row), len(row.classes), ", ".join(row.classes[:30])),
+        ClientValue(count(row.examples), row.examples),
+        ClientValue(count(row.held_out), row.held_out),
+        ClientValue(classes_text(row), len(row.classes), ", ".join(row.classes[:30])),
     ]
     return {"cells": cells, "worst": row is rows[0] and row.last is not None}
 

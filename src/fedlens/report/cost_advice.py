@@ -8,7 +8,7 @@ from typing import Any
 from fedlens.base.format import client_name, label, many, metric_value, points
 from fedlens.base.shell_command import shell_command
 from fedlens.report.cost_sentences import alike, hold_out_more
-from fedlens.report.differences import LEAST_SEEDS
+from fedlens.results.statistics import LEAST_SEEDS
 
 MOST = 3
 _FEW = 50  # held-out images of a client

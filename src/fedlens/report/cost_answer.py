@@ -20,15 +20,15 @@ from fedlens.report.cost_labels import label_findings, label_warnings
 from fedlens.report.cost_measures import MEASURES, WORDS, measure
 from fedlens.report.cost_sentences import sentences
 from fedlens.report.data_notes import notes_of
-from fedlens.report.differences import (
+from fedlens.results.run import Run, read_run, subtable
+from fedlens.results.statistics import (
     LEAST_SEEDS,
-    Difference,
+    Interval,
     Values,
     difference,
     share_interval,
     verdict,
 )
-from fedlens.results.run import Run, read_run, subtable
 
 
 def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
 
 def _difference(
     first: Values, second: Values, most: float, held_out: int = 0, resolution: float = 0.0
-) -> Difference | None:
+) -> Interval | None:
     """`difference`, without an interval below three seeds."""
     found = difference(first, second, most, held_out, resolution)
     if found is None or found.seeds >= LEAST_SEEDS:
@@ -184,9 +184,9 @@ def _missing(tested: bool, at_clients: bool, untested: str | None) -> dict[str, 
     return why if at_clients else {**why, "clients": "no client was measured"}
 
 
-def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, Values]:
+def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, dict[int, float]]:
     """The final test value of each role and seed; of clients' own models the mean over these models."""
-    values: dict[str, Values] = {}
+    values: dict[str, dict[int, float]] = {}
     for (role, seed), run in finished.items():
         value = run.final(metric)[1] if run.split() == "test" else _test_of_own_models(run, metric)
         if value is not None:
@@ -262,7 +262,7 @@ def _last(result: ClientResult) -> float:
     return result.last
 
 
-def _as_row(each: Difference | None) -> dict[str, Any] | None:
+def _as_row(each: Interval | None) -> dict[str, Any] | None:
     return None if each is None else {**asdict(each), "sign": each.sign}
 
 

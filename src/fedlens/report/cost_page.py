@@ -22,12 +22,12 @@ from fedlens.report.cost_measures import (
 )
 from fedlens.report.cost_sentences import below_largest, interval_text, wide_note
 from fedlens.report.data_notes import notes_card
-from fedlens.report.differences import LEAST_SEEDS, UNSURE
 from fedlens.report.palette import TEN
 from fedlens.report.plotly_figures import text
 from fedlens.report.render import Plot, write_page
 from fedlens.report.seed_curves import seed_curve
 from fedlens.results.run import Run, read_run
+from fedlens.results.statistics import LEAST_SEEDS, UNSURE
 
 CLIENTS_SHOWN = 100  # rows of the table of clients on the page
 LARGEST = "always its largest class"

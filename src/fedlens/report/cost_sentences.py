@@ -8,7 +8,7 @@ from typing import Any
 from fedlens.base.format import client_name, is_share, many, metric_value, points, signed
 from fedlens.report.cost_labels import low_client_sentences
 from fedlens.report.cost_measures import listed, measure
-from fedlens.report.differences import LEAST_SEEDS, UNSURE
+from fedlens.results.statistics import LEAST_SEEDS, UNSURE
 
 _NAMES = 3  # clients named in a sentence
 WIDE = 0.3  # the width from which on an interval of shares needs a word

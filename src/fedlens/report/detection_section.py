@@ -8,7 +8,7 @@ import numpy as np
 
 from fedlens.base.format import count, many, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
-from fedlens.report.client_section import SCROLLS_FROM, Cell
+from fedlens.report.client_section import SCROLLS_FROM, ClientValue
 from fedlens.report.detection_figures import BoxResults, precision_recall
 from fedlens.report.own_curves import tested_model
 from fedlens.report.render import Plot
@@ -22,10 +22,10 @@ def detection_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
     half = results.average_precision[:, 0]
     rows = [
         [
-            Cell(results.classes[k]),
-            Cell(percent(float(results.ap[k])), float(results.ap[k])),
-            Cell(percent(float(half[k])), float(half[k])),
-            Cell(count(int(results.truths[k])), int(results.truths[k])),
+            ClientValue(results.classes[k]),
+            ClientValue(percent(float(results.ap[k])), float(results.ap[k])),
+            ClientValue(percent(float(half[k])), float(half[k])),
+            ClientValue(count(int(results.truths[k])), int(results.truths[k])),
         ]
         for k in results.known.tolist()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedlens.base.format import MISSING, count, duration, finite, size
+from fedlens.base.format import count, duration, finite, millions, size
 from fedlens.results.run import Run
 
 
@@ -32,18 +32,6 @@ def efficiency(run: Run) -> list[tuple[str, str]]:
         ("Time a round", duration(a_round(seconds))),
         ("Total time", duration(seconds)),
     ]
-
-
-def millions(value: float | None) -> str:
-    """A number in millions, with four digits.
-
-    >>> millions(40_551_424), millions(16_067_400_000), millions(650), millions(None)
-    ('40.55 million', '16,067 million', '0.00065 million', '–')
-    """
-    if value is None:
-        return MISSING
-    scaled = value / 1e6
-    return f"{scaled:,.4g} million" if scaled < 1e4 else f"{scaled:,.0f} million"
 
 
 def _multiply_adds_of(run: Run) -> str:

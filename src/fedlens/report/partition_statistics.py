@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedlens.base.format import MISSING, count, number, setting
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
+from fedlens.results.populations import written
 
 QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
 
@@ -155,12 +156,3 @@ def readable(partition: AnyPartition) -> list[tuple[str, str]]:
         *numbers(partition),
         ("Digest", partition.digest),
     ]
-
-
-def written(value: Any) -> Any:
-    """The recipe with values that JSON lacks, such as an infinite alpha, as text."""
-    if isinstance(value, Mapping):
-        return {key: written(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [written(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -10,8 +10,8 @@ from typing import Any
 from fedlens.base.format import MISSING, heading, many, metric_value, signed
 from fedlens.report.cost_answer import read_or_none, run_row
 from fedlens.report.cost_sentences import interval_text
-from fedlens.report.differences import LEAST_SEEDS, UNSURE, difference
 from fedlens.report.render import write_page
+from fedlens.results.statistics import LEAST_SEEDS, UNSURE, difference
 
 HEAD = ("features of", "test images", "std", "more than alone", "95 % interval", "")
 

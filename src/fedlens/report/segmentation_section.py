@@ -9,7 +9,7 @@ import numpy as np
 from fedlens.base.format import MISSING, many, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
-from fedlens.report.client_section import SCROLLS_FROM, Cell
+from fedlens.report.client_section import SCROLLS_FROM, ClientValue
 from fedlens.report.own_curves import tested_model
 from fedlens.report.render import Plot
 from fedlens.report.segmentation_figures import OverlapResults, class_overlaps
@@ -35,26 +35,26 @@ def segmentation_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any
     }
 
 
-def _rows(results: OverlapResults, counted: ClassResults) -> list[list[Cell]]:
+def _rows(results: OverlapResults, counted: ClassResults) -> list[list[ClientValue]]:
     """Class, IoU, accuracy, share of the true pixels, and the most frequent wrong answer; the lowest IoU first."""
     rows, total = [], max(1, int(results.true.sum()))
     for k in results.order().tolist():
-        wrong = Cell(MISSING)
+        wrong = ClientValue(MISSING)
         if counted.confusion is not None and results.true[k]:
             others = counted.confusion[k].copy()
             others[k] = 0
             most = int(others.argmax())
             if others[most]:
                 share = float(others[most] / results.true[k])
-                wrong = Cell(f"{results.classes[most]} ({percent(share)})", share)
+                wrong = ClientValue(f"{results.classes[most]} ({percent(share)})", share)
         iou, share = float(results.iou[k]), int(results.true[k]) / total
         accuracy = float(results.right[k] / results.true[k]) if results.true[k] else None
         rows.append(
             [
-                Cell(results.classes[k]),
-                Cell(percent(iou), iou),
-                Cell(percent(accuracy), -1.0 if accuracy is None else accuracy),
-                Cell(percent(share), share),
+                ClientValue(results.classes[k]),
+                ClientValue(percent(iou), iou),
+                ClientValue(percent(accuracy), -1.0 if accuracy is None else accuracy),
+                ClientValue(percent(share), share),
                 wrong,
             ]
         )
@@ -82,7 +82,7 @@ def _clients(evaluation: FinalEvaluation) -> dict[str, Any] | None:
     # The classes with the most pixels, in their own order.
     most = np.sort(np.argsort(-results.union.sum(axis=0), kind="stable")[:_CLASSES]).tolist()
     rows = [
-        [Cell(evaluation.clients[c]), _share(float(means[c]) if there[c].any() else None)]
+        [ClientValue(evaluation.clients[c]), _share(float(means[c]) if there[c].any() else None)]
         + [_share(float(iou[c, k]) if there[c, k] else None) for k in most]
         for c in order
     ]
@@ -102,5 +102,5 @@ def _clients(evaluation: FinalEvaluation) -> dict[str, Any] | None:
     }
 
 
-def _share(value: float | None) -> Cell:
-    return Cell(percent(value).replace(" %", ""), value)
+def _share(value: float | None) -> ClientValue:
+    return ClientValue(percent(value).replace(" %", ""), value)

@@ -15,8 +15,9 @@ from fedlens.report.analysis_figures import analysis_figures, shown
 from fedlens.report.figures import Figure
 from fedlens.report.panel_pictures import Panel
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import METHOD, SeedGroups, SeedRuns
+from fedlens.report.study_groups import SeedGroups
 from fedlens.report.study_panels import selected
+from fedlens.results.cells import METHOD, Cell
 from fedlens.results.rows import Results
 
 _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z0-9])")
@@ -96,7 +97,7 @@ def _joined(captions: Mapping[str, str]) -> list[str]:
     return [*shared, *(f"{name}: {' '.join(listed)}" for name, listed in own.items() if listed)]
 
 
-def _rows(cell: SeedRuns, analysis: str, matched: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+def _rows(cell: Cell, analysis: str, matched: Sequence[str]) -> Sequence[Mapping[str, Any]]:
     """The rows of the first seed with some, or the mean over seeds of rows that have these keys in common."""
     made = [rows for line in cell.done.values() if (rows := line.analyses.get(analysis))]
     if not made or not matched or len(made) == 1:
@@ -119,7 +120,7 @@ def _mean_value(values: Sequence[Any]) -> Any:
     return values[0]
 
 
-def _name(runs: SeedGroups, cell: SeedRuns) -> str:
+def _name(runs: SeedGroups, cell: Cell) -> str:
     """The settings that the cells of the study differ in, in words."""
     varying = runs.varying()
     case = runs.title(

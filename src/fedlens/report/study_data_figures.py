@@ -16,7 +16,7 @@ from fedlens.report.study_population_figures import (
     population_picture,
     population_plots,
 )
-from fedlens.report.study_populations import read_populations
+from fedlens.results.populations import read_populations
 from fedlens.results.rows import Results
 
 _CAPTIONS = {

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedlens.report.figures import Series
-from fedlens.report.stated_values import StatedValue, stated_label, stated_values
-from fedlens.report.study_groups import METHOD, SeedGroups, bare
+from fedlens.report.study_groups import SeedGroups, bare
 from fedlens.report.study_panels import GREY, LineRuns, PanelLayout, PanelRuns, XScale, level
+from fedlens.results.cells import METHOD
+from fedlens.results.stated import StatedValue, stated_label, stated_values
 
 NAME = "paper"
 

@@ -13,14 +13,15 @@ from pydantic import ValidationError
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.registry import settings_model
 from fedlens.report.study_analysis_figures import analysis_figure
-from fedlens.report.study_captions import joined
-from fedlens.report.study_choices import is_number
 from fedlens.report.study_data_figures import distributions_figure, populations_figure
 from fedlens.report.study_figure import StudyFigure
-from fedlens.report.study_groups import METHOD, SeedGroups
+from fedlens.report.study_groups import SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
 from fedlens.report.study_maps import effective_rate_figure, heat_figure
+from fedlens.results.cells import METHOD
+from fedlens.results.choices import is_number
 from fedlens.results.rows import Results, StudyInfo
+from fedlens.results.words import joined
 from fedlens.settings.config_errors import explained
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].

@@ -10,10 +10,10 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS, many, setting
-from fedlens.report.study_choices import is_number
-from fedlens.results.rows import EFFECTIVE, Results, Role, Row
+from fedlens.results.cells import METHOD, Cell, cells, why_lost
+from fedlens.results.choices import is_number
+from fedlens.results.rows import EFFECTIVE, Results, Role
 
-METHOD = "method"
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
 LOCAL = "local.lr"
 # Measured properties of a run that can be on an axis.
@@ -27,71 +27,17 @@ CENTRALIZED = "centralized"
 
 
 @dataclass(frozen=True)
-class SeedRuns:
-    """The runs that differ in the seed alone.
-
-    Attributes:
-        keys: the method, the value of each dimension of the case, and for runs of tuning the tuned settings.
-        runs: the line of each planned seed; None until the run is done.
-    """
-
-    keys: Mapping[str, Any]
-    runs: Mapping[int, Row | None]
-
-    @property
-    def done(self) -> dict[int, Row]:
-        """The runs with a result."""
-        return {seed: line for seed, line in self.runs.items() if line is not None and not is_lost(line)}
-
-    @property
-    def lost(self) -> dict[int, Row]:
-        """The runs that failed or diverged."""
-        return {seed: line for seed, line in self.runs.items() if line is not None and is_lost(line)}
-
-    def values(self, metric: str, last: int) -> dict[int, float]:
-        """The final values by seed; none if a run of the cell was lost, since the others would be a biased sample."""
-        if self.lost:
-            return {}
-        finals = {seed: line.final(metric, last) for seed, line in self.done.items()}
-        return {seed: value for seed, value in finals.items() if value is not None}
-
-
-def is_lost(line: Row) -> bool:
-    """Whether a run failed or diverged, so that it has no result."""
-    return why_lost(line) is not None
-
-
-def why_lost(line: Row) -> str | None:
-    """Why a run has no result; None if it has one. A run that halving stopped has the result of its last round."""
-    return None if line.status == "stopped" else line.problem(line.main)
-
-
-@dataclass(frozen=True)
 class SeedGroups:
     """The cells of one part of a study, "final" or "tune", and the names of what they differ in."""
 
     results: Results
     role: Role = "final"
-    cells: Sequence[SeedRuns] = field(default_factory=tuple)
+    cells: Sequence[Cell] = field(default_factory=tuple)
 
     @classmethod
     def of(cls, results: Results, role: Role = "final") -> SeedGroups:
-        """The cells in the order of the plan; of the case that is planned and has no run yet, with empty `runs`."""
-        by_keys: dict[str, tuple[dict[str, Any], dict[int, Row | None]]] = {}
-        if role == "final":
-            for case in results.info.cases:
-                for method in results.info.methods:
-                    keys = {METHOD: method, **case}
-                    by_keys[_text(keys)] = (keys, {})
-        for row in results.rows:
-            if row.role == role:
-                keys = {METHOD: row.method, **row.case, **(row.point if role == "tune" else {})}
-                _, runs = by_keys.setdefault(_text(keys), (keys, {}))
-                ended = row.status is not None and (role == "tune" or row.status != "stopped")
-                runs[row.seed] = row if ended else None
-        return cls(
-            results, role, [SeedRuns(keys, dict(sorted(runs.items()))) for keys, runs in by_keys.values()]
-        )
+        """The cells of the plan."""
+        return cls(results, role, cells(results, role))
 
     @property
     def metric(self) -> str:
@@ -141,7 +87,7 @@ class SeedGroups:
         for group in self.cells:
             measured = [value for line in group.done.values() if (value := line.facts.get(name)) is not None]
             more = {name: float(f"{statistics.fmean(measured):.4g}")} if measured else {}
-            cells.append(SeedRuns({**group.keys, **more}, group.runs))
+            cells.append(replace(group, point={**group.point, **more}))
         return replace(self, cells=cells)
 
     def by_family(self) -> SeedGroups:
@@ -151,10 +97,7 @@ class SeedGroups:
             family = _POINT.sub("", name)
             parts = name[len(family) :].count("=")
             methods.setdefault(family, text if not parts else ", ".join(text.split(", ")[:-parts]) or family)
-        cells = [
-            SeedRuns({**group.keys, METHOD: _POINT.sub("", str(group.keys[METHOD]))}, group.runs)
-            for group in self.cells
-        ]
+        cells = [replace(group, method=_POINT.sub("", group.method)) for group in self.cells]
         info = replace(self.results.info, methods=methods)
         return replace(self, cells=cells, results=replace(self.results, info=info))
 
@@ -181,7 +124,7 @@ class SeedGroups:
         ]
         return ", ".join(parts)
 
-    def gaps(self, cells: Sequence[SeedRuns]) -> list[str]:
+    def gaps(self, cells: Sequence[Cell]) -> list[str]:
         """Sentences on failed and unfinished runs of some cells."""
         names = self.varying()
         sentences, waiting, empty = [], 0, []
@@ -192,7 +135,7 @@ class SeedGroups:
                 sentences.append(
                     f"{title}: {len(cell.lost)} of {many(len(cell.runs), 'run')} failed ({reasons})."
                 )
-            waiting += sum(line is None for line in cell.runs.values())
+            waiting += sum(line.status is None for line in cell.runs.values())
             if not cell.done and not cell.lost:
                 empty.append(title)
         if waiting:
@@ -221,7 +164,7 @@ def bare(metric: str) -> str:
     return name if split in SPLITS and name else metric
 
 
-def rates_of(cell: SeedRuns) -> tuple[float, float] | None:
+def rates_of(cell: Cell) -> tuple[float, float] | None:
     """The effective rate eta / (1 - beta) of a cell and its client rate eta (hsu2019, section 4.2); None if unknown.
 
     Both stand in the keys of a cell, or in the facts of its runs ("effective_lr", "local_lr").

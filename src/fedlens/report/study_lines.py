@@ -14,7 +14,7 @@ from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.study_data_figures import shown_populations
 from fedlens.report.study_document_marks import document_marks, mark_series
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns, bare
+from fedlens.report.study_groups import CENTRALIZED, FACTS, SeedGroups, bare
 from fedlens.report.study_panels import (
     GREY,
     Limits,
@@ -35,6 +35,7 @@ from fedlens.report.study_panels import (
 )
 from fedlens.report.study_population_figures import emd_row
 from fedlens.report.study_values import Finals, caption_of, has_values, runs_of, start
+from fedlens.results.cells import METHOD, Cell
 from fedlens.results.rows import Results, Role, Row
 
 _BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
@@ -290,7 +291,7 @@ def _setting_line(
 
 def _curve(
     line: LineRuns,
-    group: SeedRuns,
+    group: Cell,
     metric: str,
     over: Over,
     band: Spread,

@@ -11,7 +11,7 @@ import numpy as np
 from fedlens.base.format import is_share, smaller_is_better
 from fedlens.report.figures import Axis, Figure, Series, ValueMap
 from fedlens.report.study_figure import Columns, StudyFigure, no_values
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare, rates_of
+from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare, rates_of
 from fedlens.report.study_panels import (
     Limits,
     LineRuns,
@@ -25,6 +25,7 @@ from fedlens.report.study_panels import (
     y_axis,
 )
 from fedlens.report.study_values import Finals, caption_of, runs_of, start
+from fedlens.results.cells import METHOD, Cell
 from fedlens.results.rows import Results, Role
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
@@ -155,7 +156,7 @@ def _rate_keys(shown: SeedGroups) -> list[str]:
     return [key for key in keys if key in ("effective_lr", "local.lr") or key.endswith(".momentum")]
 
 
-def _present(shown: SeedGroups, key: str, groups: Sequence[SeedRuns]) -> list[Any]:
+def _present(shown: SeedGroups, key: str, groups: Sequence[Cell]) -> list[Any]:
     values = [group.keys[key] for group in groups]
     return [value for value in shown.all_values(key) if value in values]
 

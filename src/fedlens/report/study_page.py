@@ -11,12 +11,13 @@ from typing import Any
 from fedlens.base.errors import DataError
 from fedlens.base.format import MISSING, count, duration, many, setting
 from fedlens.report.render import Plot, write_page
-from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figures import NamedFigure, study_figures
-from fedlens.report.study_groups import METHOD, SeedGroups, is_lost, why_lost
-from fedlens.report.study_populations import DATA_FIGURES, needs_runs, read_populations
-from fedlens.report.study_tables import study_tables
+from fedlens.report.study_groups import SeedGroups
+from fedlens.results.cells import METHOD, why_lost
+from fedlens.results.populations import DATA_FIGURES, needs_runs, read_populations
 from fedlens.results.rows import Results, Row
+from fedlens.results.tables import study_tables
+from fedlens.results.words import tuning_words
 
 PAGE, FOLDER = "study.html", "figures"
 
@@ -163,14 +164,12 @@ def _pretraining_kpi(results: Results) -> list[tuple[str, str, str]]:
 def _lost_rows(results: Results) -> list[list[Any]]:
     """The runs that failed or diverged, with their place in the study and the reason."""
     runs, rows = SeedGroups.of(results), []
-    for entry in results.info.entries:
-        line = results.lines.get(entry.digest)
-        if line is not None and is_lost(line):
-            case = runs.title(entry.case, entry.case) or MISSING
-            if entry.point:
-                case += "; " + ", ".join(f"{key} {setting(value)}" for key, value in entry.point.items())
-            method = runs.words(METHOD, entry.method)
-            rows.append([entry.run, method, case, str(entry.seed), line.rounds, why_lost(line) or MISSING])
+    for row in results.rows:
+        if why := why_lost(row):
+            case = runs.title(row.case, row.case) or MISSING
+            if row.point:
+                case += "; " + ", ".join(f"{key} {setting(value)}" for key, value in row.point.items())
+            rows.append([row.run, runs.words(METHOD, row.method), case, str(row.seed), row.rounds, why])
     return rows
 
 

@@ -11,9 +11,10 @@ from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import is_share, label
 from fedlens.report.figures import DASHES, Axis, Series, share_limits
 from fedlens.report.palette import TEN
-from fedlens.report.study_choices import is_number
-from fedlens.report.study_groups import CENTRALIZED, METHOD, SeedGroups, SeedRuns, bare
-from fedlens.report.study_statistics import t_interval
+from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare
+from fedlens.results.cells import METHOD, Cell
+from fedlens.results.choices import is_number
+from fedlens.results.statistics import t_interval
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
@@ -35,7 +36,7 @@ class LineRuns:
     name: str
     color: str
     dash: str
-    groups: Sequence[SeedRuns]
+    groups: Sequence[Cell]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class PanelLayout:
     left_out: str = ""
 
     @property
-    def groups(self) -> list[SeedRuns]:
+    def groups(self) -> list[Cell]:
         """All runs shown."""
         return [group for panel in self.panels for line in panel.lines for group in line.groups]
 
@@ -72,9 +73,7 @@ def names_of(names: Names | None) -> list[str]:
     return [] if names is None else [names] if isinstance(names, str) else list(names)
 
 
-def selected(
-    runs: SeedGroups, where: Mapping[str, Any] | None, methods: Sequence[str] | None
-) -> list[SeedRuns]:
+def selected(runs: SeedGroups, where: Mapping[str, Any] | None, methods: Sequence[str] | None) -> list[Cell]:
     """The runs with these settings (a value, or a list of values) and of these methods.
 
     Raises `ConfigError` for an unknown dimension, value or method.
@@ -104,7 +103,7 @@ def selected(
 
 def arrange(
     runs: SeedGroups,
-    groups: Sequence[SeedRuns],
+    groups: Sequence[Cell],
     axes: Sequence[str],
     lines: Names,
     panels: Names | None,
@@ -123,7 +122,7 @@ def arrange(
     differing = [key for key in runs.varying() if len({repr(group.keys.get(key)) for group in groups}) > 1]
     panel_keys += [key for key in differing if key not in used and (key == METHOD or not points)]
     styles = _styles(runs, line_keys)
-    by_panel: dict[str, tuple[dict[str, Any], dict[str, list[SeedRuns]]]] = {}
+    by_panel: dict[str, tuple[dict[str, Any], dict[str, list[Cell]]]] = {}
     for group in groups:
         keys = {key: group.keys[key] for key in panel_keys if key in group.keys}
         _, by_line = by_panel.setdefault(repr(keys), (keys, {}))
@@ -149,7 +148,7 @@ def arrange(
     return PanelLayout(shown[:_PANELS], line_keys, panel_keys, left_out)
 
 
-def _line_name(runs: SeedGroups, group: SeedRuns, line_keys: Sequence[str]) -> str:
+def _line_name(runs: SeedGroups, group: Cell, line_keys: Sequence[str]) -> str:
     without = [f"no {runs.label(key)}" for key in line_keys if key not in group.keys]
     return ", ".join(filter(None, [runs.title(group.keys, line_keys), *without]))
 
@@ -403,7 +402,7 @@ def metric_title(metric: str, relative: bool = False) -> str:
 
 
 def chance_level(
-    groups: Sequence[SeedRuns],
+    groups: Sequence[Cell],
     metric: str,
     chance: float | None,
     panels: Sequence[Sequence[Series]],

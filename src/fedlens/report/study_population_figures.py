@@ -18,7 +18,7 @@ from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.palette import TEN, class_colors, shade
 from fedlens.report.partition_figures import emd_counts
 from fedlens.report.render import Plot
-from fedlens.report.study_populations import CasePopulation
+from fedlens.results.populations import CasePopulation
 
 STYLES = ("bars", "matrix", "classes")
 COUNTS = {

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import many
 from fedlens.report.figures import Series
-from fedlens.report.study_groups import CENTRALIZED, FACTS, METHOD, SeedGroups, SeedRuns
+from fedlens.report.study_groups import CENTRALIZED, FACTS, SeedGroups
 from fedlens.report.study_panels import GREY, SPREADS, PanelLayout, Spread
+from fedlens.results.cells import METHOD, Cell
 from fedlens.results.rows import Results, Role
 
 
@@ -39,13 +40,13 @@ class Finals:
     metric: str
     relative: bool
 
-    def __call__(self, group: SeedRuns) -> list[float]:
+    def __call__(self, group: Cell) -> list[float]:
         """The values of some runs that differ in the seed; none if one of them was lost.
 
         Raises `ConfigError` if they are to be relative and the study has no method `centralized`.
         """
         last = self.runs.results.info.last
-        values = group.values(self.metric, last)
+        values = group.finals(self.metric, last)
         if not self.relative:
             return list(values.values())
         bound = self._bound(group)
@@ -55,7 +56,7 @@ class Finals:
         paired = all(seed in bound for seed in values)
         return [value / (bound[seed] if paired else mean) for seed, value in values.items()]
 
-    def _bound(self, group: SeedRuns) -> dict[int, float]:
+    def _bound(self, group: Cell) -> dict[int, float]:
         references = [each for each in self.runs.cells if each.keys[METHOD] == CENTRALIZED]
         if not references:
             methods = self.runs.results.info.methods
@@ -67,7 +68,7 @@ class Finals:
         case = {key: value for key, value in group.keys.items() if key != METHOD}
         same = [each for each in references if all(each.keys.get(k, v) == v for k, v in case.items())]
         last = self.runs.results.info.last
-        reference_values = [each.values(self.metric, last) for each in same or references]
+        reference_values = [each.finals(self.metric, last) for each in same or references]
         filled = [values for values in reference_values if values]
         return filled[0] if same and filled else filled[0] if len(filled) == 1 else {}
 
@@ -85,7 +86,7 @@ def start(text: str) -> str:
 def caption_of(
     study: Results,
     title: str,
-    groups: Sequence[SeedRuns],
+    groups: Sequence[Cell],
     band: Spread,
     role: Role,
     relative: bool,

@@ -213,8 +213,8 @@ class Results:
 
     Attributes:
         lines: the runs by digest.
-        data: the content of data.json: "populations" (`fedlens.report.study_populations`) and "costs"
-            (`fedlens.report.study_costs`); empty where no figure or table needs them.
+        data: the content of data.json: "populations" (`fedlens.results.populations`) and "costs"
+            (`fedlens.results.model_costs`); empty where no figure or table needs them.
     """
 
     info: StudyInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedlens.base.format import many
-from fedlens.report.study_captions import conjoined
+from fedlens.results.words import conjoined
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.scale_differences import both_scales, method_pairs
 

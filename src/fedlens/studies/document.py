@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedlens.base.errors import ConfigError
 from fedlens.base.parse_text import parse_toml, read_text
 from fedlens.files.regular_file import open_regular
-from fedlens.report.claim_verdicts import check_claim
+from fedlens.results.claims import check_claim
 from fedlens.results.rows import StudyInfo
 from fedlens.studies.study_file import CaseSettings, MethodSettings, StudySettings, StudySource
 
@@ -42,7 +42,7 @@ class _Claim(BaseModel):
 
     text: str = Field(min_length=1)
     where: str = Field(min_length=1)
-    holds: str = ""  # see `fedlens.report.claim_expression`
+    holds: str = ""  # see `fedlens.results.claim_expression`
     why: str = ""  # the claim has no expression
     metric: str | None = None
     at: dict[Literal["rounds", "batches", "bytes", "target", "relative_target", "changes"], float] = Field(
@@ -69,7 +69,7 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
     """Returns the numbers of a document, in the form of `StudyInfo.document`.
 
     Keys: "source", "lost" (what only a figure showed), "claims" (a list of tables, see
-    `fedlens.report.claim_verdicts`), and "values": a list of tables, see `fedlens.report.stated_values.StatedValue`.
+    `fedlens.results.claims`), and "values": a list of tables, see `fedlens.results.stated.StatedValue`.
 
     Args:
         named: the place in the study file that names it.

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from fedlens.base.format import many, setting
 from fedlens.base.parse_text import parse_toml
-from fedlens.report.study_captions import shown
 from fedlens.results.rows import EFFECTIVE
+from fedlens.results.words import shown
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changes, diff, flat
 from fedlens.studies.cells import StudyCells

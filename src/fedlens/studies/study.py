@@ -12,8 +12,8 @@ import tomli_w
 from fedlens.base.errors import ConfigError
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.full_disk import stopped_when_full
-from fedlens.report.claim_verdicts import ClaimVerdict, claim_verdicts
 from fedlens.result import Metrics
+from fedlens.results.claims import ClaimVerdict, claim_verdicts
 from fedlens.results.rows import Results, Row
 from fedlens.settings.config_source import Source, override
 from fedlens.studies.carry_out import RunOptions, StudyStopped
@@ -41,7 +41,7 @@ class StudyRows(Metrics):
 
     def to_pandas(self) -> pd.DataFrame:
         """A pandas table with one type a column. Raises `FedlensError` if pandas is not installed."""
-        from fedlens.report.study_frames import to_pandas
+        from fedlens.results.frames import to_pandas
 
         return to_pandas(self)
 
@@ -67,14 +67,14 @@ class StudyResult:
     @property
     def runs(self) -> StudyRows:
         """One row per run: its method, case, point, seed, status and values."""
-        from fedlens.report.study_frames import run_rows
+        from fedlens.results.frames import run_rows
 
         return StudyRows(run_rows(self.results))
 
     @property
     def cells(self) -> StudyCellRows:
         """One row per cell: a method in a case, over its seeds."""
-        from fedlens.report.study_frames import cell_rows
+        from fedlens.results.frames import cell_rows
 
         return StudyCellRows(cell_rows(self.results))
 

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.report.study_populations import needs_data, needs_runs
+from fedlens.results.populations import needs_data, needs_runs
 from fedlens.results.rows import Role
 from fedlens.settings.config import Config, read_config
 from fedlens.studies.expansion import Method

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.study_costs import CellCost, cost_values, read_costs
-from fedlens.report.study_populations import (
+from fedlens.results.model_costs import CellCost, cost_values, read_costs
+from fedlens.results.populations import (
     CasePopulation,
     needs_populations,
     population_values,

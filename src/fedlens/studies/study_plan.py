@@ -12,9 +12,9 @@ from typing import Any
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import many
 from fedlens.report.study_figures import check_figures
-from fedlens.report.study_populations import needs_runs
-from fedlens.report.study_tables import check_planned_tables
+from fedlens.results.populations import needs_runs
 from fedlens.results.rows import Row, StudyInfo
+from fedlens.results.tables import check_planned_tables
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changing, diff
 from fedlens.studies.caveats import caveats

@@ -24,8 +24,8 @@ from benchmarks.atlas_unfinished import KEPT, UNFINISHED, KeepingProgress, numbe
 from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.files.lock import locked
-from fedlens.report.study_tables import study_tables
 from fedlens.results.rows import Results, Row, StudyInfo
+from fedlens.results.tables import study_tables
 from fedlens.studies import records as records_file
 from fedlens.studies import reproductions as reproductions_file
 from fedlens.studies.planned import PlannedRun

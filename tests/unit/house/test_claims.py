@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from fedlens.report.claim_expression import CellTerm, ClaimComparison, parse_claim
-from fedlens.report.claim_verdicts import check_claim, claim_verdicts, selected_cells
-from fedlens.report.study_captions import shown_in_percent
+from fedlens.results.claim_expression import CellTerm, ClaimComparison, parse_claim
+from fedlens.results.claims import check_claim, claim_verdicts, selected_cells
 from fedlens.results.rows import Results, Row, StudyInfo
+from fedlens.results.words import shown_in_percent
 from fedlens.studies.document import stated_document
 from fedlens.studies.measured_metrics import refuse_unknown_metric
 from fedlens.studies.reproductions import FOLDER, reproduction

@@ -13,8 +13,8 @@ from benchmarks import table
 from benchmarks.atlas_record import refuse_machine
 from fedlens import Study
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.report.study_tables import study_table, study_tables
 from fedlens.results.rows import Results
+from fedlens.results.tables import study_table, study_tables
 from fedlens.studies.study_plan import StudyPlan
 from tools import evidence_page
 from tools.evidence_page import (

@@ -9,10 +9,10 @@ import pytest
 
 from fedlens.base.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.report.stated_values import stated_values
 from fedlens.report.study_figures import check_figures
-from fedlens.report.study_populations import DATA_FIGURES, needs_data
-from fedlens.report.study_tables import check_tables
+from fedlens.results.populations import DATA_FIGURES, needs_data
+from fedlens.results.stated import stated_values
+from fedlens.results.tables import check_tables
 from fedlens.settings.config import read_config
 from fedlens.studies.document import stated_document
 from fedlens.studies.records import records

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.claim_expression import parse_claim
-from fedlens.report.claim_verdicts import CONTRADICTS, SATISFIES, ClaimVerdict, check_claim, claim_verdicts
-from fedlens.report.study_tables import study_tables
+from fedlens.results.claim_expression import parse_claim
+from fedlens.results.claims import CONTRADICTS, SATISFIES, ClaimVerdict, check_claim, claim_verdicts
+from fedlens.results.tables import study_tables
 from tests.unit.report.study_fake import results_of
 
 HIGH, LOW, NEAR, WIDE = [0.80, 0.82, 0.81], [0.40, 0.42, 0.41], [0.80, 0.81, 0.82], [0.2, 0.9, 0.6]

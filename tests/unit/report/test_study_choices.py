@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fedlens.report.study_choices import at_edge, choices, chosen_values, tried_values
+from fedlens.results.choices import at_edge, choices, chosen_values, tried_values
 from fedlens.results.rows import Results, Row, StudyInfo
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from fedlens.base.errors import DataError
 from fedlens.data.partition.partition import Partition
-from fedlens.report.study_costs import CellCost, cost_values, read_costs
-from fedlens.report.study_data_tables import cost_facts, population_facts
-from fedlens.report.study_populations import CasePopulation, population_values
-from fedlens.report.study_tables import study_table
+from fedlens.results.data_tables import cost_facts, population_facts
+from fedlens.results.model_costs import CellCost, cost_values, read_costs
+from fedlens.results.populations import CasePopulation, population_values
 from fedlens.results.rows import Results, Row, StudyInfo
+from fedlens.results.tables import study_table
 
 ALPHA = "data.partition.alpha"
 CASES = [{ALPHA: 0.1}, {ALPHA: 1.0}]

@@ -14,7 +14,7 @@ from benchmarks.error_rates import (
     expected_power,
     simulated_cells,
 )
-from fedlens.report.study_cells import comparisons
+from fedlens.results.cells import comparisons
 
 CI, MANY = 300, 10_000
 TABLES = [CI, pytest.param(MANY, marks=pytest.mark.nightly)]

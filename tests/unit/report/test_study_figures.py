@@ -31,7 +31,7 @@ from fedlens.report.study_figures import (
 )
 from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
-from fedlens.report.study_populations import CasePopulation, needs_populations, population_values
+from fedlens.results.populations import CasePopulation, needs_populations, population_values
 from fedlens.results.rows import Results
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study_file import read_study
@@ -440,9 +440,9 @@ def test_the_best_effective_rate_is_marked_and_areas_follow_the_client_rate() ->
 
 def test_the_effective_rate_is_the_client_rate_over_one_minus_the_momentum() -> None:
     def of(keys: Mapping[str, Any], **facts: float) -> tuple[float, float] | None:
-        from fedlens.report.study_groups import SeedRuns
+        from fedlens.results.cells import Cell
 
-        return rates_of(SeedRuns(keys, {0: line("d", 0.5, 0, facts=facts)}))
+        return rates_of(Cell("fedavg", keys, runs={0: line("d", 0.5, 0, facts=facts)}))
 
     assert of({"local.lr": 0.1, "algorithm.momentum": 0.9}) == pytest.approx((1.0, 0.1))
     assert of({"effective_lr": 1.0, "server.momentum": 0.9}) == pytest.approx((1.0, 0.1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from fedlens.report.study_frames import WALL_CLOCK, cell_rows, run_rows, to_csv, to_pandas, write_frames
+from fedlens.results.frames import WALL_CLOCK, cell_rows, run_rows, to_csv, to_pandas, write_frames
 from fedlens.results.rows import Results, Row
 from tests.unit.report.study_fake import results_of
 

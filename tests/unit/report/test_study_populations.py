@@ -13,7 +13,7 @@ from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.report import pictures
 from fedlens.report import study_population_figures as figures
-from fedlens.report.study_populations import (
+from fedlens.results.populations import (
     CasePopulation,
     needs_populations,
     needs_runs,

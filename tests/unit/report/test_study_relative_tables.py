@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_tables import study_table
 from fedlens.results.table_format import StudyTable
+from fedlens.results.tables import study_table
 from tests.unit.report.study_fake import results_of
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedlens.report.study_statistics import (
+from fedlens.results.statistics import (
     Interval,
     PairedTest,
     holm,

@@ -19,15 +19,12 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.cli.display.output import CommandOutput
 from fedlens.cli.main import app
 from fedlens.cli.sweep import show
-from fedlens.report.claim_verdicts import claim_verdicts
 from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.stated_values import StatedValue
-from fedlens.report.study_captions import tuning_words
 from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figures
-from fedlens.report.study_frames import cells_table
 from fedlens.report.study_page import write_study_page
-from fedlens.report.study_tables import study_tables
+from fedlens.results.claims import claim_verdicts
+from fedlens.results.frames import cells_table
 from fedlens.results.rows import (
     Results,
     Row,
@@ -35,6 +32,9 @@ from fedlens.results.rows import (
     write_info,
     write_lines,
 )
+from fedlens.results.stated import StatedValue
+from fedlens.results.tables import study_tables
+from fedlens.results.words import tuning_words
 from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
 from fedlens.studies.document import of_stand_ins, read_document

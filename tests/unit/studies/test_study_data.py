@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fedlens.benchmark.model_cost import model_cost
-from fedlens.report.study_costs import read_costs
-from fedlens.report.study_populations import read_populations
-from fedlens.report.study_tables import study_tables
+from fedlens.results.model_costs import read_costs
+from fedlens.results.populations import read_populations
 from fedlens.results.rows import Results, read_data
+from fedlens.results.tables import study_tables
 from fedlens.settings.config_source import read_source
 from fedlens.studies.study import Study
 from fedlens.studies.study_data import make_data

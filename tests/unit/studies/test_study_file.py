@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_captions import tuning_words
+from fedlens.results.words import tuning_words
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 

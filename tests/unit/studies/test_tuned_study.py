@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens import Study
-from fedlens.report.study_choices import choices
+from fedlens.results.choices import choices
 from fedlens.results.rows import Results
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.progress import SilentStudy

@@ -15,26 +15,18 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from pydantic import Field, TypeAdapter, ValidationError
 
 from fedlens.base.errors import ConfigError, DataError, nearest
-from fedlens.report.claim_verdicts import claims_table
-from fedlens.report.study_budget_tables import budgets, targets
-from fedlens.report.study_comparison_tables import choices, differences, summary
-from fedlens.report.study_data_tables import datasets, efficiency
-from fedlens.report.study_populations import needs_runs
-from fedlens.report.study_pretraining import pretraining_tables
-from fedlens.report.study_relative_tables import relative
-from fedlens.report.table_view import TableView, narrowed
+from fedlens.results.claims import claims_table
+from fedlens.results.data_tables import datasets, efficiency, pretraining_tables
+from fedlens.results.method_tables import choices, differences, relative, summary
+from fedlens.results.populations import needs_runs
+from fedlens.results.progress_tables import budgets, targets
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.table_format import StudyTable
+from fedlens.results.table_view import TableView, narrowed
 
 TABLES: dict[str, Callable[..., StudyTable]] = {
-    "summary": summary,
-    "differences": differences,
-    "choices": choices,
-    "budgets": budgets,
-    "targets": targets,
-    "relative": relative,
-    "datasets": datasets,
-    "efficiency": efficiency,
+    kind.__name__: kind
+    for kind in (summary, differences, choices, budgets, targets, relative, datasets, efficiency)
 }
 _REMOVED = {
     "interval": "remove it: intervals are t intervals",

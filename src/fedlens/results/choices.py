@@ -39,10 +39,12 @@ def chosen_values(results: Results, method: str, case: Mapping[str, Any]) -> dic
 
     Empty without tuning, or before tuning is complete.
     """
-    for entry in results.info.entries:
-        if entry.role == "final" and entry.method == method and entry.case == case:
-            return dict(entry.point)
-    return {}
+    points = (
+        row.point
+        for row in results.info.entries
+        if (row.role, row.method) == ("final", method) and row.case == case
+    )
+    return dict(next(points, {}))
 
 
 def tried_values(results: Results, method: str, case: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

@@ -1,6 +1,6 @@
 """The costs of the models of a study without training: parameters, multiply-adds and memory.
 
-They stand in `data.json` beside study.json, next to the populations (`fedlens.report.study_populations`).
+They stand in `data.json` beside study.json, next to the populations (`fedlens.results.populations`).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ They stand in `data.json` beside study.json, so that figures and tables of data 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from fedlens.base.errors import DataError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
-from fedlens.report.partition_statistics import written
 
 DATA_FIGURES = frozenset({"populations", "distributions"})
 DATA_TABLES = frozenset({"datasets"})
@@ -158,3 +158,12 @@ def needs_data(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[st
 
 def _of_models(table: Mapping[str, Any]) -> bool:
     return table.get("kind") == "efficiency" and table.get("runs") is False
+
+
+def written(value: Any) -> Any:
+    """The recipe with values that JSON lacks, such as an infinite alpha, as text."""
+    if isinstance(value, Mapping):
+        return {key: written(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

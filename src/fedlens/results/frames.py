@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from fedlens.base.errors import FedlensError
 from fedlens.base.format import MISSING, split_of
 from fedlens.files.atomic_files import write_atomically
-from fedlens.report.study_captions import (
+from fedlens.results.choices import chosen_values
+from fedlens.results.method_tables import p_text
+from fedlens.results.rows import EFFECTIVE, Results, Row
+from fedlens.results.table_format import StudyTable, TableCell, csv_text
+from fedlens.results.table_view import TableView
+from fedlens.results.values import better, effective_rate
+from fedlens.results.words import (
     INTERVAL,
     bold_words,
     failure_notes,
@@ -27,12 +33,6 @@ from fedlens.report.study_captions import (
     tuning_words,
     unit,
 )
-from fedlens.report.study_cells import better, comparisons, study_cells
-from fedlens.report.study_choices import chosen_values
-from fedlens.report.study_comparison_tables import effective_rate_of, p_text
-from fedlens.report.table_view import TableView
-from fedlens.results.rows import EFFECTIVE, Results, Row
-from fedlens.results.table_format import StudyTable, TableCell, csv_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ def run_rows(results: Results) -> list[Record]:
             "seed": run.seed,
             **{name: run.case.get(name) for name in results.info.dimensions if name != EFFECTIVE},
             **{name: run.point.get(name) for name in settings},
-            EFFECTIVE: effective_rate_of(run, {**run.case, **run.point}),
+            EFFECTIVE: effective_rate(run),
             "status": run.status,
             "reason": run.reason or problem,
             "rounds": run.rounds,
@@ -98,28 +98,23 @@ def cell_rows(results: Results) -> list[Record]:
     (two-sided paired t test), adjusted_p (Holm over all cells), bold. A cell whose runs do not all have a value has no
     mean.
     """
-    info = results.info
-    cells = study_cells(results)
-    points = [chosen_values(results, cell.method, cell.case) for cell in cells]
-    settings = [name for name in _names(points) if name != EFFECTIVE]
-    tests = {
-        (each.cell.method, repr(each.cell.case)): each
-        for each in comparisons(cells, info.baseline, info.tuning)
-    }
+    info, view = results.info, TableView(results, "cells")
+    points = {id(cell): chosen_values(results, cell.method, cell.case) for cell in view.cells}
+    settings = [name for name in _names(points.values()) if name != EFFECTIVE]
+    tests = {id(each.cell): each for each in view.compared()}
     rows = []
-    for cell, point in zip(cells, points, strict=True):
+    for cell in view.cells:
         interval, values = cell.interval, list(cell.values.values())
-        comparison = tests.get((cell.method, repr(cell.case)))
+        comparison = tests.get(id(cell))
         test = comparison.test if comparison else None
-        runs = results.runs(cell.method, cell.case).values()
-        rates = {effective_rate_of(line, {**cell.case, **point}) for line in runs}
+        rates = {effective_rate(row) for row in results.runs(cell.method, cell.case).values()}
         rows.append(
             {
                 "study": info.name,
                 "method": cell.method,
                 "label": info.methods.get(cell.method, cell.method),
                 **{name: cell.case.get(name) for name in info.dimensions if name != EFFECTIVE},
-                **{name: point.get(name) for name in settings},
+                **{name: points[id(cell)].get(name) for name in settings},
                 EFFECTIVE: rates.pop() if len(rates) == 1 else None,
                 "metric": results.metric,
                 "mean": interval.mean if interval else None,
@@ -145,20 +140,16 @@ def cell_rows(results: Results) -> list[Record]:
 def cells_table(results: Results) -> StudyTable:
     """The cells as a table for LaTeX: mean, interval, runs, and the difference to the baseline."""
     view = TableView(results, "cells")
-    info, metric = results.info, results.metric
-    compared = {
-        (each.cell.method, repr(each.cell.case)): each
-        for each in comparisons(view.cells, info.baseline, info.tuning)
-    }
+    info, metric, compared = results.info, results.metric, view.compared()
+    tests = {id(each.cell): each for each in compared}
     rows = []
     for cell in view.cells:
-        comparison, mean = compared.get((cell.method, repr(cell.case))), cell.interval
+        comparison, mean = tests.get(id(cell)), cell.interval
         test = comparison.test if comparison else None
         bold = comparison.bold if comparison else False
         rows.append(
             [
-                *view.dimension_cells(cell.case),
-                TableCell(view.label(cell.method)),
+                *view.names(cell),
                 TableCell(view.value(mean.mean) if mean else view.status(cell)),
                 TableCell(_bounds(view, mean.low, mean.high) if mean else MISSING),
                 TableCell(f"{len(cell.values)} of {cell.planned}"),
@@ -173,7 +164,7 @@ def cells_table(results: Results) -> StudyTable:
         own_populations(info),
         f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
         tuning_words(info),
-        bold_words(list(compared.values()), info, f"differs from {label}"),
+        bold_words(compared, info, f"differs from {label}"),
     )
     notes = failure_notes(view.cells, results)
     width = len(view.dimension_head) + 1

@@ -1,4 +1,4 @@
-"""Tables of the datasets and of the costs of models: `datasets` and `efficiency`."""
+"""Tables of the datasets, of the costs of models, and of pre-trainings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import numpy as np
 from pydantic import Field
 
 from fedlens.base.errors import DataError
-from fedlens.base.format import MISSING, count, duration, number, size
-from fedlens.report.efficiency import millions
-from fedlens.report.partition_statistics import imbalance
-from fedlens.report.stated_values import StatedValue, stated_label, stated_values
-from fedlens.report.study_costs import CellCost, read_costs
-from fedlens.report.study_populations import CasePopulation, read_populations
-from fedlens.report.table_view import TableView
-from fedlens.results.rows import Row
+from fedlens.base.format import MISSING, count, duration, label, metric_value, millions, number, size
+from fedlens.results.model_costs import CellCost, read_costs
+from fedlens.results.populations import CasePopulation, read_populations
+from fedlens.results.rows import Results, Row
+from fedlens.results.stated import StatedValue, stated_label, stated_values
 from fedlens.results.table_format import StudyTable, TableCell
+from fedlens.results.table_view import TableView
 
 Shown = Callable[[float | None], str]
 
@@ -84,9 +82,11 @@ def population_facts(population: CasePopulation) -> dict[str, float]:
         "clients": len(population.ids),
         "classes": len(population.classes),
         "examples": int(census.sizes.sum()),
-        "smallest": int(census.sizes.min(initial=0)) if not len(census) else int(census.sizes.min()),
+        "smallest": int(census.sizes.min()) if len(census) else 0,
         "largest": int(census.sizes.max(initial=0)),
-        "imbalance": imbalance(census.sizes)["largest_over_mean"],
+        "imbalance": float(census.sizes.max()) * len(census) / total
+        if (total := census.sizes.sum())
+        else math.nan,
         "classes_per_client": float(np.median(per_client)) if len(per_client) else math.nan,
         "emd": round(census.emd(), 4),
     }
@@ -178,21 +178,10 @@ def cost_facts(cost: CellCost | None, lines: Sequence[Row], gbit: float | None =
         lines: the finished runs of the cell.
         gbit: the bandwidth, in 10^9 bits a second.
     """
-    facts: dict[str, float | None] = {}
-    for key in ("parameters", "multiply_adds"):
-        facts[key] = _mean([line.facts.get(key) for line in lines])
+    facts = {key: _mean([line.facts.get(key) for line in lines]) for key in ("parameters", "multiply_adds")}
     if cost is not None:
-        counted = asdict(cost)
-        for key in (
-            "parameters",
-            "trainable",
-            "backbone",
-            "multiply_adds",
-            "batch",
-            "memory",
-            "estimated",
-        ):
-            facts[key] = counted[key]
+        counted = ("parameters", "trainable", "backbone", "multiply_adds", "batch", "memory", "estimated")
+        facts |= {key: asdict(cost)[key] for key in counted}
     facts["rounds"] = _mean([line.rounds for line in lines])
     facts["seconds"] = _mean([line.facts.get("seconds") for line in lines])
     facts["bytes"] = _mean([_last(line.curve.get("bytes", ())) for line in lines])
@@ -242,16 +231,11 @@ def _document_row(
 ) -> list[TableCell]:
     """A row of the document's numbers, below the measured one; `label` is that of the document, if it has another."""
     cells = [
-        TableCell(_in_words(stated[key], shown) if key in stated else MISSING, italic=True)
+        TableCell(stated[key].word + shown(stated[key].number) if key in stated else MISSING, italic=True)
         for key, _, shown in columns
     ]
     first = f"{STATED}: {label}" if label else STATED
     return [TableCell(first, italic=True), *(TableCell("") for _ in range(names - 1)), *cells]
-
-
-def _in_words(value: StatedValue, shown: Shown) -> str:
-    before = value.text.removesuffix(f"{value.number:g}")
-    return before + shown(value.number)
 
 
 STATED = "paper"
@@ -260,3 +244,26 @@ STATED = "paper"
 def _sources(rows: Sequence[Sequence[TableCell]]) -> list[str]:
     stated = any(row[0].text.startswith(STATED) for row in rows)
     return ["Rows in italics are the paper's numbers."] if stated else []
+
+
+def pretraining_tables(results: Results) -> list[StudyTable]:
+    """One table with a row for each pre-training that runs start from; none for a study without."""
+    pretrained = [results.lines.get(entry.digest, entry).at(entry) for entry in results.info.pretrained]
+    if not pretrained:
+        return []
+    caption = (
+        "What runs start from. Their images and times are in no other number of this page; an image of which two views "
+        "are trained on counts once. A pre-training is done once for all seeds and kept in the user's cache."
+    )
+    head = ("pre-training", "status", "rounds", "images", "CPU time", "last value")
+    notes = [f"{row.method}: {row.reason}" for row in pretrained if row.reason]
+    rows = []
+    for row in pretrained:
+        texts, value = ["not done", *[MISSING] * 4], row.final(row.main)
+        if row.status is not None:
+            images = count((row.curve.get("examples") or [None])[-1])
+            last = MISSING if value is None else f"{metric_value(row.main, value)} {label(row.main)}"
+            texts = [row.status, count(row.rounds), images, duration(row.facts.get("cpu_seconds")), last]
+        name = results.info.pretrained_labels.get(row.method, row.method)
+        rows.append([*map(TableCell, (name, *texts))])
+    return [StudyTable("pretraining", "Pre-training", caption, head, rows, notes)]

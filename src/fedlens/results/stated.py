@@ -43,15 +43,19 @@ class StatedValue:
         return next(number for number in given if number is not None)
 
     @property
+    def word(self) -> str:
+        """What stands before the number: "above ", "below ", "about ", or nothing."""
+        words = {"above ": self.low, "below ": self.high, "about ": self.about}
+        return next((word for word, number in words.items() if number is not None), "")
+
+    @property
     def text(self) -> str:
         """The value in words.
 
         >>> StatedValue("fedavgm", "test_accuracy", "section 4.2", low=0.75).text
         'above 0.75'
         """
-        words = (("above ", self.low), ("below ", self.high), ("about ", self.about))
-        word = next((word for word, number in words if number is not None), "")
-        return f"{word}{self.number:g}"
+        return f"{self.word}{self.number:g}"
 
     def holds_for(self, case: Mapping[str, Any]) -> bool:
         """Whether it is about this case.

@@ -9,17 +9,18 @@ from functools import partial
 from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.report.claim_expression import NAME, CellTerm, ClaimComparison, Condition, parse_claim
-from fedlens.report.study_budget_tables import COLUMNS, amounts_to_target, value_at
-from fedlens.report.study_captions import case_name, cell_name, shown
-from fedlens.report.study_cells import StudyCell, cell_of, with_metric
-from fedlens.report.study_statistics import t_interval
-from fedlens.report.table_view import TableView
+from fedlens.results.cells import Cell, cells
+from fedlens.results.claim_expression import NAME, CellTerm, ClaimComparison, Condition, parse_claim
+from fedlens.results.progress_tables import amounts_to_target, scaled
 from fedlens.results.rows import Results, StudyInfo
+from fedlens.results.statistics import t_interval
 from fedlens.results.table_format import StudyTable, TableCell
+from fedlens.results.table_view import TableView
+from fedlens.results.values import COLUMNS, at_budget, final, mean_change
+from fedlens.results.words import case_name, cell_name, shown
 
 Answer = Literal["shows", "does not show", "cannot tell", "not run at this scale", "not computed"]
-Cell = tuple[str, Mapping[str, Any]]  # a method and a case
+Place = tuple[str, Mapping[str, Any]]  # a method and a case
 SATISFIES, CONTRADICTS = "one seed, which satisfies it", "one seed, which contradicts it"
 _BRACKET = re.compile(r"\s*\((?:(?:case|metric)=)?")
 _NAMED = 3  # numbers of a verdict that are named
@@ -91,7 +92,9 @@ class ClaimVerdict:
 
 def claim_verdicts(results: Results) -> list[ClaimVerdict]:
     """The verdict on each claim of the study's document, in order."""
-    return [_verdict(results, claim) for claim in results.info.document.get("claims", ())]
+    claims = results.info.document.get("claims", ())
+    made = {repr((cell.method, cell.case)): cell for cell in cells(results)} if claims else {}
+    return [_verdict(results, made, claim) for claim in claims]
 
 
 def claims_table(results: Results) -> StudyTable:
@@ -119,13 +122,13 @@ def check_claim(holds: str, info: StudyInfo, where: str) -> None:
         raise ConfigError(error.what, where=f"{where}, {error.where}", hint=error.hint) from None
 
 
-def _verdict(results: Results, claim: Any) -> ClaimVerdict:
+def _verdict(results: Results, made: Mapping[str, Cell], claim: Any) -> ClaimVerdict:
     claim = {"text": claim} if isinstance(claim, str) else claim  # in files of earlier versions
     holds = claim.get("holds", "")
     verdict = partial(ClaimVerdict, claim["text"], claim.get("where", ""), holds, results.info.scale)
     if not holds:
         return verdict("not computed", claim.get("why", ""))
-    results = with_metric(results, claim.get("metric"))
+    metric = claim.get("metric") or results.metric
     compared: list[ComparedCells] = []
     absent = ""
     for comparison in parse_claim(holds):
@@ -134,7 +137,10 @@ def _verdict(results: Results, claim: Any) -> ClaimVerdict:
         except ConfigError as error:
             absent = absent or error.what
         else:
-            compared += [_compared(results, comparison, cells, claim.get("at", {})) for cells in selected]
+            compared += [
+                _compared(results.info, made, metric, comparison, places, claim.get("at", {}))
+                for places in selected
+            ]
     undecided = [each.reason for each in compared if each.holds is None]
     undecided.sort(key=CONTRADICTS.__ne__)
     if any(each.holds is False for each in compared):
@@ -144,7 +150,7 @@ def _verdict(results: Results, claim: Any) -> ClaimVerdict:
     return verdict("cannot tell" if undecided else "shows", (undecided or [""])[0], compared)
 
 
-def selected_cells(info: StudyInfo, comparison: ClaimComparison) -> list[list[Cell]]:
+def selected_cells(info: StudyInfo, comparison: ClaimComparison) -> list[list[Place]]:
     """The cell of each term of a comparison, in each case that it selects.
 
     Raises `ConfigError` with the position in the expression if the study does not have one of them.
@@ -154,7 +160,7 @@ def selected_cells(info: StudyInfo, comparison: ClaimComparison) -> list[list[Ce
     return [cells for k, cells in enumerate(selected) if cells not in selected[:k]]
 
 
-def _cell(info: StudyInfo, term: CellTerm, case: Mapping[str, Any]) -> Cell:
+def _cell(info: StudyInfo, term: CellTerm, case: Mapping[str, Any]) -> Place:
     method = _stand_in(info, "methods", term.method)
     if method not in info.methods:
         raise _absent("method", method, info.methods, term.place)
@@ -199,11 +205,17 @@ def _absent(kind: str, name: str, known: Iterable[str], place: int) -> ConfigErr
 
 
 def _compared(
-    results: Results, comparison: ClaimComparison, cells: Sequence[Cell], at: Mapping[str, float]
+    info: StudyInfo,
+    made: Mapping[str, Cell],
+    metric: str,
+    comparison: ClaimComparison,
+    places: Sequence[Place],
+    at: Mapping[str, float],
 ) -> ComparedCells:
-    words, values = _words(results.info, comparison, cells), dict.fromkeys(results.info.seeds, 0.0)
-    for term, pair in zip(comparison.terms, cells, strict=True):
-        cell = _measured(with_metric(results, term.metric), pair, at)
+    words, values = _words(info, comparison, places), dict.fromkeys(info.seeds, 0.0)
+    results = Results(replace(info, metric=metric), {})
+    for term, place in zip(comparison.terms, places, strict=True):
+        cell = _measured(info, made, term.metric or metric, place, at)
         if not cell.complete:
             why = next(iter(cell.failed.values()), "not finished")
             return ComparedCells(words, reason=f"not run: {cell_name(results, cell)} ({why})")
@@ -215,35 +227,43 @@ def _compared(
     found = t_interval(list(values.values()))
     ends = {comparison.holds(end) for end in (found.low, found.high) if end is not None}
     holds = ends.pop() if len(ends) == 1 else None
-    metric = "rounds" if any("target" in kind for kind in at) else comparison.terms[0].metric
+    shown_as = "rounds" if any("target" in kind for kind in at) else comparison.terms[0].metric
     low, mean, high = (
-        TableView(results, "").value(each, metric) for each in (found.low, found.mean, found.high)
+        TableView(results, "").value(each, shown_as) for each in (found.low, found.mean, found.high)
     )
-    if found.n == 1:
+    if found.seeds == 1:
         reason = SATISFIES if comparison.holds(found.mean) else CONTRADICTS
         return ComparedCells(f"{words}: {mean}", found.mean, reason=reason)
     reason = "" if holds is not None else "the interval contains the bound"
     return ComparedCells(f"{words}: {mean} [{low}, {high}]", found.mean, found.low, found.high, holds, reason)
 
 
-def _measured(results: Results, pair: Cell, at: Mapping[str, float]) -> StudyCell:
+def _measured(
+    info: StudyInfo, made: Mapping[str, Cell], metric: str, place: Place, at: Mapping[str, float]
+) -> Cell:
     """The values of a cell at the end of training, at a budget, the rounds to a target, or the changes at the end."""
-    cell, runs = cell_of(results, *pair), results.runs(*pair)
+
+    def cell_of(method: str, case: Mapping[str, Any]) -> Cell:
+        cell = made.get(repr((method, case)), Cell(method, case, missing=info.seeds))
+        return cell.with_values(metric, final(metric, info.last))
+
+    cell = cell_of(*place)
     for kind, limit in at.items() if cell.complete else ():
         if kind == "changes":
-            values = [line.mean_change(results.metric, int(limit)) for line in runs.values()]
+            values = cell.each(mean_change(metric, int(limit)))
         elif kind in COLUMNS:
-            values = [value_at(line, results.metric, COLUMNS[kind], limit) for line in runs.values()]
+            values = cell.each(at_budget(metric, kind, limit))
         else:
-            to = "centralized" if kind == "relative_target" else None
-            values = [*(amounts_to_target(TableView(results, ""), cell, "rounds", limit, to) or ())]
-        reached = {seed: value for seed, value in zip(runs, values, strict=False) if value is not None}
-        lost = {seed: f"{kind} {limit:g} not reached" for seed in runs if seed not in reached}
+            target = scaled(limit, cell_of("centralized", cell.case)) if kind == "relative_target" else limit
+            amounts = amounts_to_target(cell, metric, "rounds", target) or ()
+            values = dict(zip(cell.runs, amounts, strict=False))
+        reached = {seed: value for seed, value in values.items() if value is not None}
+        lost = {seed: f"{kind} {limit:g} not reached" for seed in cell.runs if seed not in reached}
         cell = replace(cell, values=reached, failed=lost)
     return cell
 
 
-def _words(info: StudyInfo, comparison: ClaimComparison, cells: Sequence[Cell]) -> str:
+def _words(info: StudyInfo, comparison: ClaimComparison, cells: Sequence[Place]) -> str:
     """A comparison with the labels of the methods that ran, and the dimensions that it does not fix."""
     labels: dict[Any, Any] = {}
     varied: dict[str, Any] = {}

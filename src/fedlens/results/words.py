@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlens.base.format import heading, is_share, label, many, setting, split_of
-from fedlens.report.study_cells import CellComparison, StudyCell
-from fedlens.report.study_choices import choices
-from fedlens.report.study_statistics import FEWEST_BOLD, tuned_on
+from fedlens.results.cells import Cell, CellTest
+from fedlens.results.choices import choices
 from fedlens.results.rows import Results, StudyInfo
+from fedlens.results.statistics import FEWEST_BOLD, tuned_on
 
 INTERVAL = "95 % t interval"
 _FEW = 5  # seeds of tuning; with fewer, two copies of a method differ too often
@@ -114,7 +114,7 @@ def tuning_words(info: StudyInfo) -> str:
     return joined(f"Settings were chosen on {data}, by the mean over {by}{whose}{runs}.", alone, too, few)
 
 
-def bold_words(compared: Sequence[CellComparison], info: StudyInfo, meaning: str) -> str:
+def bold_words(compared: Sequence[CellTest], info: StudyInfo, meaning: str) -> str:
     """What bold means in a table, and over how many comparisons p is corrected.
 
     Args:
@@ -129,20 +129,20 @@ def bold_words(compared: Sequence[CellComparison], info: StudyInfo, meaning: str
     if tuned_on(info.tuning) == 1:
         return f"p: two-sided paired t test; adjusted p: {correction}."
     text = f"Bold: {meaning}; adjusted p of the two-sided paired t test below 0.05 ({correction})"
-    most = max(each.test.difference.n for each in compared if each.test is not None)
+    most = max(each.test.difference.seeds for each in compared if each.test is not None)
     if most < FEWEST_BOLD:
         return f"{text} and at least {FEWEST_BOLD} seeds, so nothing is bold here."
     return f"{text} and at least {FEWEST_BOLD} seeds."
 
 
-def untested_words(compared: Iterable[CellComparison], results: Results) -> str:
+def untested_words(compared: Iterable[CellTest], results: Results) -> str:
     """The comparisons that have no test, and why."""
     without = [each for each in compared if each.test is None or each.test.p is None]
     named = [f"{cell_name(results, each.cell)} ({each.untested})" for each in without]
     return f"No test: {listed(named)}." if named else ""
 
 
-def failure_notes(cells: Iterable[StudyCell], results: Results) -> list[str]:
+def failure_notes(cells: Iterable[Cell], results: Results) -> list[str]:
     """One sentence for each cell with failed runs, with their reasons."""
     notes = []
     for cell in cells:
@@ -165,12 +165,12 @@ def edge_words(any_star: bool) -> str:
     return "* A chosen setting lies at the edge of the values that were tried." if any_star else ""
 
 
-def has_edge(results: Results, cell: StudyCell) -> bool:
+def has_edge(results: Results, cell: Cell) -> bool:
     """Whether tuning chose a value at the edge of its grid in a cell."""
     return any(choice.edge for choice in choices(results, cell.method, cell.case))
 
 
-def cell_name(results: Results, cell: StudyCell) -> str:
+def cell_name(results: Results, cell: Cell) -> str:
     """A method and its case in a sentence."""
     where = case_name(results.info, cell.case)
     return f"{results.info.methods.get(cell.method, cell.method)}{f' at {where}' if where else ''}"

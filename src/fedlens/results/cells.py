@@ -1,0 +1,199 @@
+"""The cells of a study, the runs that differ in the seed alone, and the tests between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedlens.base.errors import nearest
+from fedlens.base.format import split_of
+from fedlens.results.rows import Results, Role, Row
+from fedlens.results.statistics import Interval, PairedTest, holm, is_bold, paired_test, t_interval
+from fedlens.results.values import Value, final
+
+METHOD = "method"
+_UNMEASURED = "{} was not measured"  # the words of `Row.problem`
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of a method in a case, or of a point of its tuning, and their values.
+
+    Attributes:
+        values: by seed.
+        failed: by seed, why its run has no value.
+        missing: the seeds whose runs are not finished yet.
+        runs: by seed; the status of one that is not finished is None.
+        point: the tuned settings of runs of tuning.
+    """
+
+    method: str
+    case: Mapping[str, Any]
+    values: Mapping[int, float] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
+    missing: Sequence[int] = ()
+    runs: Mapping[int, Row] = field(default_factory=dict)
+    point: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """What tells the cell from others: the method, the case, and the point of tuning."""
+        return {METHOD: self.method, **self.case, **self.point}
+
+    @property
+    def planned(self) -> int:
+        """The number of its runs, finished or not."""
+        return len(self.values) + len(self.failed) + len(self.missing)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each of its runs has a value. Only complete cells have a mean and are compared."""
+        return bool(self.values) and not self.failed and not self.missing
+
+    @property
+    def measured(self) -> bool:
+        """Whether a run has a value or failed; false if all that ended lack the metric."""
+        return bool(self.values) or not all(" was not measured" in reason for reason in self.failed.values())
+
+    @property
+    def interval(self) -> Interval | None:
+        """The mean and the 95 % t interval over its seeds; None if it is not complete."""
+        return t_interval(list(self.values.values())) if self.complete else None
+
+    def each(self, value: Value) -> dict[int, float | None]:
+        """A value of each run, by seed."""
+        return {seed: value(row) for seed, row in self.runs.items()}
+
+    def with_values(self, metric: str, value: Value) -> Cell:
+        """The same runs with a value of each that has a result of `metric`, see `Row.problem`."""
+        ended = {seed: row for seed, row in self.runs.items() if row.status in ("finished", "failed")}
+        numbers = {seed: value(row) for seed, row in ended.items() if row.problem(metric) is None}
+        values = {seed: number for seed, number in numbers.items() if number is not None}
+        failed = {seed: _reason(row, metric) for seed, row in ended.items() if seed not in values}
+        return replace(self, values=values, failed=failed)
+
+    @property
+    def done(self) -> dict[int, Row]:
+        """The runs with a result of their main metric, by seed."""
+        return {seed: row for seed, row in self._ended if why_lost(row) is None}
+
+    @property
+    def lost(self) -> dict[int, Row]:
+        """The runs that failed or diverged, by seed."""
+        return {seed: row for seed, row in self._ended if why_lost(row) is not None}
+
+    @property
+    def _ended(self) -> list[tuple[int, Row]]:
+        return [(seed, row) for seed, row in sorted(self.runs.items()) if row.status is not None]
+
+    def finals(self, metric: str, last: int) -> dict[int, float]:
+        """The final values by seed; none if a run was lost, since the others would be a biased sample."""
+        numbers = {} if self.lost else {seed: row.final(metric, last) for seed, row in self.done.items()}
+        return {seed: number for seed, number in numbers.items() if number is not None}
+
+
+def why_lost(row: Row) -> str | None:
+    """Why a run has no result; None if it has one. A run that halving stopped has the result of its last round."""
+    return None if row.status in (None, "stopped") else row.problem(row.main)
+
+
+def cells(results: Results, role: Role = "final") -> list[Cell]:
+    """The cells with planned runs, with the final values of `results.metric`.
+
+    Those of final runs stand case by case in the order of the study file, those of tuning in the order of the plan.
+    """
+    info = results.info
+    made: dict[str, Cell] = {}
+    if role == "final":
+        planned = {_text(row.method, row.case) for row in results.rows}
+        pairs = [Cell(method, case, runs={}) for case in info.cases for method in info.methods]
+        made = {text: cell for cell in pairs if (text := _text(cell.method, cell.case)) in planned}
+    runs: dict[str, dict[int, Row]] = {text: {} for text in made}
+    for row in results.rows:
+        point = row.point if role == "tune" else {}
+        text = _text(row.method, row.case, point)
+        if row.role != role or (role == "final" and text not in made):
+            continue
+        made.setdefault(text, Cell(row.method, row.case, point=point))
+        # A final run that is paused goes on.
+        paused = role == "final" and row.status == "stopped"
+        runs.setdefault(text, {})[row.seed] = replace(row, status=None) if paused else row
+    value = final(results.metric, info.last)
+    return [
+        _filled(cell, runs[text], info.seeds).with_values(results.metric, value)
+        for text, cell in made.items()
+    ]
+
+
+def _filled(cell: Cell, runs: Mapping[int, Row], seeds: Sequence[int]) -> Cell:
+    # Before tuning has chosen, the entries of final runs do not exist, so the seeds of the study count.
+    missing = [seed for seed in runs or seeds if seed not in runs or runs[seed].status in (None, "stopped")]
+    return replace(cell, runs=runs, missing=missing)
+
+
+def _text(method: str, *values: Mapping[str, Any]) -> str:
+    return repr((method, *(sorted(each.items()) for each in values if each)))
+
+
+def _reason(row: Row, metric: str) -> str:
+    """Why a run has no value, with the nearest metric that it has."""
+    reason, unmeasured = row.problem(metric), _UNMEASURED.format(metric)
+    metrics = [name for name in row.curve if split_of(name) or name.startswith("clients_")]
+    if metrics and reason in (None, unmeasured):
+        return f"{unmeasured}, {nearest(metric, metrics)}"
+    return reason or unmeasured
+
+
+@dataclass(frozen=True)
+class CellTest:
+    """The comparison of a cell with the cell of the baseline in the same case.
+
+    Attributes:
+        test: None if it was not tested, for the reason in `untested`.
+        bold: see `fedlens.results.statistics.is_bold`.
+    """
+
+    cell: Cell
+    baseline: Cell
+    test: PairedTest | None
+    untested: str | None = None
+    bold: bool = False
+
+
+def comparisons(cells: Sequence[Cell], baseline: str, tuning: Mapping[str, Any]) -> list[CellTest]:
+    """Compares each cell with the baseline of its case, with Holm's correction over all comparisons.
+
+    Args:
+        cells: of one table.
+        tuning: of the study, see `StudyInfo`.
+    """
+    bases = {repr(dict(cell.case)): cell for cell in cells if cell.method == baseline}
+    pairs = [
+        (cell, base)
+        for cell in cells
+        if cell.method != baseline and (base := bases.get(repr(dict(cell.case)))) is not None
+    ]
+    reasons = [_untested(cell, base) for cell, base in pairs]
+    tests = [
+        None if reason else paired_test(cell.values, base.values)
+        for (cell, base), reason in zip(pairs, reasons, strict=True)
+    ]
+    adjusted = holm([test.p if test else None for test in tests])
+    compared = []
+    for (cell, base), reason, test, p in zip(pairs, reasons, tests, adjusted, strict=True):
+        whole = replace(test, adjusted=p) if test else None
+        if whole is not None and p is None:
+            alone = whole.difference.seeds == 1
+            reason = "one seed" if alone else "the difference is the same at every seed"
+        compared.append(CellTest(cell, base, whole, reason, is_bold(whole, tuning)))
+    return compared
+
+
+def _untested(cell: Cell, base: Cell) -> str | None:
+    for each, whose in ((cell, ""), (base, " of the baseline")):
+        if each.failed:
+            return f"{len(each.failed)} of {each.planned} runs{whose} {'failed' if each.measured else 'have no value'}"
+        if each.missing:
+            return f"{len(each.missing)} of {each.planned} runs{whose} are not finished"
+    return None if cell.values.keys() & base.values.keys() else "no seed in common"
