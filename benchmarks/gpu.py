@@ -12,6 +12,7 @@
   100,000 images a second.
 - `workers`: the same setting with 1, 2 and 4 workers on the GPU, with and without groups.
 - `memory`: the memory of groups of 8 and 64 clients, and its estimate.
+- `forms`: convolutions of 10 clients, forward and backward, in each form of `fedlens.local.vectorized.convolution`.
 - `peak`: FLOP/s of training `hsu-cnn` at 32 x 32 and a ResNet-18 at 224 x 224, as a share of the data sheet's peak.
 - `tests`: `pytest tests/gpu`, which compares the results of algorithms, tasks and components with the processor's.
 
@@ -49,6 +50,7 @@ from fedlens.benchmark.limit import WORKLOADS, Workload
 from fedlens.benchmark.profile import peak_of
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.protocol import BatchedOp
+from fedlens.local.vectorized.convolution import FORMS
 
 GPU = torch.device("cuda")
 ROOT = Path(__file__).parents[1]
@@ -307,6 +309,39 @@ def memory(asked: Setting) -> Found:
     return found
 
 
+# Channels in and out, kernel, side of the images, images in a client's batch.
+LAYERS = ((1, 32, 5, 28, 10), (3, 64, 5, 32, 32), (32, 64, 5, 14, 10), (64, 64, 5, 16, 32), (128, 128, 3, 16, 64),
+          (512, 512, 3, 4, 32))  # fmt: skip
+
+
+def forms(asked: Setting) -> Found:
+    """Milliseconds of a layer for a group of clients, in each form of its convolution."""
+    found: Found = {}
+    clients = asked.sizes.groups[0] + 2  # 10, as in `rounds`
+    arithmetic = Arithmetic(asked.precision, channels_last=False)
+    with arithmetic.on(GPU):
+        for channels, out, kernel, side, batch in LAYERS:
+            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(asked.precision, torch.float32)
+            images = torch.randn(clients * batch, channels, side, side, device=GPU, dtype=dtype)
+            weight = torch.randn(clients, out, channels, kernel, kernel, device=GPU, dtype=dtype)
+            learned = [weight.requires_grad_()]
+            if channels > 3:  # else the layer is the first one, whose images need no gradient
+                learned.append(images.requires_grad_())
+            padding = (kernel // 2, kernel // 2)
+            for name, form in FORMS.items():
+                seconds = []
+                for _ in range(2 + asked.pairs):
+                    torch.cuda.synchronize()
+                    start = time.perf_counter()
+                    result = form(images, weight, (1, 1), padding, (1, 1), 1)
+                    torch.autograd.grad(result.sum(), learned)
+                    torch.cuda.synchronize()
+                    seconds.append(time.perf_counter() - start)
+                what = f"{channels} -> {out}, {kernel}x{kernel}, {side} pixels, batch {batch}"
+                found[f"{what}, {name}, ms"] = 1e3 * statistics.median(seconds[2:])
+    return found
+
+
 def peak(asked: Setting) -> Found:
     """FLOP/s of training, and their share of the peak."""
     sizes, hsu = asked.sizes, asked.sizes.hsu2019
@@ -342,8 +377,8 @@ def tests(asked: Setting) -> Found:
 
 
 SECTIONS: dict[str, Callable[[Setting], Found]] = {
-    "launches": launches, "groups": groups, "rounds": rounds, "workers": workers, "memory": memory, "peak": peak,
-    "tests": tests,
+    "launches": launches, "groups": groups, "rounds": rounds, "workers": workers, "memory": memory, "forms": forms,
+    "peak": peak, "tests": tests,
 }  # fmt: skip
 
 

@@ -122,7 +122,9 @@ def test_every_component_runs_in_the_ci_tier() -> None:
 def test_a_run_has_the_processors_bits(components: str, rounds: int, tmp_path: Path) -> None:
     here, there = both(tmp_path, small(**{"rounds": rounds, **merged(components)}))
     # The loss of a batch of masks is a sum over pixels, which a GPU takes in another order.
-    agree(there, here, 1e-6 if merged(components)["model"] is per_pixel else 0.0)
+    tolerance = 1e-6 if merged(components)["model"] is per_pixel else 0.0
+    # Adam moves a weight by the sign of its gradient at first, also where that is only rounding.
+    agree(there, here, tolerance, real=0.1 if "adam" in components else 1e-2)
 
 
 @pytest.mark.parametrize(

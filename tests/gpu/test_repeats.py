@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from fedlens.api import Experiment, resume
-from tests.contract.contract_kit import outcome
-from tests.gpu.device_kit import GPU, small
+from tests.contract.contract_kit import ALGORITHMS, outcome
+from tests.gpu.device_kit import GPU, run, small
+from tests.gpu.test_tasks import ROWS as TASK_ROWS
 from tests.simulated_gpu import unordered
 
 FILE = str(Path(__file__))
@@ -42,6 +43,21 @@ def test_a_repeated_run_that_is_resumed_has_the_same_bits(
     made.run(tmp_path / "second", until=1)
     torch.rand(1, device=GPU)
     assert outcome(resume(tmp_path / "second")) == first
+
+
+TASKS = {
+    name: changes | {"data": changes["data"] | {"partition": "natural"}}
+    for name, changes in TASK_ROWS.items()
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [*ALGORITHMS, *TASKS])
+def test_a_repeated_run_of_each_algorithm_and_task_has_the_same_bits(name: str, tmp_path: Path) -> None:
+    given = small(name) if name in ALGORITHMS else small(**TASKS[name])
+    first = outcome(run(tmp_path / "first", given, GPU))
+    torch.rand(1, device=GPU)
+    assert outcome(run(tmp_path / "second", given, GPU)) == first
 
 
 @pytest.mark.nightly

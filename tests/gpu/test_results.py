@@ -18,7 +18,7 @@ from fedlens.use.predict import predict
 from fedlens.use.trained_model import read_trained
 from tests.contract.contract_kit import Stopping, nightly_but, outcome
 from tests.gpu.conftest import SIMULATED
-from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, both, run, small
+from tests.gpu.device_kit import DATA, GPU, GROUP_NORM, both, small
 from tests.unit.data.pictures import pixels, write
 
 
@@ -52,8 +52,8 @@ def test_an_analysis_has_the_numbers_of_the_processor(
 @pytest.mark.nightly
 def test_a_run_resumes_exactly(tmp_path: Path) -> None:
     given = small("scaffold", checkpoint={"seconds": 0})
-    whole = run(tmp_path / "whole", given, GPU)
     engine = {"engine": {"name": "inline", "device": GPU, "channels_last": False}}
+    whole = Experiment(**given | engine).run(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         Experiment(**given | engine).run(tmp_path / "stopped", progress=Stopping(1))
     assert outcome(resume(tmp_path / "stopped")) == outcome(whole)

@@ -49,7 +49,7 @@ def test_the_table_has_every_task() -> None:
 # The loss of a batch of masks is a sum over pixels, which a GPU takes in an order of its own.
 LOSS = {"segmentation": 1e-6}
 # Batch normalization divides by the deviation of a few nearly equal values, which magnifies a real GPU's last bits.
-REAL = {"detection": 5e-2, "simsiam": 5e-2}
+REAL = {"detection": 0.2, "simsiam": 5e-2}
 
 
 @pytest.mark.parametrize(("task", "rounds"), tiers(ROWS, ROWS))

@@ -115,7 +115,7 @@ def obstacle(train: Train) -> Obstacle | None:
 def footprint(train: Train, device: torch.device, largest: int | None = None, data: Any = None) -> int:
     """The approximate bytes of a client in a group: its copies of the weights, a batch and its activations.
 
-    On a GPU also the patches of convolutions; see `fedlens.local.vectorized.convolution`.
+    On a GPU also the patches of convolutions, as if all were `unfolded`: see `fedlens.local.vectorized.convolution`.
 
     Args:
         train: the training.

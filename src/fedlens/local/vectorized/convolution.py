@@ -1,6 +1,6 @@
 """Convolutions of stacked clients: weights [A, O, C, ...] against images [A * B, C, H, W].
 
-There are three forms, chosen only by shape and device, so that runs are reproducible to the bit:
+There are three forms, chosen only by shape, number format and device, so that runs are reproducible to the bit:
 
 - grouped: one convolution whose groups are the clients. Fast if each client has at least eight channels; with fewer, as
   in the first layer of most models, the libraries' kernels for groups leave most of the machine idle.
@@ -17,6 +17,20 @@ Measured on a CPU (forward and backward, ms; 10 clients of mcmahan-cnn at batch 
     hsu-cnn, 64 -> 64             241    235        651                          234
     1 -> 16 of 8 x 8 pixels       6.5     11        2.4                           17
     16 -> 16 of 8 x 8 pixels       12     27         31                           29
+
+Measured on an NVIDIA H200 (forward and backward, ms; 10 clients; PyTorch 2.11; `python -m benchmarks.gpu forms`):
+
+                                        fp32                         bf16
+                              grouped   each   unfolded    grouped   each   unfolded
+    1 -> 32, 5x5, batch 10       0.45   0.94       0.85       0.29   1.02       0.60
+    3 -> 64, 5x5, batch 32       0.85   1.23       1.56       1.15   1.94       1.16
+    32 -> 64, 5x5, batch 10      0.88   1.75       0.72       1.05   2.19       0.87
+    64 -> 64, 5x5, batch 32      2.97   2.48       3.65       0.79   2.13       2.35
+    128 -> 128, 3x3, batch 64    9.16   4.88       6.73       1.04   2.00       3.41
+    512 -> 512, 3x3, batch 32    8.49   8.82       2.18       1.47   1.94       0.67
+
+Copying patches pays where their products have many output channels, and calls for each client where these are large.
+With 50 clients and one or three channels, `unfolded` is up to twice as fast as `grouped`, with 4 clients it is slower.
 """
 
 from __future__ import annotations
@@ -32,6 +46,12 @@ from fedlens.local.vectorized.stack import Stack
 
 _CHANNELS = 8  # of a group, from which on a grouped convolution is no slower than one per client
 _LITTLE = 2_000_000  # multiplications of a client's batch, up to which a call costs more than its computation
+# On a GPU:
+_GROUPS = 16  # of few channels, up to which a grouped convolution is faster than copying patches
+_MUCH = (
+    600_000_000  # multiplications of a client's batch, from which copying patches can cost more than it saves
+)
+_WIDE = 128  # output channels, beyond which it does not
 
 
 def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
@@ -43,7 +63,7 @@ def convolution(stack: Stack, layer: nn.Conv2d, input: Tensor) -> Tensor:
     input, weight, bias = in_one_format(input, weight, bias)
     padded, padding = _padded(layer, input)
     weight = weight.expand(stack.clients, *weight.shape[-4:])
-    form = _FORMS[chosen(layer, padded, stack.clients, padding)]
+    form = FORMS[chosen(layer, padded, stack.clients, padding)]
     out = form(padded, weight, layer.stride, padding, layer.dilation, layer.groups)
     if bias is None:
         return out
@@ -71,10 +91,9 @@ def in_one_format(
 def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, ...]) -> str:
     """The name of the form for images [A * B, C, H, W] of this many clients."""
     few = layer.in_channels // layer.groups < _CHANNELS
-    if images.is_cuda:
-        # Batched products use a GPU better than cuDNN's grouped convolutions. Not measured here.
-        return "unfolded" if layer.groups == 1 else "grouped"
-    if not few:
+    if images.is_cuda and (layer.groups > 1 or few):
+        return "grouped" if layer.groups > 1 or clients <= _GROUPS else "unfolded"
+    if not images.is_cuda and not few:
         return "grouped"
     high, wide = (
         (n + 2 * p - d * (k - 1) - 1) // s + 1
@@ -84,6 +103,10 @@ def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, .
     )
     each = layer.out_channels * layer.in_channels // layer.groups * prod(layer.kernel_size)
     work = len(images) // clients * high * wide * each
+    if images.is_cuda:
+        if work < _MUCH or layer.out_channels > _WIDE:
+            return "unfolded"
+        return "each" if images.dtype == torch.float32 else "grouped"
     return "unfolded" if work <= _LITTLE and layer.groups == 1 else "each"
 
 
@@ -180,4 +203,4 @@ class _Unfolded(torch.autograd.Function):
         return of_images, of_weight, None, None, None
 
 
-_FORMS = {"grouped": _grouped, "each": _each, "unfolded": _unfolded}
+FORMS = {"grouped": _grouped, "each": _each, "unfolded": _unfolded}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedlens.local.vectorized import convolution as stacked_convolution
 from fedlens.local.vectorized.convolution import chosen
@@ -109,6 +110,27 @@ def test_convolutions_in_groups_and_half_frozen_ones(form: str, frozen: tuple[st
 def test_the_form_is_chosen_by_shape_alone(layer: nn.Conv2d, shape: tuple[int, ...], form: str) -> None:
     images = torch.zeros(4 * 10, *shape)
     assert chosen(layer, images, 4, layer._reversed_padding_repeated_twice[:2]) == form
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "batch", "clients", "forms"),
+    [
+        (nn.Conv2d(3, 64, 5, padding=2), (3, 32, 32), 32, 10, ("grouped", "grouped")),
+        (nn.Conv2d(3, 64, 5, padding=2), (3, 32, 32), 32, 50, ("unfolded", "unfolded")),
+        (nn.Conv2d(32, 64, 5, padding=2), (32, 14, 14), 10, 10, ("unfolded", "unfolded")),
+        (nn.Conv2d(64, 64, 5, padding=2), (64, 16, 16), 32, 10, ("each", "grouped")),
+        (nn.Conv2d(512, 512, 3, padding=1), (512, 4, 4), 32, 10, ("unfolded", "unfolded")),
+        (nn.Conv2d(64, 64, 3, groups=2), (64, 8, 8), 32, 10, ("grouped", "grouped")),
+    ],
+)
+def test_on_a_gpu_the_form_is_that_measured_to_be_the_fastest(
+    layer: nn.Conv2d, shape: tuple[int, ...], batch: int, clients: int, forms: tuple[str, str]
+) -> None:
+    """In fp32 and in bf16; a tensor without data says that it is on a GPU."""
+    for form, dtype in zip(forms, (torch.float32, torch.bfloat16), strict=True):
+        with FakeTensorMode():
+            images = torch.empty(clients * batch, *shape, dtype=dtype, device="cuda")
+        assert chosen(layer, images, clients, layer._reversed_padding_repeated_twice[:2]) == form
 
 
 @pytest.mark.parametrize(
