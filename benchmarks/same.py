@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.peer import PeerProcess, installed, known_peers, usual_directory
 from fedlens.benchmark.limit import Learner, Workload, fresh_weights, mnist_cnn
-from fedlens.benchmark.peer import PeerProcess, installed, known_peers, usual_directory
 from fedlens.engines.devices import usable_cores
 
 ROUNDS = 3

@@ -1,4 +1,4 @@
-"""Prints the table of the results page from the file that `fedlens bench` writes.
+"""Prints the table of the results page from the file that `fedlens bench` or `python -m benchmarks.speed` writes.
 
 python -m benchmarks.table fedlens-bench.json
 """
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.benchmark.comparison import Ratio
+from benchmarks.goals import goals_of
+from fedlens.benchmark.comparison import ComparisonRow, Ratio
 
 
 def told(ratio: dict[str, float] | None) -> str:
@@ -56,11 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(line(row, first=row["workload"] != before))
         before = row["workload"]
     print("\n| workload | goal | at least | measured | met |\n|---|---|---|---|---|")
-    for goal in record["goals"]:
-        pair = f"{goal['engine']} to {goal['reference']}"
-        print(
-            f"| `{goal['workload']}` | {pair} | {goal['least']:g} | {told(goal['measured'])} | {goal['met']} |"
-        )
+    for goal in goals_of([ComparisonRow(**row) for row in record["rows"]]):
+        pair = f"{goal.engine} to {goal.reference}"
+        print(f"| `{goal.workload}` | {pair} | {goal.least:g} | {goal.measured} | {goal.met} |")
     environment = record["environment"]
     print()
     for name in best:

@@ -10,12 +10,11 @@ from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.benchmark.comparison import ComparisonRow
-from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import Workload
 from fedlens.run.environment import describe_environment
 from fedlens.run.rundir import plain
 
-FORMAT = 2
+FORMAT = 3
 
 
 def as_record(
@@ -25,7 +24,7 @@ def as_record(
 
     `environment` is that of a run's `environment.json`. `workloads` has the fields of each workload that has rows, by
     its name. `rows` has the fields of `ComparisonRow`, with `seconds` for each turn, so two rows of one workload are
-    pairs. `goals` has the fields of `Goal`.
+    pairs.
     """
     environment: Mapping[str, Any] = describe_environment(command, seed=0)
     return {
@@ -37,7 +36,6 @@ def as_record(
             if any(row.workload == load.name for row in rows)
         },
         "rows": [asdict(row) for row in rows],
-        "goals": [{**asdict(goal), "met": goal.met} for goal in goals_of(rows)],
     }
 
 

@@ -1,11 +1,10 @@
-"""Measures fedlens, bare PyTorch and peers on one workload in alternating turns of one run."""
+"""Measures fedlens and bare PyTorch on one workload in alternating turns of one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
@@ -13,10 +12,12 @@ from fedlens.benchmark import arrangements
 from fedlens.benchmark.arrangements import Arrangement
 from fedlens.benchmark.comparison import ComparisonRow, rows_of
 from fedlens.benchmark.federation import Federation
-from fedlens.benchmark.interleave import Measurement, failure_recorded, fastest, take_turns
+from fedlens.benchmark.interleave import Measurement, failure_recorded, take_turns
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, linear
-from fedlens.benchmark.peer import Peer, PeerProcess, installed, torch_version
 from fedlens.engines.devices import usable_cores
+
+Say = Callable[[str], None]
+Others = Callable[[Workload, int, Say], Sequence[Measurement]]
 
 
 def workload(name: str) -> Workload:
@@ -32,65 +33,63 @@ def workload(name: str) -> Workload:
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """The engines and peers to measure.
+    """What is measured beside the limit.
 
     Attributes:
         engines: `[engine]` tables; an empty one is fedlens by default.
-        peers_dir: the directory of the peers' environments.
         turns: how many turns each workload takes, or fewer where `budget` seconds do not suffice.
+        others: further candidates of a workload, on so many cores.
     """
 
     engines: Sequence[Mapping[str, Any]]
-    peers: Sequence[Peer] = ()
-    peers_dir: Path = Path()
     turns: int = 12
     budget: float | None = None
+    others: Others = lambda workload, cores, say: ()
 
 
 def measure(
     workload: Workload,
     plan: BenchmarkPlan,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
     cores: int | None = None,
 ) -> list[ComparisonRow]:
-    """The rows of one workload: the limit in each memory layout, code written by hand, engines, and peers.
+    """The rows of one workload: the limit in each memory layout, code written by hand, engines, and other candidates.
 
     Each runs in the fastest arrangement of processes and threads, which a short trial finds; fedlens by default chooses
-    by itself. A peer runs as documented and, for convolutions, also with channels last where its interface allows it.
-    A candidate that does not run has a row with the reason. `say` reports progress.
+    by itself. A candidate that does not run has a row with the reason. `say` reports progress.
     """
     cores = cores or usable_cores()
-    layouts = [workload] if workload.model is linear else [workload, replace(workload, channels_last=True)]
-    measurements = [_limit(each, cores, say) for each in layouts]
+    measurements = [_limit(each, cores, say) for each in layouts(workload)]
     if workload.model is linear:
         measurements.append(_by_hand(workload, cores, say))
     measurements += [_engine(workload, table, cores, say) for table in plan.engines]
-    for peer in plan.peers:
-        tried = layouts if peer.channels_last else layouts[:1]
-        measurements += [_peer(each, peer, plan.peers_dir, cores, say) for each in tried]
+    measurements += plan.others(workload, cores, say)
     ready = [measurement for measurement in measurements if measurement.ran]
     take_turns(ready, plan.turns, plan.budget, lambda sentence: say(f"{workload.name}: {sentence}"))
     return rows_of(workload, measurements)
 
 
-def _limit(workload: Workload, cores: int, say: Callable[[str], None]) -> Measurement:
+def layouts(workload: Workload) -> list[Workload]:
+    """The workload in each memory layout: of convolutions also with channels last."""
+    return [workload] if workload.model is linear else [workload, replace(workload, channels_last=True)]
+
+
+def _limit(workload: Workload, cores: int, say: Say) -> Measurement:
     name = f"limit, {_layout(workload)}"
     say(f"{workload.name}: arranging the {name}")
     way = arrangements.best_of_limit(workload, cores)
     start = partial(BareLimit, workload, way.processes, way.threads, apart=True)
-    return Measurement(name, "limit", start, _about(workload, way))
+    return Measurement(name, "limit", start, about(workload, way))
 
 
-def _by_hand(workload: Workload, cores: int, say: Callable[[str], None]) -> Measurement:
+def _by_hand(workload: Workload, cores: int, say: Say) -> Measurement:
     say(f"{workload.name}: arranging the batched product")
     way = arrangements.best_by_hand(workload, cores)
     start = partial(BatchedLinear, workload, way.threads)
-    return Measurement("bmm by hand", "by hand", start, _about(workload, way))
+    return Measurement("bmm by hand", "by hand", start, about(workload, way))
 
 
-def _engine(
-    workload: Workload, table: Mapping[str, Any], cores: int, say: Callable[[str], None]
-) -> Measurement:
+def _engine(workload: Workload, table: Mapping[str, Any], cores: int, say: Say) -> Measurement:
     if not table:
         start = partial(Federation, workload, {})
         return Measurement("fedlens by default", "fedlens", start, {"default": True})
@@ -104,29 +103,10 @@ def _engine(
     return measurement
 
 
-def _peer(
-    workload: Workload, peer: Peer, directory: Path, cores: int, say: Callable[[str], None]
-) -> Measurement:
-    def start(way: Arrangement) -> PeerProcess:
-        return PeerProcess(peer, python, small, way)
-
-    small = arrangements.trial(workload)
-    title = f"{peer.title}, channels last" if workload.channels_last else peer.title
-    measurement = Measurement(title, "peer", lambda: PeerProcess(peer, python, workload, way))
-    with failure_recorded(measurement):
-        python = installed(peer, directory, say)
-        ways = peer.ways(cores)
-        if len(ways) > 1:
-            say(f"{workload.name}: arranging {title}")
-        way = fastest(ways, start)
-        requirements = {"requirements": list(peer.requirements), "torch": torch_version()}
-        measurement.about = {**_about(workload, way), "peer": peer.title, **requirements}
-    return measurement
-
-
-def _about(workload: Workload, way: Arrangement) -> dict[str, Any]:
-    about = {"processes": way.processes, "threads": way.threads, "layout": _layout(workload)}
-    return about | {"device": workload.device}
+def about(workload: Workload, way: Arrangement) -> dict[str, Any]:
+    """What the row of a candidate says of its arrangement."""
+    arranged = {"processes": way.processes, "threads": way.threads, "layout": _layout(workload)}
+    return {**arranged, "device": workload.device}
 
 
 def _layout(workload: Workload) -> str:

@@ -113,7 +113,7 @@ class _SpeedFirst(TyperGroup):
 bench = typer.Typer(
     name="bench",
     cls=_SpeedFirst,
-    help="Measure the speed of fedlens on this machine, compared with plain PyTorch and other libraries.",
+    help="Measure the speed of fedlens on this machine, compared with plain PyTorch.",
     epilog="Without a command, [bold]speed[/bold]: fedlens bench linear --pairs 20",
     rich_markup_mode="rich",
 )

@@ -1,4 +1,4 @@
-"""`fedlens bench speed`: the engines of fedlens beside bare PyTorch and, on request, beside other libraries."""
+"""`fedlens bench speed`: the engines of fedlens beside bare PyTorch."""
 
 from __future__ import annotations
 
@@ -46,25 +46,7 @@ Seconds = Annotated[
     float | None,
     typer.Option(metavar="S", min=0, help="Time limit per workload; one measurement is always taken."),
 ]
-Peers = Annotated[
-    bool,
-    typer.Option(
-        "--peers",
-        help="Measure other libraries too, each in an environment of its own (several gigabytes).",
-    ),
-]
-PeerNames = Annotated[
-    list[str] | None,
-    typer.Option("--peer", metavar="NAME", help="Measure only this library; may be repeated."),
-]
-PeersDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Directory of the environments of other libraries; default $XDG_CACHE_HOME/fedlens/peers, else "
-        "~/.cache/fedlens/peers.",
-    ),
-]
+Others = Annotated[bool, typer.Option("--peers", "--peer", hidden=True)]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the results file and the picture.")]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help=f"Results file; default {_NAME}.json in --out.")
@@ -78,72 +60,76 @@ def speed(
     device: DeviceName = "auto",
     pairs: Pairs = 12,
     seconds: Seconds = None,
-    peers: Peers = False,
-    peer_names: PeerNames = None,
-    peers_dir: PeersDir = None,
+    others: Others = False,
     out: Out = Path(),
     json_file: JsonFile = None,
     picture: Picture = None,
     debug: Debug = False,
 ) -> None:
-    """Train the same rounds with bare PyTorch and with fedlens in turn, and compare them with the goals.
+    """Train the same rounds with bare PyTorch and with fedlens in turn, and compare their speed.
 
     Each ratio is the median over pairs of turns, with a 95 % interval. Close other programs first.
     """
     with reported(debug):
-        from fedlens.base.errors import ConfigError
-        from fedlens.benchmark.picture import draw
-        from fedlens.benchmark.results_file import writable
-        from fedlens.benchmark.speed import workload
-        from fedlens.use.device_here import device_here
+        if others:
+            from fedlens.base.errors import ConfigError
 
-        names = dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))
-        loads = [workload(name) for name in names]
-        beside = bool(peers or peer_names)  # of other libraries, which are measured on the processor
-        here, said = device_here("cpu" if beside and device == "auto" else device or "auto")
-        if beside and here != "cpu":
-            hint = "take --device cpu, or leave out --peers"
-            raise ConfigError("other libraries are measured on the processor", where="--device", hint=hint)
-        for sentence in said:
-            _say(sentence)
-        loads = [replace(load, device=here) for load in loads]
-        plan = _plan(engines, peers, peer_names, peers_dir, pairs, seconds)
-        file, drawing = json_file or out / f"{_NAME}.json", picture or out / f"{_NAME}.png"
-        writable(file)
-        drawn = _drawable(drawing, picture is not None)
-        rows = _measured(loads, plan, file)
-        _print(rows)
-        print(f"results: {file}")
-        if drawn:
-            draw(rows, drawing)
-            print(f"picture: {drawing}")
-        if any(row.kind == "fedlens" and row.reason is not None for row in rows):
-            raise typer.Exit(1)
+            hint = "run python -m benchmarks.speed, which has this option, in a checkout of fedlens"
+            raise ConfigError("other libraries are measured from a checkout", where="--peers", hint=hint)
+        ended(compared(workloads, plan(engines, pairs, seconds), device, out, json_file, picture))
 
 
-def _plan(
-    engines: str,
-    peers: bool,
-    peer_names: Sequence[str] | None,
-    peers_dir: Path | None,
-    pairs: int,
-    seconds: float | None,
-) -> BenchmarkPlan:
-    """What the options ask for. Raises `ConfigError` where nothing is to be measured, or an option has no effect."""
+def plan(engines: str, pairs: int, seconds: float | None) -> BenchmarkPlan:
+    """What the options ask for. Raises `ConfigError` where no engine is to be measured."""
     from fedlens.base.errors import ConfigError
-    from fedlens.benchmark import peer
     from fedlens.benchmark.arrangements import engine_table
     from fedlens.benchmark.speed import BenchmarkPlan
 
     tables = [engine_table(text.strip()) for text in engines.split(",") if text.strip()]
     if not tables:
         raise ConfigError("no engine to measure", where="--engines", hint="name one, such as inline")
-    chosen = peer.chosen(peer_names) if peers or peer_names else []
-    if peers_dir is not None and not chosen:
-        raise ConfigError(
-            "no other library is measured", where="--peers-dir", hint="add --peers or --peer NAME"
-        )
-    return BenchmarkPlan(tables, chosen, peers_dir or peer.usual_directory(), pairs, seconds)
+    return BenchmarkPlan(tables, pairs, seconds)
+
+
+def compared(
+    workloads: Sequence[str] | None,
+    plan: BenchmarkPlan,
+    device: str | None,
+    out: Path,
+    json_file: Path | None,
+    picture: Path | None,
+    command: Sequence[str] = ("fedlens",),
+) -> list[ComparisonRow]:
+    """Measures, prints, writes and draws the rows of the workloads, by default of all.
+
+    `command` comes before the arguments in the results file.
+    """
+    from fedlens.benchmark.picture import draw
+    from fedlens.benchmark.results_file import writable
+    from fedlens.benchmark.speed import workload
+    from fedlens.use.device_here import device_here
+
+    loads = [workload(name) for name in dict.fromkeys(workloads or ("cifar-cnn", "mnist-cnn", "linear"))]
+    here, said = device_here(device or "auto")
+    for sentence in said:
+        _say(sentence)
+    loads = [replace(load, device=here) for load in loads]
+    file, drawing = json_file or out / f"{_NAME}.json", picture or out / f"{_NAME}.png"
+    writable(file)
+    drawn = _drawable(drawing, picture is not None)
+    rows = _measured(loads, plan, file, command)
+    _print(rows)
+    print(f"results: {file}")
+    if drawn:
+        draw(rows, drawing)
+        print(f"picture: {drawing}")
+    return rows
+
+
+def ended(rows: Sequence[ComparisonRow]) -> None:
+    """Exits with 1 where an engine of fedlens did not run."""
+    if any(row.kind == "fedlens" and row.reason is not None for row in rows):
+        raise typer.Exit(1)
 
 
 def _drawable(file: Path, required: bool) -> bool:
@@ -163,7 +149,9 @@ def _drawable(file: Path, required: bool) -> bool:
     return True
 
 
-def _measured(loads: Sequence[Workload], plan: BenchmarkPlan, file: Path) -> list[ComparisonRow]:
+def _measured(
+    loads: Sequence[Workload], plan: BenchmarkPlan, file: Path, command: Sequence[str]
+) -> list[ComparisonRow]:
     """The rows of all workloads. The file is written after each workload, in case a later one is interrupted."""
     from fedlens.base.errors import FedlensError
     from fedlens.benchmark.results_file import as_record, write
@@ -173,7 +161,7 @@ def _measured(loads: Sequence[Workload], plan: BenchmarkPlan, file: Path) -> lis
     for load in loads:
         rows += measure(load, plan, _say)
         try:
-            write(as_record(rows, loads, ["fedlens", *sys.argv[1:]]), file)
+            write(as_record(rows, loads, [*command, *sys.argv[1:]]), file)
         except FedlensError:
             _print(rows)  # else the measurements would be lost
             raise
@@ -185,9 +173,7 @@ def _say(sentence: str) -> None:
 
 
 def _print(rows: Sequence[ComparisonRow]) -> None:
-    """Prints the table, without columns that are empty, and the goals."""
-    from fedlens.benchmark.goals import goals_of
-
+    """Prints the table, without columns that are empty."""
     table = [_cells(row) for row in rows]
     head = [name for name in _COLUMNS if any(cells.get(name) for cells in table)]
     numeric = [] if any(row.reason for row in rows) else [head.index("images/s")]
@@ -197,13 +183,6 @@ def _print(rows: Sequence[ComparisonRow]) -> None:
     few = " (of fewer than six pairs, their range)" if min(turns.values(), default=6) < 6 else ""
     print(f"medians of pairs taken in turn, with 95 % intervals{few}; pairs: {counts}")
     print("the first round fills caches and is not among the pairs")
-    goals = [
-        (goal.workload, f"{goal.engine} to {goal.reference}", f"{goal.least:g}", str(goal.measured), goal.met)
-        for goal in goals_of(rows)
-    ]
-    if goals:
-        print()
-        print_columns(goals, ("workload", "goal", "at least", "measured", "met"), numeric=(2,))
 
 
 def _cells(row: ComparisonRow) -> dict[str, str]:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tomli_w
+import torch
+from numpy.typing import NDArray
+
+from fedlens.base.errors import ConfigError
+from fedlens.benchmark.batch_memory import info_of, measured_memory
+from fedlens.benchmark.memory_step import TrainingTrial, trial
+from fedlens.data.dataset import Dataset, marks_of, refuse_features
+from fedlens.data.federated import hold_out, hold_out_each
+from fedlens.data.loading import loaded
+from fedlens.data.partition.iid import reassigned
+from fedlens.data.partition.partition import Partition
+from fedlens.models.counts import multiply_adds
+from fedlens.models.head import head_of
 from fedlens.results.model_costs import CellCost, cost_values, read_costs
 from fedlens.results.populations import (
     CasePopulation,
@@ -17,7 +34,10 @@ from fedlens.results.populations import (
     read_populations,
 )
 from fedlens.results.rows import read_data, write_data
+from fedlens.settings.config import plain, read_config
+from fedlens.settings.config_source import Source
 from fedlens.settings.datadir import data_directory
+from fedlens.settings.plan import plan
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.planned import PlannedRun
@@ -68,7 +88,6 @@ def _populations(
     cells: StudyCells, before: Sequence[CasePopulation], data_dir: Path | None, download: bool, say: Say
 ) -> list[CasePopulation]:
     """One population for each case, or for each method if the methods of a case have different data."""
-    from fedlens.settings.run_partition import run_partition
 
     made = {population.settings: population for population in before}
     populations: list[CasePopulation] = []
@@ -81,9 +100,10 @@ def _populations(
             label = method.label if len(different) > 1 else ""
             if digest not in made:
                 say(f"partition of {run.key}")
-                whole = run_partition(run.settings, root=data_directory(data_dir), download=download)
+                root = data_directory(data_dir)
+                partition, test = run_partition(run.settings, root=root, download=download)
                 made[digest] = CasePopulation.of(
-                    whole.partition, case.values, settings=digest, seed=run.seed, test=whole.test_counts
+                    partition, case.values, settings=digest, seed=run.seed, test=test
                 )
             populations.append(replace(made[digest], case=dict(case.values), method=label))
     return populations
@@ -117,23 +137,135 @@ def _costs(
             digest = _digest("cost", parts, dataset, shape, classes, memory)
             if digest not in made:
                 say(f"model of {run.key}")
-                made[digest] = _cost(run, digest, shape, classes, memory, data_dir, download)
+                cost = model_cost(
+                    run.settings,
+                    memory=memory,
+                    shape=shape,
+                    classes=classes,
+                    data_dir=data_dir,
+                    download=download,
+                )
+                made[digest] = replace(cost, settings=digest)
             costs.append(replace(made[digest], method=method.name, case=dict(case.values)))
     return costs
 
 
-def _cost(
-    run: PlannedRun,
-    digest: str,
-    shape: Sequence[int] | None,
-    classes: int | None,
-    memory: bool,
-    data_dir: Path | None,
-    download: bool,
-) -> CellCost:
-    from fedlens.benchmark.model_cost import model_cost
+def run_partition(
+    settings: Mapping[str, Any], *, root: Path, download: bool = False
+) -> tuple[Partition, NDArray[np.int64]]:
+    """The partition of the run with these settings, `data.validation` held out, made without a model.
 
-    measured = model_cost(
-        run.settings, memory=memory, shape=shape, classes=classes, data_dir=data_dir, download=download
+    With its census, and with int64 [classes], how many test examples show each class.
+
+    Args:
+        settings: those of an experiment, as nested tables.
+        root: the data folder.
+
+    Raises `ConfigError` if a setting is wrong, `DataError` if the data are missing or corrupt.
+
+    >>> partition, test = run_partition(
+    ...     {"rounds": 1, "model": "linear", "local": {"lr": 0.1},
+    ...      "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}}, root=Path())
+    >>> partition.sizes().tolist(), int(test.sum())
+    ([360, 359, 359, 359], 360)
+    """
+    source = Source(dict(settings))
+    planned = plan(read_config(source.values, source.locate), source)
+    config = planned.config
+    dataset: Dataset = planned.chosen["data.dataset"](root, download, config.seeds.data)
+    if dataset.on_error == "skip":
+        # What cannot be decoded is left out of a run, and the positions are those of the rest.
+        dataset = loaded(dataset, int(config.data.cache * 2**30))
+    if "data.partition" not in planned.chosen:
+        raise ConfigError(
+            "parties hold parts of the same images, and have no classes of their own to count",
+            where="data.parties",
+            hint="set data.partition in its place",
+        )
+    table, share = dataset.table(), config.data.validation
+    each = config.data.validation_from == "client"
+    kept, held = hold_out(len(table), 0.0 if each else share, config.seeds.data)
+    drawn: Partition = planned.chosen["data.partition"](
+        table.take(kept) if len(held) else table, config.seeds.partition
     )
-    return CellCost(settings=digest, method=run.method, case=dict(run.case), **asdict(measured))
+    refuse_features(dataset, drawn)
+    if config.data.reassign:
+        drawn = reassigned(drawn, config.seeds.partition)
+    partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
+    if each and share:
+        partition, _, _ = hold_out_each(partition, share, config.seeds.data)
+    marks, _ = marks_of(dataset.test)
+    counts = np.bincount(marks, minlength=len(dataset.classes)).astype(np.int64)
+    return partition.counted(table), counts
+
+
+def model_cost(
+    settings: Mapping[str, Any],
+    *,
+    memory: bool = False,
+    shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    data_dir: Path | None = None,
+    download: bool = False,
+) -> CellCost:
+    """Counts the model of a run with these settings, without training it, and measures the memory of a step.
+
+    Args:
+        settings: those of an experiment, as nested tables.
+        memory: measure the memory, in a process of its own.
+        shape, classes: (C, H, W) of an image and the number of classes, in place of the run's data, which need not
+            exist then.
+
+    Raises `ConfigError` if a setting is wrong, `DataError` if the data are missing.
+
+    >>> settings = {"rounds": 1, "model": "linear", "local": {"lr": 0.1},
+    ...             "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}}
+    >>> cost = model_cost(settings, shape=(1, 8, 8), classes=10)
+    >>> cost.parameters, cost.trainable, cost.backbone, cost.multiply_adds
+    (650, 650, 0, 640)
+    """
+    source = Source(dict(settings))
+    planned = plan(read_config(source.values, source.locate), source)
+    info = info_of(planned, shape, classes, data_dir, download)
+    batch = planned.config.local.batch_size
+    of_step = trial(planned, info, 1 if batch == "all" else int(batch))
+    counts = _counts(of_step)
+    step: dict[str, Any] = {}
+    if memory and batch != "all":
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "run.toml"
+            file.write_text(tomli_w.dumps(plain(planned.config)), encoding="utf-8")
+            result = measured_memory(str(file), (), info, int(batch))
+        step = {"memory": result.measured, "estimated": result.estimated, "reason": result.reason}
+        step["device"] = of_step.program.device
+    return CellCost(
+        settings="",
+        method="",
+        case={},
+        model=str(planned.config.model["name"]),
+        input_shape=list(of_step.model.input_shape),
+        classes=len(info.classes),
+        batch=None if batch == "all" else int(batch),
+        **counts,
+        **step,
+    )
+
+
+def _counts(of_step: TrainingTrial) -> dict[str, Any]:
+    """Parameters and multiply-adds, without memory for the weights."""
+    model = of_step.model
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        module = model.build(initial=False)
+        sizes = [(p.numel(), p.requires_grad) for p in module.parameters()]
+        head = head_of(module, model.classes) if of_step.task.kind == "classification" else None
+        products = None
+        with suppress(Exception):  # a model that looks at values is not counted
+            products = multiply_adds(module, of_step.task.blank(1, model.input_shape))
+    total = sum(n for n, _ in sizes)
+    without = None if head is None else total - sum(p.numel() for p in head.linear.parameters())
+    return {
+        "parameters": total,
+        "trainable": sum(n for n, trained in sizes if trained),
+        "backbone": without,
+        "multiply_adds": products,
+    }

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.peer import Peer
 from fedlens.benchmark.interleave import Measurement
 from fedlens.benchmark.limit import Workload, linear
-from fedlens.benchmark.peer import Peer
 
 TINY = Workload(
     "tiny", linear, clients=6, examples=20, shape=(1, 28, 28), cohort=3, batch=10, keep_memory=False

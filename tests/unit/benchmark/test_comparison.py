@@ -98,7 +98,7 @@ def test_the_file_has_all_that_the_numbers_come_from(rows: list[ComparisonRow], 
     file = tmp_path / "deep" / "figures.json"
     write(as_record(rows, [TINY], ["fedlens", "bench", "linear"]), file)
     read = json.loads(file.read_text(encoding="utf-8"))
-    assert set(read) == {"format", "environment", "workloads", "rows", "goals"}
+    assert set(read) == {"format", "environment", "workloads", "rows"}
     assert {"python", "torch", "fedlens", "cpu", "memory", "command"} <= set(read["environment"])
     assert read["environment"]["command"] == "fedlens bench linear"
     assert read["workloads"]["tiny"] == {**vars(TINY), "model": "linear", "shape": [1, 28, 28]}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.goals import Goal, goals_of
 from fedlens.benchmark.comparison import ComparisonRow, Ratio, ratio
-from fedlens.benchmark.goals import Goal, goals_of
 from fedlens.benchmark.interleave import Kind
 
 OWN = (1.0, 1.1, 0.9)

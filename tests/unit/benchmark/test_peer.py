@@ -14,11 +14,11 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks import peer as peers
+from benchmarks.peer import SCRIPTS, Peer, PeerProcess, as_argument, chosen, installed, known_peers
 from fedlens.base.errors import ConfigError, RunFailed
-from fedlens.benchmark import peer as peers
 from fedlens.benchmark.arrangements import Arrangement
 from fedlens.benchmark.limit import WORKLOADS
-from fedlens.benchmark.peer import Peer, PeerProcess, as_argument, chosen, installed, known_peers, scripts
 from tests.unit.benchmark.fakes import GOOD, TINY, peer
 
 ONE = Arrangement(1, 1)
@@ -142,7 +142,7 @@ def gone(pid: int) -> bool:
 def test_a_peer_that_stands_still_ends_with_a_benchmark_that_is_killed(tmp_path: Path) -> None:
     driver = f"""
 import sys, time
-sys.path.insert(0, {str(scripts())!r})
+sys.path.insert(0, {str(SCRIPTS)!r})
 import turns
 turns.end_with_parent()
 print("ready", flush=True)
@@ -163,7 +163,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The install script as a module, whose pip is a fake: it writes down what it was given, or fails."""
-    spec = importlib.util.spec_from_file_location("install_peer", scripts() / "install.py")
+    spec = importlib.util.spec_from_file_location("install_peer", SCRIPTS / "install.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -311,7 +311,7 @@ def test_every_peer_is_pinned_and_has_its_driver() -> None:
 
 def test_the_drivers_read_the_workload_that_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLENS_LIMIT", str(Path(peers.limit.__file__)))
-    monkeypatch.syspath_prepend(str(scripts()))
+    monkeypatch.syspath_prepend(str(SCRIPTS))
     import turns  # type: ignore[import-not-found,unused-ignore]
 
     try:
@@ -330,6 +330,6 @@ def test_the_drivers_read_the_workload_that_they_are_told(monkeypatch: pytest.Mo
 
 
 def test_the_drivers_import_nothing_of_fedlens() -> None:
-    for file in scripts().glob("*.py"):
+    for file in SCRIPTS.glob("*.py"):
         for line in file.read_text(encoding="utf-8").splitlines():
             assert not line.strip().startswith(("import fedlens", "from fedlens")), file

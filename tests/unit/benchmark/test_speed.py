@@ -14,12 +14,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from benchmarks import peer as peers
+from benchmarks import speed as with_peers
+from benchmarks.goals import goals_of
+from benchmarks.peer import Peer, candidates
 from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.benchmark import arrangements, speed
 from fedlens.benchmark.arrangements import best_of_engine, engine_table, trial
 from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.federation import Federation
-from fedlens.benchmark.goals import goals_of
 from fedlens.benchmark.limit import WORKLOADS, BareLimit, BatchedLinear, Workload, mnist_cnn
 from fedlens.benchmark.speed import BenchmarkPlan, measure
 from fedlens.cli.main import app
@@ -133,12 +136,14 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
     def python(one: object, *_: object) -> Path:
         return Path(sys.executable)
 
-    monkeypatch.setattr(speed, "installed", python)
+    monkeypatch.setattr(peers, "installed", python)
     # Starting a process takes seconds; test_limit.py has the limit in processes of its own.
     monkeypatch.setattr(speed, "BareLimit", lambda load, processes, threads, apart: BareLimit(load))
     said: list[str] = []
     tables = [{"name": "inline"}, {"name": "processes", "workers": -1}]
-    rows = measure(TINY, BenchmarkPlan(tables, [good, bad], tmp_path, turns=2), said.append, cores=1)
+    rows = measure(
+        TINY, BenchmarkPlan(tables, 2, others=candidates([good, bad], tmp_path)), said.append, cores=1
+    )
     assert [row.kind for row in rows] == ["limit", "by hand", "fedlens", "fedlens", "peer", "peer"]
     limit, by_hand, inline, wrong, toy, broken = rows
     assert all(len(row.seconds) == 2 for row in (limit, by_hand, inline, toy))
@@ -152,8 +157,8 @@ def test_who_does_not_run_has_a_row_and_the_rest_goes_on(
     def impossible(*_: object) -> Path:
         raise RunFailed("it cannot be installed: no such version")
 
-    monkeypatch.setattr(speed, "installed", impossible)
-    rows = measure(TINY, BenchmarkPlan([], [good], tmp_path, turns=1), cores=1)
+    monkeypatch.setattr(peers, "installed", impossible)
+    rows = measure(TINY, BenchmarkPlan([], 1, others=candidates([good], tmp_path)), cores=1)
     assert rows[-1].reason == "it cannot be installed: no such version"
     assert rows[0].images_per_s
 
@@ -170,14 +175,14 @@ for line in sys.stdin:
 """
     both = replace(peer(tmp_path / "both.py", driver), channels_last=True)
     one = replace(peer(tmp_path / "one.py", driver), title="Plain 1", channels_last=False)
-    monkeypatch.setattr(speed, "installed", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(peers, "installed", lambda *_: Path(sys.executable))
     monkeypatch.setattr(
         speed,
         "BareLimit",
         lambda load, *_, **__: Fake("limit", itertools.repeat(1.0 if load.channels_last else 1.5), []),
     )
     load = replace(TINY, model=mnist_cnn, clients=2, cohort=2, examples=10)
-    rows = measure(load, BenchmarkPlan([{}], [both, one], tmp_path, turns=2), cores=1)
+    rows = measure(load, BenchmarkPlan([{}], 2, others=candidates([both, one], tmp_path)), cores=1)
     assert [row.reason for row in rows] == [None] * 6
     names = ["limit, contiguous", "limit", "fedlens by default", "Toy 1", "Toy 1, channels last", "Plain 1"]
     assert [row.name for row in rows] == names
@@ -209,11 +214,29 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], Path]]:
+    """The other libraries that are asked for, and the directory of their environments."""
+    asked: list[tuple[list[str], Path]] = []
+
+    def fake(some: list[Peer], directory: Path) -> object:
+        asked.append(([one.name for one in some], directory))
+        return candidates([], directory)
+
+    monkeypatch.setattr(with_peers, "candidates", fake)
+    return asked
+
+
+def run_with_peers(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(with_peers.app, [*arguments])
+    return done.exit_code, done.output
+
+
 def test_the_command_measures_writes_and_says_where(bench: list[BenchmarkPlan], tmp_path: Path) -> None:
     code, said = run("linear", "--engines", "inline:threads=1,processes", "--pairs", "3", "--seconds", "9")
     assert code == 0
     assert bench[0].engines == [{"name": "inline", "threads": 1}, {"name": "processes"}]
-    assert (bench[0].turns, bench[0].budget, list(bench[0].peers)) == (3, 9.0, [])
+    assert (bench[0].turns, bench[0].budget, bench[0].others(TINY, 1, print)) == (3, 9.0, ())
     assert "1,234" in said
     assert "did not run: it cannot be installed" in said
     assert "pairs: 2 of linear" in said
@@ -237,13 +260,11 @@ def test_it_is_what_bench_does_unless_told_otherwise(bench: list[BenchmarkPlan])
 def test_by_default_all_workloads_and_engines_and_the_files_where_they_are_wanted(
     bench: list[BenchmarkPlan], tmp_path: Path
 ) -> None:
-    code, _ = run("--out", "here", "--json", "there.json", "--peers", "--peers-dir", "envs")
+    code, _ = run("--out", "here", "--json", "there.json")
     assert code == 0
     assert len(bench) == 3
     assert [table.get("name") for table in bench[0].engines] == [None, "inline", "vectorized", "processes"]
     assert bench[0].turns == 12
-    assert {"flower", "pfl"} <= {one.name for one in bench[0].peers}
-    assert bench[0].peers_dir == Path("envs")
     assert list(json.loads((tmp_path / "there.json").read_text())["workloads"]) == list(WORKLOADS)
     assert (tmp_path / "here" / "fedlens-bench.png").is_file()
     assert not (tmp_path / "here" / "fedlens-bench.json").exists()
@@ -273,8 +294,8 @@ def test_sigterm_ends_what_was_started(bench: list[BenchmarkPlan], monkeypatch: 
         (["linear", "--picture", "p.txt"], "--picture"),
         (["linear", "--engines", " , "], "no engine to measure"),
         (["linear", "--engines", "vectorized:threads=banana"], "threads"),
-        (["linear", "--peers-dir", "envs"], "--peers-dir"),
-        (["linear", "--peer", "flowr"], "did you mean 'flower'"),
+        (["linear", "--peers"], "run python -m benchmarks.speed"),
+        (["linear", "--peer", "flower"], "run python -m benchmarks.speed"),
         (["linear", "--out", "taken/here"], "taken"),
         (["profil"], "did you mean 'profile'"),
     ],
@@ -287,9 +308,47 @@ def test_what_cannot_be_meant_is_refused(bench: list[BenchmarkPlan], arguments: 
     assert not bench, "and nothing was measured before it was told"
 
 
-def test_some_peers_alone(bench: list[BenchmarkPlan]) -> None:
-    assert run("linear", "--peer", "pfl", "--peer", "flower")[0] == 0
-    assert [one.name for one in bench[0].peers] == ["pfl", "flower"]
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["linear", "--peers-dir", "envs"], "--peers-dir"),
+        (["linear", "--peer", "flowr"], "did you mean 'flower'"),
+        (["linear", "--peers", "--device", "cuda"], "other libraries are measured on the processor"),
+    ],
+)
+def test_of_other_libraries_too(bench: list[BenchmarkPlan], arguments: list[str], says: str) -> None:
+    code, said = run_with_peers(*arguments)
+    assert code == 2
+    assert says in said
+    assert not bench
+
+
+def test_all_peers_or_some_alone(
+    bench: list[BenchmarkPlan], libraries: list[tuple[list[str], Path]], tmp_path: Path
+) -> None:
+    assert run_with_peers("linear", "--peers", "--peers-dir", "envs", "--json", "there.json")[0] == 0
+    assert run_with_peers("linear", "--peer", "pfl", "--peer", "flower")[0] == 0
+    assert run_with_peers("linear")[0] == 0
+    (everyone, directory), (some, usual) = libraries
+    assert {"flower", "pfl"} <= {*everyone}
+    assert (some, directory, usual) == (["pfl", "flower"], Path("envs"), peers.usual_directory())
+    read = json.loads((tmp_path / "there.json").read_text())
+    assert read["environment"]["command"].startswith("python -m benchmarks.speed")
+
+
+def test_the_goals_are_told_though_an_engine_did_not_run(
+    bench: list[BenchmarkPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        ComparisonRow("linear", "bmm by hand", "by hand", seconds=(1.0,) * 6, images_per_s=1.0),
+        ComparisonRow("linear", "fedlens inline", "fedlens", seconds=(2.0,) * 6, images_per_s=0.5),
+        ComparisonRow("linear", "fedlens ray", "fedlens", reason="it is not installed"),
+    ]
+    monkeypatch.setattr(speed, "measure", lambda *given: rows)
+    code, said = run_with_peers("linear")
+    assert code == 1
+    assert "fedlens inline to bmm by hand" in said
+    assert said.index("results:") < said.index("goal")
 
 
 def test_an_engine_that_did_not_run_ends_it_with_1(

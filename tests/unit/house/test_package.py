@@ -26,7 +26,7 @@ LEAST = PROJECT["requires-python"].removeprefix(">=")  # the oldest Python
 
 
 def test_no_file_has_the_marks_of_a_merge() -> None:
-    folders = [ROOT / name for name in ("src", "tests", "docs", "benchmarks")]
+    folders = [ROOT / name for name in ("src", "tests", "tools", "docs", "benchmarks")]
     files = [*ROOT.glob("*.*"), *(file for folder in folders for file in folder.rglob("*"))]
     marks = ("<" * 7 + " ", ">" * 7 + " ")
     texts = {file: file.read_text("utf-8") for file in files if file.suffix in {".py", ".md", ".toml", ".j2"}}
@@ -49,13 +49,6 @@ def test_the_wheel_has_every_source_file_recipe_and_mark(wheel: zipfile.ZipFile)
     wanted = {path.relative_to(source).as_posix() for path in files if path.parent.name != "__pycache__"}
     assert {"fedlens/py.typed", "fedlens/recipes/digits.toml"} <= wanted
     assert wanted <= set(wheel.namelist())
-
-
-def test_the_wheel_has_the_scripts_that_drive_the_peers(wheel: zipfile.ZipFile) -> None:
-    scripts = {path.name for path in (ROOT / "benchmarks" / "peers").iterdir() if path.is_file()}
-    assert {"peers.toml", "install.py", "turns.py"} <= scripts
-    there = {Path(name).name for name in wheel.namelist() if name.startswith("fedlens/benchmark/peers/")}
-    assert there == scripts
 
 
 def test_the_wheel_says_who_it_is(wheel: zipfile.ZipFile) -> None:
@@ -140,7 +133,7 @@ def test_the_module_runs_as_the_command() -> None:
 def test_no_file_is_longer_than_two_subjects() -> None:
     long = {
         str(path.relative_to(ROOT)): lines
-        for folder in ("src", "benchmarks")
+        for folder in ("src", "tools", "benchmarks")
         for path in (ROOT / folder).rglob("*.py")
         if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 500
     }
@@ -153,4 +146,5 @@ SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
 @pytest.mark.parametrize("script", [path.stem for path in SCRIPTS if path.stem != "__init__"])
 def test_the_scripts_of_benchmarks_can_be_imported(script: str) -> None:
     """They are run by hand, some of them on machines that there are none of here."""
-    assert hasattr(importlib.import_module(f"benchmarks.{script}"), "main")
+    module = importlib.import_module(f"benchmarks.{script}")
+    assert hasattr(module, "main") == ("__main__" in Path(str(module.__file__)).read_text("utf-8"))

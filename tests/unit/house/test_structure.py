@@ -18,9 +18,6 @@ Modules = dict[str, list[ast.AST]]  # all nodes of a module, by its path below t
 # are imported by name. `file: the call`.
 FOREIGN = {
     "__init__.py: getattr(api, name)",
-    "benchmark/peer.py: getattr(signal, name)",
-    "benchmark/peer.py: hasattr(os, 'killpg')",
-    "benchmark/peer.py: hasattr(signal, name)",
     "cli/data.py: getattr(annotation, '__name__', annotation)",
     "cli/data.py: getattr(item, 'metadata', [item])",
     "cli/data.py: getattr(part, key)",

@@ -21,7 +21,7 @@ from fedlens.results.populations import (
     read_populations,
 )
 from fedlens.results.rows import Results, read_data, write_data
-from fedlens.settings.run_partition import run_partition
+from fedlens.studies.study_data import run_partition
 
 pytest.importorskip("matplotlib")
 
@@ -52,7 +52,7 @@ def _population(alpha: float, owners: list[int], labels: list[int], dataset: str
     ids=["all", "validation", "validation of clients", "reassigned"],
 )
 def test_the_partition_is_the_one_that_the_run_trains_on(data: dict[str, object], tmp_path: Path) -> None:
-    made = run_partition(_settings(**data), root=tmp_path).partition
+    made, _ = run_partition(_settings(**data), root=tmp_path)
     fedlens.Experiment(**_settings(**data)).run(tmp_path / "run")
     trained = Partition.load(tmp_path / "run" / "partition.npz")
     assert made.digest == trained.digest
@@ -60,13 +60,13 @@ def test_the_partition_is_the_one_that_the_run_trains_on(data: dict[str, object]
 
 
 def test_test_examples_are_counted_by_class(tmp_path: Path) -> None:
-    counts = run_partition(_settings(), root=tmp_path).test_counts
+    _, counts = run_partition(_settings(), root=tmp_path)
     assert counts.sum() == 360
     assert (counts > 20).all()
 
 
 def test_a_population_is_the_same_after_writing_and_reading(tmp_path: Path) -> None:
-    partition = run_partition(_settings(), root=tmp_path).partition
+    partition, _ = run_partition(_settings(), root=tmp_path)
     write_data(tmp_path, {"populations": population_values([CasePopulation.of(partition, {ALPHA: 0.5})])})
     (again,) = read_populations(read_data(tmp_path)["populations"])
     assert again.census.dense().tolist() == partition.census.dense().tolist()

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedlens.benchmark.model_cost import model_cost
 from fedlens.results.model_costs import read_costs
 from fedlens.results.populations import read_populations
 from fedlens.results.rows import Results, read_data
 from fedlens.results.tables import study_tables
 from fedlens.settings.config_source import read_source
 from fedlens.studies.study import Study
-from fedlens.studies.study_data import make_data
+from fedlens.studies.study_data import make_data, model_cost
 from fedlens.studies.study_plan import StudyPlan
 
 ALPHA = "data.partition.alpha"

@@ -1,6 +1,6 @@
 """Runs other libraries, each with a script in its own virtual environment.
 
-The scripts and the pinned versions are in `benchmarks/peers` of a checkout, and in the package of an install.
+The scripts and the pinned versions are in `benchmarks/peers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -25,10 +25,13 @@ from typing import IO, Any
 
 from fedlens.base.errors import ConfigError, RunFailed, nearest
 from fedlens.benchmark import limit
-from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one
+from fedlens.benchmark.arrangements import Arrangement, arrangements, in_one, trial
+from fedlens.benchmark.interleave import Measurement, failure_recorded, fastest
 from fedlens.benchmark.limit import Workload
+from fedlens.benchmark.speed import Others, Say, about, layouts
 from fedlens.files.caches import user_cache
 
+SCRIPTS = Path(__file__).with_name("peers")
 INSTALL_SECONDS = 3600.0  # of one environment: gigabytes, on a slow line
 START_SECONDS = 600.0  # from the start of the script until it is ready
 ROUND_SECONDS = 900.0
@@ -62,26 +65,12 @@ class Peer:
         return arrangements(cores) if self.several else in_one(cores)
 
 
-def scripts() -> Path:
-    """The directory of the scripts that drive the peers."""
-    here = Path(__file__)
-    for place in (here.parent / "peers", here.parents[3] / "benchmarks" / "peers"):
-        if (place / "peers.toml").is_file():
-            return place
-    raise ConfigError(
-        "the scripts that drive the peers were not found",
-        where=str(here.parent / "peers"),
-        hint="reinstall fedlens",
-    )
-
-
 def known_peers() -> list[Peer]:
     """All peers that have a script."""
-    home = scripts()
-    tables: dict[str, dict[str, Any]] = tomllib.loads((home / "peers.toml").read_text(encoding="utf-8"))
+    tables: dict[str, dict[str, Any]] = tomllib.loads((SCRIPTS / "peers.toml").read_text(encoding="utf-8"))
     peers: list[Peer] = []
     for name, table in tables.items():
-        table |= {"driver": home / table["driver"], "requirements": tuple(table["requirements"])}
+        table |= {"driver": SCRIPTS / table["driver"], "requirements": tuple(table["requirements"])}
         for mode in table.pop("modes", [""]):
             title = f"{table['title']}, {mode}" if mode else table["title"]
             peers.append(Peer(name, **{**table, "title": title, "mode": mode}))
@@ -108,7 +97,7 @@ def torch_version() -> str:
     return version("torch").partition("+")[0]
 
 
-def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda sentence: None) -> Path:
+def installed(peer: Peer, directory: Path, say: Say = lambda sentence: None) -> Path:
     """The Python of a peer's environment, which is created the first time. Raises `RunFailed` where that fails."""
     home = directory / f"{peer.name}-{peer.version}-torch-{torch_version()}"
     if not (home / "installed.json").is_file():
@@ -116,7 +105,7 @@ def installed(peer: Peer, directory: Path, say: Callable[[str], None] = lambda s
     pythons = [f"--pythons={peer.pythons}"] if peer.pythons else []
     command = [
         sys.executable,
-        str(scripts() / "install.py"),
+        str(SCRIPTS / "install.py"),
         *pythons,
         str(home),
         f"torch=={torch_version()}",
@@ -238,6 +227,41 @@ class PeerProcess:
     def _signal(self, name: str) -> None:
         if hasattr(signal, name) and self._process.poll() is None:
             self._process.send_signal(getattr(signal, name))
+
+
+def candidates(peers: Sequence[Peer], directory: Path) -> Others:
+    """The measurements of these peers, whose environments are in `directory`.
+
+    A peer runs as documented and, for convolutions, also with channels last where its interface allows it.
+    """
+
+    def of(workload: Workload, cores: int, say: Say) -> list[Measurement]:
+        tried = layouts(workload)
+        return [
+            _measurement(each, peer, directory, cores, say)
+            for peer in peers
+            for each in (tried if peer.channels_last else tried[:1])
+        ]
+
+    return of
+
+
+def _measurement(workload: Workload, peer: Peer, directory: Path, cores: int, say: Say) -> Measurement:
+    def start(way: Arrangement) -> PeerProcess:
+        return PeerProcess(peer, python, small, way)
+
+    small = trial(workload)
+    title = f"{peer.title}, channels last" if workload.channels_last else peer.title
+    measurement = Measurement(title, "peer", lambda: PeerProcess(peer, python, workload, way))
+    with failure_recorded(measurement):
+        python = installed(peer, directory, say)
+        ways = peer.ways(cores)
+        if len(ways) > 1:
+            say(f"{workload.name}: arranging {title}")
+        way = fastest(ways, start)
+        requirements = {"requirements": list(peer.requirements), "torch": torch_version()}
+        measurement.about = {**about(workload, way), "peer": peer.title, **requirements}
+    return measurement
 
 
 def as_argument(workload: Workload) -> str:
