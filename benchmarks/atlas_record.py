@@ -37,6 +37,7 @@ from fedlens.report.study_figures import study_figures
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
 from fedlens.results.data_tables import population_facts
 from fedlens.results.model_costs import read_costs
+from fedlens.results.picture import draw_chart
 from fedlens.results.populations import read_populations
 from fedlens.results.rows import (
     DATA,
@@ -365,7 +366,7 @@ def draw(folder: Path) -> None:
     taken = 0
     for figure in study_figures(Results.read(folder)):
         if figure.figure is not None:
-            path = figure.figure.draw(folder / f"{figure.name}.svg")
+            path = draw_chart(figure.figure, folder / f"{figure.name}.svg")
             taken += path.stat().st_size
             if taken > MOST_PICTURES:
                 taken -= path.stat().st_size

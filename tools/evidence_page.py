@@ -25,8 +25,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figure, study_figures
+from fedlens.results.chart import Chart
+from fedlens.results.picture import draw_chart
 from fedlens.results.rows import (
     INFO,
     LINES,
@@ -148,7 +149,7 @@ def _content(kind: str, name: str) -> str:
     return f"![{_figure(name).title}](evidence/figures/{study}-{part}.svg)\n\n{_figure(name).caption}\n"
 
 
-def _figure(name: str) -> StudyFigure:
+def _figure(name: str) -> Chart:
     study, _, part = name.partition(".")
     named = {figure.name: figure for figure in study_figures(results(study))}[part]
     assert named.figure is not None, named.missing
@@ -183,7 +184,7 @@ def draw_all(folder: Path) -> None:
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     (folder / "curves").mkdir(parents=True, exist_ok=True)
     for name in figures():
-        _figure(name).draw(folder / "figures" / f"{name.replace('.', '-')}.svg")
+        draw_chart(_figure(name), folder / "figures" / f"{name.replace('.', '-')}.svg")
     complete = published_studies()
     index: dict[str, Any] = {}
     for curve in CURVES:
@@ -191,7 +192,7 @@ def draw_all(folder: Path) -> None:
             study = results(curve.study)
             methods = list(dict.fromkeys([study.info.baseline, *curve.methods]))
             spec = {"kind": "curves", "x": curve.over, "methods": methods, "y": _ends(study, methods)}
-            study_figure(study, spec).draw(folder / "curves" / f"{curve.algorithm}.svg")
+            draw_chart(study_figure(study, spec), folder / "curves" / f"{curve.algorithm}.svg")
             index[curve.algorithm] = _entry(curve, study, methods)
     text = json.dumps({"curves": index}, indent=2) + "\n"
     (folder / "index.json").write_text(text, encoding="utf-8")

@@ -124,12 +124,14 @@ def test_analyses_are_not_written_through_a_link(here: Path, mine: Path) -> None
 
 
 def test_a_picture_replaces_a_link(tmp_path: Path) -> None:
-    from fedlens.report.pictures import new_picture, save, style
+    from matplotlib.figure import Figure
+
+    from fedlens.results.picture import save, style
 
     (tmp_path / "mine.txt").write_bytes(MINE)
     (tmp_path / "curves.svg").symlink_to("mine.txt")
     with style():
-        save(new_picture(), tmp_path / "curves.svg")
+        save(Figure(), tmp_path / "curves.svg")
     assert (tmp_path / "mine.txt").read_bytes() == MINE
     assert (tmp_path / "curves.svg").read_bytes().startswith(b"<?xml")
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedlens.report import figures, pictures
-from fedlens.report.render import Plot
-from fedlens.report.study_figure import StudyFigure
+from fedlens.results import chart
+from fedlens.results.chart import Chart, Panel
 
-_HOVER = ("hover", "hover_title")  # templates of the one renderer; `texts` are data
+_OF_PAGES = ("shape", "unified")  # how a page lays a panel out
 _TRACE = (
     "type",
     "mode",
@@ -35,34 +34,36 @@ _AXIS = ("type", "range", "visible", "autorange", "tickvals", "ticktext")
 
 
 def described(figure: Any) -> Any:
-    """A figure, a map, an axis or a series as data; what has its default is left out."""
+    """A chart, a panel, an axis or a series as data; what has its default is left out."""
     if isinstance(figure, Sequence) and not isinstance(figure, str | range):
         return [described(item) for item in figure]
-    if type(figure).__module__ != figures.__name__:
+    if type(figure).__module__ != chart.__name__:
         return figure
+    if isinstance(figure, Panel) and figure.cells is not None and figure.cells.rising:
+        return _map(figure)
     shown = {field.name: (getattr(figure, field.name), field.default) for field in fields(figure)}
     return {
         name: described(value)
         for name, (value, usual) in shown.items()
-        if name not in _HOVER and repr(value) != repr(usual) and not (usual == () and not len(value))
+        if name not in _OF_PAGES and repr(value) != repr(usual) and not (usual == () and not len(value))
     }
 
 
-def of_study(figure: StudyFigure) -> dict[str, Any]:
-    """The figure of a study: its words and its panels; one without panels as its plots and its picture."""
+def _map(panel: Panel) -> dict[str, Any]:
+    """A panel of cells: the matrix and the words around it."""
+    cells = panel.cells
+    return {
+        "title": panel.title, "about": panel.about,
+        "values": cells.values, "rows": cells.rows, "columns": cells.columns,
+        "row_title": panel.y.title, "column_title": panel.x.title, "value_title": cells.title,
+        "limits": cells.limits, "share": cells.form == "share",
+    }  # fmt: skip
+
+
+def of_study(figure: Chart) -> dict[str, Any]:
+    """The figure of a study: its words and its panels."""
     words = {name: getattr(figure, name) for name in ("title", "caption", "gaps", "caveats")}
-    if figure.panels:
-        return words | {"panels": described(figure.panels)}
-    with pictures.style():
-        picture = of_picture(figure.picture())
-    return words | {"plots": [of_plot(plot) for plot in figure.plots()], "picture": picture}
-
-
-def of_plot(plot: Plot) -> dict[str, Any]:
-    """A figure of a page, as its builder hands it to the template."""
-    views = [{"label": view.label, "data": view.data, "layout": view.layout} for view in plot.views]
-    words = {"title": plot.title, "about": plot.about, "shape": plot.shape, "legend": plot.legend}
-    return words | of_plotly(plot.figure) | ({"views": views} if views else {})
+    return words | {"panels": described(figure.panels)}
 
 
 def of_plotly(figure: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def instead_of_files() -> Iterator[dict[str, Any]]:
         return path
 
     patch = mock.patch
-    with patch("fedlens.report.pictures.save", keep), patch.object(PictureOfMatplotlib, "savefig", keep):
+    with patch("fedlens.results.picture.save", keep), patch.object(PictureOfMatplotlib, "savefig", keep):
         yield drawn
 
 
@@ -150,7 +151,7 @@ def _ticks(axis: Any) -> list[str]:
     return [text.get_text() for text in axis.get_ticklabels() if text.get_text()] if own else []
 
 
-BUILT = (figures.Figure, figures.HeatMap, figures.ValueMap, Plot, StudyFigure)
+BUILT = (Panel, Chart)
 """The forms of a figure that a builder returns, beside a picture."""
 
 

@@ -54,7 +54,8 @@ class PageText(HTMLParser):
             self.lines[-1] += " "
         if tag == "button" and "data-layout" in given:
             read = {key: json.loads(given[f"data-{key}"] or "null") for key in ("data", "layout")}
-            titles = {key: text for key, text in read["layout"].items() if key.endswith(".title.text")}
+            title = read["layout"]["xaxis"].get("title", {}).get("text", "")
+            titles = {"xaxis.title.text": title} if "x" in read["data"] else {}
             self._views.append({"data": read["data"], "titles": titles})
             self._new_line("[view] ")
         elif tag == "button" and given.get("class") == "key":

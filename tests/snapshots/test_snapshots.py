@@ -22,8 +22,8 @@ ANEW = (
     "If users are to see this, write it with `python -m tests.snapshots.write {}`, and say why in the commit."
 )
 
-# They hand on what other functions make: a picture that is given, functions, and a map of a dataset that is read.
-HANDED_ON = {"_fill", "pictures", "read_places_map"}
+# It hands on what another function makes: the map of a dataset that is read.
+HANDED_ON = {"read_places_map"}
 
 
 class Made:

@@ -20,6 +20,7 @@ from fedlens.files.atomic_files import make_folder, refused, write_atomically
 from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures
 from fedlens.report.analysis_page import INDEX, write_analysis_page
+from fedlens.results.picture import draw_chart
 from fedlens.run.rundir import plain
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import Resolved, resolve
@@ -213,7 +214,7 @@ def _write(
     figures = analysis_figures(analysis.name, rows) if find_spec("matplotlib") is not None else []
     for number, figure in enumerate(figures):
         place = f"-{number + 1}" if len(figures) > 1 else ""
-        files.append(figure.draw(folder / f"{name}{place}.svg").name)
+        files.append(draw_chart(figure, folder / f"{name}{place}.svg").name)
     index[analysis.name] = {
         "rows": f"{name}.jsonl",
         "figures": files,

@@ -257,7 +257,7 @@ def show(
         from fedlens.base.errors import ConfigError
         from fedlens.report.contact_sheet import png
         from fedlens.report.dataset_samples import Samples, sheet
-        from fedlens.report.pictures import write_picture
+        from fedlens.results.picture import write_picture
         from fedlens.settings.datadir import data_directory
         from fedlens.settings.make_partition import read_dataset
 

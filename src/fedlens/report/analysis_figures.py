@@ -10,16 +10,26 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedlens.base.format import is_share, label
-from fedlens.report.figures import Axis, Figure, Series, ValueMap, hover, share_limits, x_limits
-from fedlens.report.palette import TEN
-from fedlens.report.study_figure import StudyFigure
+from fedlens.results.chart import (
+    GREY,
+    Axis,
+    Cells,
+    Chart,
+    Panel,
+    Series,
+    band,
+    matrix,
+    share_limits,
+    x_limits,
+)
+from fedlens.results.palette import TEN
 
 Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]
 
 _LINES = 6  # pairs of models in one panel
 
-BLUE, ORANGE, GREEN, RED, GREY = TEN[0], TEN[1], TEN[2], TEN[3], "#77828f"
+BLUE, ORANGE, GREEN, RED = TEN[:4]
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Shown:
 
     title: str
     reading: str
-    figures: Callable[[Rows], list[StudyFigure]]
+    figures: Callable[[Rows], list[Chart]]
     matched: tuple[str, ...] = ("round",)
 
 
@@ -45,7 +55,7 @@ def shown(analysis: str) -> Shown | None:
     return _SHOWN.get(analysis)
 
 
-def analysis_figures(analysis: str, rows: Rows) -> list[StudyFigure]:
+def analysis_figures(analysis: str, rows: Rows) -> list[Chart]:
     """The figures of an analysis; none for one of a user's own, or without rows."""
     found = shown(analysis)
     return found.figures(rows) if found is not None and rows else []
@@ -65,8 +75,8 @@ def value_axis(metric: str, values: Sequence[float | None], title: str = "") -> 
     return Axis(title or label(metric))
 
 
-def dynamics_figures(rows: Rows) -> list[StudyFigure]:
-    """Figure 2 of chen2022: the global model, slanted lines to the local models, and vertical ones back."""
+def dynamics_figures(rows: Rows) -> list[Chart]:
+    """Panel 2 of chen2022: the global model, slanted lines to the local models, and vertical ones back."""
     metric = str(rows[0]["metric"])
     slanted_x: list[float] = []
     slanted_y: list[float | None] = []
@@ -85,27 +95,27 @@ def dynamics_figures(rows: Rows) -> list[StudyFigure]:
     series = [
         Series(slanted_x, slanted_y, "gain by local training", "level", RED, width=1.5),
         Series(vertical_x, vertical_y, "gain by aggregation", "level", GREEN, width=1.5),
-        Series(places, [points[at] for at in places], "global model", "points", BLUE, hover=hover(metric)),
-        Series(rounds, local, "local models, mean", "open", RED, hover=hover(metric)),
+        Series(places, [points[at] for at in places], "global model", "points", BLUE),
+        Series(rounds, local, "local models, mean", "open", RED),
     ]
     values = [*points.values(), *local]
     gained = sum(row["local_gain"] for row in rows) / len(rows)
     back = sum(row["aggregation_gain"] for row in rows) / len(rows)
     form = "{:+.1%}" if is_share(metric) else "{:+.4g}"
     about = f"On average a round gains {form.format(gained)} by local training and {form.format(back)} by aggregation."
-    figure = Figure("", about, round_axis(places), value_axis(metric, values), series)
+    figure = Panel("", about, round_axis(places), value_axis(metric, values), series)
     caption = f"{_start(metric)} of the global model (dots) and of the local models (rings). {about}"
-    return [StudyFigure.of_panels("Training dynamics", caption, [figure])]
+    return [Chart("Training dynamics", caption, [figure])]
 
 
-def optimal_figures(rows: Rows) -> list[StudyFigure]:
-    """Figure 3 of chen2022: averaging, and the best convex combination of the same local models."""
+def optimal_figures(rows: Rows) -> list[Chart]:
+    """Panel 3 of chen2022: averaging, and the best convex combination of the same local models."""
     metric = str(rows[0]["metric"])
     rounds = [row["round"] for row in rows]
     average, optimal = [row["average"] for row in rows], [row["optimal"] for row in rows]
     series = [
-        Series(rounds, optimal, "best convex combination", color=ORANGE, dash="dash", hover=hover(metric)),
-        Series(rounds, average, "average", color=BLUE, hover=hover(metric)),
+        Series(rounds, optimal, "best convex combination", color=ORANGE, dash="dash"),
+        Series(rounds, average, "average", color=BLUE),
     ]
     gap = max(rows, key=lambda row: row["gap"])
     form = "{:.1%}" if is_share(metric) else "{:.4g}"
@@ -114,27 +124,25 @@ def optimal_figures(rows: Rows) -> list[StudyFigure]:
         f"weights that score best. The largest gap is {form.format(gap['gap'])}, in round "
         f"{gap['round']}."
     )
-    figure = Figure("", caption, round_axis(rounds), value_axis(metric, [*average, *optimal]), series)
-    return [StudyFigure.of_panels("Optimal aggregation", caption, [figure])]
+    figure = Panel("", caption, round_axis(rounds), value_axis(metric, [*average, *optimal]), series)
+    return [Chart("Optimal aggregation", caption, [figure])]
 
 
-def surface_figures(rows: Rows) -> list[StudyFigure]:
+def surface_figures(rows: Rows) -> list[Chart]:
     """Figures 4 and 11 of chen2022: the loss of the average, the interval of the combinations, and histograms."""
     rounds = [row["round"] for row in rows]
     low, high = [row["low"] for row in rows], [row["high"] for row in rows]
-    band = Series([*rounds, *rounds[::-1]], [*high, *low[::-1]], "random combinations", "band", BLUE)
     over = [
-        *([band] if len(rows) > 1 else []),
+        *([band(rounds, low, high, "random combinations", BLUE)] if len(rows) > 1 else []),
         Series(
             rounds,
             [row["mean"] for row in rows],
             "random combinations",
             color=BLUE,
-            hover="%{y:.4~g}",
             low=[] if len(rows) > 1 else low,
             high=[] if len(rows) > 1 else high,
         ),
-        Series(rounds, [row["average"] for row in rows], "average", color=ORANGE, hover="%{y:.4~g}"),
+        Series(rounds, [row["average"] for row in rows], "average", color=ORANGE),
     ]
     chosen = [
         rows[0],
@@ -145,12 +153,12 @@ def surface_figures(rows: Rows) -> list[StudyFigure]:
         f"Loss of {len(rows[0]['losses']):,} uniformly drawn convex combinations of the local models "
         "(mean and 95 % interval), and of their weighted average."
     )
-    panels = [Figure("all rounds", caption, round_axis(rounds), value_axis("loss", []), over)]
+    panels = [Panel("all rounds", caption, round_axis(rounds), value_axis("loss", []), over)]
     panels += [_histogram(row) for row in chosen]
-    return [StudyFigure.of_panels("Loss surface", caption, panels, columns=2)]
+    return [Chart("Loss surface", caption, panels, columns=2)]
 
 
-def _histogram(row: Row, bins: int = 24) -> Figure:
+def _histogram(row: Row, bins: int = 24) -> Panel:
     losses = [loss for loss in row["losses"] if loss is not None]
     low, high = min(losses), max(losses)
     width = (high - low) / bins or 1.0
@@ -160,10 +168,10 @@ def _histogram(row: Row, bins: int = 24) -> Figure:
     places = [low + (k + 0.5) * width for k in range(bins)]
     series = [Series(places, [float(count) for count in counts], "random combinations", "bar", BLUE)]
     about = f"Histogram of the losses of random combinations in round {row['round']}."
-    return Figure(f"round {row['round']}", about, Axis("loss"), Axis("combinations", "count"), series)
+    return Panel(f"round {row['round']}", about, Axis("loss"), Axis("combinations", "count"), series)
 
 
-def plane_figures(rows: Rows) -> list[StudyFigure]:
+def plane_figures(rows: Rows) -> list[Chart]:
     """The losses on the plane through three models, as a map (Garipov et al. 2018, figure 1)."""
     points = [row for row in rows if "client" not in row]
     models = [row for row in rows if "client" in row]
@@ -180,22 +188,13 @@ def plane_figures(rows: Rows) -> list[StudyFigure]:
         for row in models
     )
     caption = f"Loss on the plane through three local models of round {rows[0]['round']}: {listed}."
-    figure = ValueMap(
-        "",
-        caption,
-        values,
-        _places(y),
-        _places(x),
-        "distance from the first two models",
-        "distance along the first two models",
-        "loss",
-        limits if limits[1] > limits[0] else (limits[0], limits[0] + 1.0),
-        False,
-    )
-    return [StudyFigure.of_panels("Loss on a plane", caption, [figure])]
+    limits = limits if limits[1] > limits[0] else (limits[0], limits[0] + 1.0)
+    cells = Cells(values, _places(y), _places(x), "loss", limits, rising=True)
+    ways = ("distance along the first two models", "distance from the first two models")
+    return [Chart("Loss on a plane", caption, [matrix("", caption, cells, *map(Axis, ways))])]
 
 
-def line_figures(rows: Rows) -> list[StudyFigure]:
+def line_figures(rows: Rows) -> list[Chart]:
     """The loss along the lines between two models, one line per pair, and the barriers."""
     pairs: dict[tuple[int, str, str], list[Row]] = {}
     for row in rows:
@@ -207,7 +206,6 @@ def line_figures(rows: Rows) -> list[StudyFigure]:
             [row["loss"] for row in points],
             f"round {round}: {first} to {second}",
             color=TEN[k % len(TEN)],
-            hover="%{y:.4~g}",
         )
         for k, ((round, first, second), points) in enumerate(shown_pairs)
     ]
@@ -218,24 +216,24 @@ def line_figures(rows: Rows) -> list[StudyFigure]:
         "Loss between two models, t from the first to the second. The highest barrier is "
         f"{barriers[highest]:.3g}, in round {rounds[highest]}."
     )
-    panels = [Figure("loss along the line", caption, Axis("t", limits=(-0.02, 1.02)), Axis("loss"), series)]
+    panels = [Panel("loss along the line", caption, Axis("t", limits=(-0.02, 1.02)), Axis("loss"), series)]
     if len(pairs) > 1:
-        line = Series(rounds, barriers, "barrier", color=GREY, hover="%{y:.3~g}")
-        panels.append(Figure("barrier", "Barrier by round.", round_axis(rounds), Axis("barrier"), [line]))
-    return [StudyFigure.of_panels("Lines between models", caption, panels, columns=2)]
+        line = Series(rounds, barriers, "barrier", color=GREY)
+        panels.append(Panel("barrier", "Barrier by round.", round_axis(rounds), Axis("barrier"), [line]))
+    return [Chart("Lines between models", caption, panels, columns=2)]
 
 
-def drift_figures(rows: Rows) -> list[StudyFigure]:
+def drift_figures(rows: Rows) -> list[Chart]:
     """The agreement of the clients' updates by round, and by layer."""
     total = [row for row in rows if row["layer"] == "all"]
     rounds = [row["round"] for row in total]
     panels = [
-        Figure(
+        Panel(
             title,
             f"{title} by round.",
             round_axis(rounds),
             Axis(title),
-            [Series(rounds, [row[key] for row in total], title, color=color, hover="%{y:.3~g}")],
+            [Series(rounds, [row[key] for row in total], title, color=color)],
         )
         for key, title, color in (
             ("cosine", "cosine to the mean update", BLUE),
@@ -249,45 +247,31 @@ def drift_figures(rows: Rows) -> list[StudyFigure]:
         f"{_number(last['agreeing']):.2f} equal ones would, and have a mean cosine of "
         f"{_number(last['cosine']):.2f} to their average."
     )
-    layers = list(dict.fromkeys(row["layer"] for row in rows if row["layer"] != "all"))
-    by = {(row["layer"], row["round"]): _number(row["cosine"]) for row in rows}
-    values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in reversed(layers)])
+    about = "Mean cosine of the clients' updates to their average, by layer and round."
+    layered = [row for row in rows if row["layer"] != "all"]
+    by_layer = _layer_map("Client drift by layer", about, layered, "cosine", "cosine")
+    return [Chart("Client drift", caption, panels, columns=3), *by_layer]
+
+
+def _layer_map(title: str, about: str, rows: Rows, key: str, name: str) -> list[Chart]:
+    """A number by layer and round, from 0 or the lowest on up to 1; none without a finite one."""
+    layers = list(dict.fromkeys(row["layer"] for row in rows))[::-1]
+    rounds = list(dict.fromkeys(row["round"] for row in rows))
+    by = {(row["layer"], row["round"]): _number(row[key]) for row in rows}
+    values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in layers])
     finite = values[np.isfinite(values)]
-    figures = [StudyFigure.of_panels("Client drift", caption, panels, columns=3)]
-    if len(finite):
-        limits = (min(0.0, float(finite.min())), 1.0)
-        about = "Mean cosine of the clients' updates to their average, by layer and round."
-        layer_map = ValueMap(
-            "",
-            about,
-            values,
-            layers[::-1],
-            [str(round) for round in rounds],
-            "layer",
-            "round",
-            "cosine",
-            limits,
-            False,
-        )
-        figures.append(StudyFigure.of_panels("Client drift by layer", about, [layer_map]))
-    return figures
+    if not len(finite):
+        return []
+    limits = (min(0.0, float(finite.min())), 1.0)
+    cells = Cells(values, layers, list(map(str, rounds)), name, limits, rising=True)
+    return [Chart(title, about, [matrix("", about, cells, Axis("round"), Axis("layer"))])]
 
 
-def representation_figures(rows: Rows) -> list[StudyFigure]:
+def representation_figures(rows: Rows) -> list[Chart]:
     """The similarity of the clients' features by layer and round, and how the classes separate by round."""
     layered = [row for row in rows if "between_clients" in row]
-    layers = list(dict.fromkeys(row["layer"] for row in layered))
-    rounds = list(dict.fromkeys(row["round"] for row in layered))
     about = "Linear CKA between the local models of a round, the mean over pairs, by layer and round."
-    figures = []
-    by = {(row["layer"], row["round"]): _number(row["between_clients"]) for row in layered}
-    values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in reversed(layers)])
-    if np.isfinite(values).any():
-        names = [str(round) for round in rounds]
-        layer_map = ValueMap(
-            "", about, values, layers[::-1], names, "layer", "round", "CKA", (0.0, 1.0), False
-        )
-        figures.append(StudyFigure.of_panels("Similarity of representations", about, [layer_map]))
+    figures = _layer_map("Similarity of representations", about, layered, "between_clients", "CKA")
     separated = [row for row in rows if "between_clients" not in row]
     rounds = list(dict.fromkeys(row["round"] for row in separated))
     panels = []
@@ -299,16 +283,14 @@ def representation_figures(rows: Rows) -> list[StudyFigure]:
         points = [(row["round"], row[key]) for row in separated if row.get(key) is not None]
         if points:
             line = Series([at for at, _ in points], [value for _, value in points], title, color=color)
-            panels.append(
-                Figure(title, f"{title} by round.", round_axis(rounds), value_axis(key, []), [line])
-            )
+            panels.append(Panel(title, f"{title} by round.", round_axis(rounds), value_axis(key, []), [line]))
     if panels:
         caption = "The features of the global model after each round, before its last layer."
-        figures.append(StudyFigure.of_panels("Separation of classes", caption, panels, columns=3))
+        figures.append(Chart("Separation of classes", caption, panels, columns=3))
     return figures
 
 
-def calibration_figures(rows: Rows) -> list[StudyFigure]:
+def calibration_figures(rows: Rows) -> list[Chart]:
     """The calibration error by round, and the reliability diagram of the last round."""
     rounds = list(dict.fromkeys(row["round"] for row in rows))
     styles = (
@@ -322,24 +304,22 @@ def calibration_figures(rows: Rows) -> list[StudyFigure]:
         for round in rounds:
             errors = [row["error"] for row in rows if row["round"] == round and row["model"] == model]
             means.append(sum(errors) / len(errors))
-        lines.append(Series(rounds, means, title, color=color, hover="%{y:.2%}"))
+        lines.append(Series(rounds, means, title, color=color))
     last = [row for row in rows if row["round"] == rounds[-1]]
     diagrams = [Series([0, 1], [0, 1], "calibrated", "level", GREY, dash="dot", width=1.25)]
     for model, title, color in styles:
         points = _pooled_bins([row["bins"] for row in last if row["model"] == model])
-        diagrams.append(
-            Series([x for x, _ in points], [y for _, y in points], title, color=color, hover="%{y:.1%}")
-        )
+        diagrams.append(Series([x for x, _ in points], [y for _, y in points], title, color=color))
     caption = (
         f"Expected calibration error by round, and accuracy by confidence in round {rounds[-1]}: of "
         "the global model before and after the round, and of the local models together."
     )
     shares = Axis("confidence", values="share", limits=(-0.01, 1.01))
     panels = [
-        Figure(
+        Panel(
             "calibration error", caption, round_axis(rounds), Axis("calibration error", values="share"), lines
         ),
-        Figure(
+        Panel(
             f"round {rounds[-1]}",
             caption,
             shares,
@@ -347,7 +327,7 @@ def calibration_figures(rows: Rows) -> list[StudyFigure]:
             diagrams,
         ),
     ]
-    return [StudyFigure.of_panels("Calibration", caption, panels, columns=2)]
+    return [Chart("Calibration", caption, panels, columns=2)]
 
 
 def _pooled_bins(models: Sequence[Sequence[Row]]) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from fedlens.files import jsonl
 from fedlens.files.text_files import read_json
 from fedlens.report.analysis_figures import analysis_figures, shown
 from fedlens.report.render import write_page
-from fedlens.report.study_page import ShownFigure, legend_keys
+from fedlens.report.study_page import ShownFigure
 from fedlens.results.run import Run
 
 PAGE, INDEX = "analysis.html", "analysis.json"
@@ -67,11 +67,8 @@ def _section(name: str, entry: Mapping[str, Any], folder: Path) -> Section:
     described = shown(name)
     figures = []
     for number, figure in enumerate(analysis_figures(name, rows)):
-        plots = figure.plots()
         files = [str(file) for file in entry["figures"]][number : number + 1]
-        figures.append(
-            ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files)
-        )
+        figures.append(ShownFigure(figure.title, figure.caption, figure.gaps, figure.panels, files))
     flat = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in rows]
     head = list(dict.fromkeys(key for row in flat for key in row))
     settings = [f"{key} = {setting(value)}" for key, value in entry["settings"].items()]

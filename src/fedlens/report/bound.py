@@ -17,7 +17,7 @@ from fedlens.base.errors import FedlensError, RunDirectoryError
 from fedlens.base.format import is_share, metric_value, setting
 from fedlens.base.parse_text import read_text
 from fedlens.files.atomic_files import open_readable
-from fedlens.report import figures
+from fedlens.results import chart as figures
 from fedlens.results.run import Run, read_run, subtable
 from fedlens.run.rundir import RunDir
 from fedlens.settings.keys import changes, changing, diff
@@ -182,9 +182,8 @@ def bound_line(run: Run, bound: Run, rounds: Sequence[float]) -> figures.Series:
     metric = run.metric()
     value = _final(bound, metric)
     name = f"centralized: {bound.name} {metric_value(metric, value)}"
-    hover = figures.hover(metric)
     flat = [value] * len(rounds)
-    return figures.Series(rounds, flat, name, color="var(--train)", dash="dash", width=1.5, hover=hover)
+    return figures.Series(rounds, flat, name, color="var(--train)", dash="dash", width=1.5)
 
 
 def bound_sentence(run: Run, bound: Run) -> str:

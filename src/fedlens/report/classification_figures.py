@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedlens.base.format import count, many, percent
 from fedlens.report.confusion import CLUSTERED_ABOVE, ConfusionMatrix
-from fedlens.report.figures import Axis, Figure, HeatMap, Series
+from fedlens.results.chart import Axis, Cells, Panel, Series, named_axis
 
 COUNTED_UP_TO = 15  # classes whose counts are written into the cells
 KIND = "classification"
@@ -109,7 +109,7 @@ class Calibration:
         return round(float(gaps.sum()) / total, 12) if total else float("nan")
 
 
-def confusion_map(results: ClassResults, unit: str = "image") -> HeatMap | None:
+def confusion_map(results: ClassResults, unit: str = "image") -> Panel | None:
     """The confusion matrix, each row divided by its sum; None if it was not recorded.
 
     Args:
@@ -133,21 +133,33 @@ def confusion_map(results: ClassResults, unit: str = "image") -> HeatMap | None:
         notes.append(f"{len(matrix.members[0])} classes a cell")
     size = f"{len(classes)} classes" + (", clustered" if matrix.clustered else "")
     totals = matrix.counts.sum(axis=1)
-    return HeatMap(
+    named = len(classes) <= CLUSTERED_ABOVE
+    cells = Cells(
+        matrix.shares,
+        [f"{name} ({count(total)} {unit}s)" for name, total in zip(names, totals, strict=True)],
+        names,
+        f"share of the {unit}s",
+        (0.0, 1.0),
+        "share",
+        0.2 if named else 0.06,
+        counts=matrix.counts if len(classes) <= COUNTED_UP_TO and unit == "image" else None,
+    )
+    axes = [
+        Axis("answer", "number" if named else "hidden"),
+        Axis("true class" if named else f"true class ({size})", "number" if named else "hidden"),
+    ]
+    x, y = (named_axis(axis, names) if named else axis for axis in axes)
+    return Panel(
         title="; ".join(["Confusion matrix", *notes]),
         about=f"Heat map of the answers for each true class, {size}.",
-        shares=matrix.shares,
-        rows=[f"{name} ({count(total)} {unit}s)" for name, total in zip(names, totals, strict=True)],
-        columns=names,
-        names=names if len(classes) <= CLUSTERED_ABOVE else (),
-        counts=matrix.counts if len(classes) <= COUNTED_UP_TO and unit == "image" else None,
-        row_title="true class" if len(classes) <= CLUSTERED_ABOVE else f"true class ({size})",
-        column_title="answer",
-        hover=f"true class %{{y}}<br>answer %{{x}}<br>%{{z:.1%}} of the {unit}s<extra></extra>",
+        x=x,
+        y=y,
+        cells=cells,
+        shape="square",
     )
 
 
-def reliability(calibration: Calibration) -> Figure:
+def reliability(calibration: Calibration) -> Panel:
     """The reliability diagram: the accuracy of the answers of each confidence, and the diagonal."""
     bins, counts = len(calibration.counts), calibration.counts
     centers = ((np.arange(bins) + 0.5) / bins).tolist()
@@ -156,13 +168,11 @@ def reliability(calibration: Calibration) -> Figure:
     confidence = np.where(counts > 0, calibration.confidence / some, 0.0)
     texts = [
         f"{k / bins:.2f} to {(k + 1) / bins:.2f}: {many(int(n), 'image')}"
-        + (f"<br>accuracy {percent(a)}<br>mean confidence {percent(c)}" if n else "")
-        for k, (n, a, c) in enumerate(
-            zip(counts.tolist(), accuracy.tolist(), confidence.tolist(), strict=True)
-        )
+        + (f", mean confidence {percent(c)}" if n else "")
+        for k, (n, c) in enumerate(zip(counts.tolist(), confidence.tolist(), strict=True))
     ]
     error = percent(calibration.error)
-    return Figure(
+    return Panel(
         title=f"Reliability diagram; expected calibration error {error}",
         about=f"Bars of the accuracy by confidence, in {bins} bins. The expected calibration error is {error}.",
         x=Axis("confidence", "share", limits=(0.0, 1.0)),
@@ -174,39 +184,44 @@ def reliability(calibration: Calibration) -> Figure:
                 "accuracy",
                 "bar",
                 texts=texts,
-                hover="confidence %{text}<extra></extra>",
             ),
             Series([0.0, 1.0], [0.0, 1.0], "perfect calibration", color="#d66a00", dash="dash", width=1.5),
         ],
     )
 
 
-def class_accuracies(results: ClassResults) -> Figure:
-    """The accuracy of each class, the lowest first: bars with names up to 30 classes, a line above."""
+def class_accuracies(results: ClassResults) -> Panel:
+    """The accuracy of each class, the lowest first."""
     order = results.order()
-    accuracy = results.accuracy[order].tolist()
-    few = len(order) <= CLUSTERED_ABOVE
-    names = [results.classes[k] for k in order]
-    texts = [
-        f"{name}, {many(int(n), 'image')}" for name, n in zip(names, results.examples[order], strict=True)
-    ]
-    ranks = list(range(1, len(order) + 1))
-    mean = float(np.mean(accuracy)) if accuracy else float("nan")
-    x = Axis("" if few else "class, by rank", "count", limits=(0.4, len(order) + 0.6))
-    if few:
-        x = Axis("", "count", limits=(0.4, len(order) + 0.6), ticks=ranks, names=names)
-    hover = "<b>%{text}</b><br>%{y:.1%}<extra></extra>"
-    return Figure(
-        title=f"Accuracy of each class, sorted; mean {percent(mean)}",
-        about=_ends("class", names, accuracy),
-        x=x,
-        y=_SHARES,
-        series=[Series(ranks, accuracy, kind="bar" if few else "line", texts=texts, hover=hover)],
+    mean = float(np.mean(results.accuracy[order])) if len(order) else float("nan")
+    return sorted_classes(
+        "accuracy", mean, results.classes, order, results.accuracy, results.examples, "image"
     )
 
 
-def _ends(thing: str, names: Sequence[str], values: Sequence[float]) -> str:
-    if not names:
-        return f"No {thing} has test images."
-    lowest, highest = (f"{names[k]} with {percent(values[k])}" for k in (0, -1))
-    return f"The accuracy of each {thing} in rising order, from {lowest} to {highest}."
+def sorted_classes(
+    metric: str,
+    mean: float,
+    classes: Sequence[str],
+    order: NDArray[np.int64],
+    values: NDArray[np.float64],
+    numbers: NDArray[np.int64],
+    unit: str,
+) -> Panel:
+    """A share of each class in a given order: bars with names up to 30 classes, a line above."""
+    few = len(order) <= CLUSTERED_ABOVE
+    names, shares = [classes[k] for k in order], values[order].tolist()
+    texts = [f"{name}, {many(int(n), unit)}" for name, n in zip(names, numbers[order], strict=True)]
+    ranks = list(range(1, len(order) + 1))
+    about = f"No class has {unit}s."
+    if names:
+        ends = [f"{names[k]} with {percent(shares[k])}" for k in (0, -1)]
+        about = f"The {metric} of each class in rising order, from {ends[0]} to {ends[1]}."
+    x = Axis("" if few else "class, by rank", "count", limits=(0.4, len(order) + 0.6))
+    return Panel(
+        f"{metric[:1].upper()}{metric[1:]} of each class, sorted; mean {percent(mean)}",
+        about,
+        replace(x, ticks=ranks, names=names) if few else x,
+        _SHARES,
+        [Series(ranks, shares, kind="bar" if few else "line", texts=texts)],
+    )

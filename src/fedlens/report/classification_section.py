@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from fedlens.report import classification_figures as data
 from fedlens.report.client_section import SCROLLS_FROM, ClientValue
 from fedlens.report.confusion import confused_pairs
 from fedlens.report.own_curves import tested_model
-from fedlens.report.render import Plot
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images, why_left_out
 from fedlens.results.run import Run
 
@@ -50,11 +49,11 @@ def classification_section(run: Run, evaluation: FinalEvaluation) -> dict[str, A
     empty = [results.classes[k] for k in np.flatnonzero(results.examples == 0).tolist()]
     return {
         "lead": f"{tested_model(run)} after round {evaluation.round}, on {images}.",
-        "confusion": heat and Plot.of(heat, shape="square", legend=False),
+        "confusion": heat,
         "no_confusion": "" if heat else "The confusion matrix is recorded up to 1,000 classes.",
         "pairs": pairs if len(results.classes) > data.COUNTED_UP_TO else [],
-        "accuracies": Plot.of(data.class_accuracies(results), shape="low", legend=False),
-        "reliability": Plot.of(data.reliability(calibration), shape="low"),
+        "accuracies": replace(data.class_accuracies(results), shape="low"),
+        "reliability": replace(data.reliability(calibration), shape="low"),
         "rows": _class_rows(results),
         "scrolls": len(results.classes) > SCROLLS_FROM,
         "without": _without(empty),

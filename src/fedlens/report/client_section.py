@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.format import MISSING, count, heading, is_share, label, many, metric_gap, metric_value
-from fedlens.report import figures
 from fedlens.report.client_results import ClientHistories, ClientResult
-from fedlens.report.figures import Axis, Figure, Series
 from fedlens.report.plotly_figures import DOTS
-from fedlens.report.render import Plot
+from fedlens.results import chart as figures
+from fedlens.results.chart import Axis, Panel, Series
 from fedlens.results.run import Run
 
 SCROLLS_FROM = 50  # rows from which the table has a height of its own
@@ -122,7 +121,7 @@ def classes_text(row: ClientResult) -> str:
     return f"{len(row.classes)}: {named}" + (", ..." if len(row.classes) > _CLASSES_NAMED else "")
 
 
-def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot | None:
+def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Panel | None:
     """One dot a client: its training examples, and its last value."""
     measured = [row for row in rows if row.last is not None]
     if not measured or mean is None:
@@ -131,7 +130,6 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
     values = [row.last for row in measured if row.last is not None]
     texts = [row.client for row in measured]
     drawn = f"; {count(DOTS)} of {many(len(values), 'client')} drawn" if len(values) > DOTS + 1 else ""
-    hover = f"<b>%{{text}}</b><br>%{{x:,}} training examples<br>{figures.hover(metric)}<extra></extra>"
     wide = min(sizes) > 0 and max(sizes) > 50 * min(sizes)
     pad = 0 if wide else max(0.04 * (max(sizes) - min(sizes)), 0.01 * max(sizes), 1)
     low, high = (min(sizes) * 0.8, max(sizes) * 1.25) if wide else (min(sizes) - pad, max(sizes) + pad)
@@ -145,12 +143,12 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
             color="var(--local)",
             dash="dash",
             width=1.5,
-            hover=f"mean {mean_text}<extra></extra>",
+            texts=["mean", "mean"],
         ),
-        Series(sizes[1:], values[1:], kind="dots", texts=texts[1:], hover=hover),
-        Series(sizes[:1], values[:1], kind="dots", color="var(--bad)", texts=texts[:1], hover=hover),
+        Series(sizes[1:], values[1:], kind="dots", texts=texts[1:]),
+        Series(sizes[:1], values[:1], kind="dots", color="var(--bad)", texts=texts[:1]),
     ]
-    figure = Figure(
+    return Panel(
         title=f"{title} of each client by its training examples",
         about=f"One dot a client. The mean is {mean_text}; the worst client is {texts[0]} with {worst}.",
         x=Axis("training examples", "count", log=wide, limits=(low, high)),
@@ -158,42 +156,35 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Plot
         series=series,
         note=f"dashed: the mean, {mean_text}; red: {texts[0]}, {worst}{drawn}",
     )
-    return Plot.of(figure, legend=False)
 
 
-def _curve(rows: Sequence[ClientResult], metric: str) -> Plot | None:
+def _curve(rows: Sequence[ClientResult], metric: str) -> Panel | None:
     """The last value of each client in rising order; a second line for the values before tuning."""
     measured = sorted((row for row in rows if row.last is not None), key=lambda row: row.last or 0.0)
     if len(measured) < 2:
         return None
-    series = [_sorted_line(measured, [row.last for row in measured], "after tuning", metric)]
     before = sorted((row for row in rows if row.before is not None), key=lambda row: row.before or 0.0)
+    series = [_sorted_line(measured, [row.last for row in measured], "after tuning" if before else "")]
     if before:
         values = [row.before for row in before]
-        series.append(
-            _sorted_line(before, values, "before tuning", metric, color="var(--local)", dash="dash")
-        )
+        series.append(_sorted_line(before, values, "before tuning", color="var(--local)", dash="dash"))
     title = heading(metric)
     lowest, highest = (metric_value(metric, row.last) for row in (measured[0], measured[-1]))
     shares = figures.curves(series, metric, "", "").y
-    figure = Figure(
+    return Panel(
         title=f"{title} of the clients, sorted",
         about=f"The {label(metric)} of {many(len(measured), 'client')} in rising order, from {lowest} to {highest}.",
         x=Axis("clients, from the lowest value up", "share", limits=(-0.015, 1.015)),
         y=shares if is_share(metric) else Axis(label(metric)),
         series=series,
     )
-    return Plot.of(figure, legend=bool(before))
 
 
 def _sorted_line(
-    rows: Sequence[ClientResult], values: Sequence[float | None], name: str, metric: str, **style: Any
+    rows: Sequence[ClientResult], values: Sequence[float | None], name: str, **style: Any
 ) -> Series:
     """A line over the share of clients; of very many, as many points are drawn as there are dots."""
     kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), DOTS)).round().astype(np.int64))
     x = (kept / (len(rows) - 1)).round(4).tolist() if len(rows) > 1 else [0.0]
     texts = [rows[k].client for k in kept]
-    hover = (
-        f"<b>%{{text}}</b><br>%{{x:.1%}} of the clients are below<br>{figures.hover(metric)}<extra></extra>"
-    )
-    return Series(x, [values[k] for k in kept], name, texts=texts, hover=hover, **style)
+    return Series(x, [values[k] for k in kept], name, texts=texts, **style)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -11,15 +11,15 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import finite, heading, is_share
-from fedlens.report import figures
 from fedlens.report.bound import CENTRALIZED
 from fedlens.report.compare_clients import client_notes, client_table
 from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
-from fedlens.report.palette import TEN
-from fedlens.report.pictures import draw_curves
-from fedlens.report.render import Plot, View, write_page
+from fedlens.report.render import write_page
 from fedlens.report.seed_curves import common_rounds, seed_curve
+from fedlens.results import chart as figures
+from fedlens.results.palette import TEN
+from fedlens.results.picture import draw_chart
 from fedlens.results.run import Row, Run
 
 CLIENTS_SHOWN = 200  # rows of the table of clients on the page
@@ -119,10 +119,12 @@ def write_plot(comparison: Comparison, path: Path, metric: str | None = None) ->
     Raises `ConfigError` if matplotlib is not installed, the file has another ending, or no run has values of `metric`,
     and `RunFailed` if the file cannot be written.
     """
-    return draw_curves(curve_figure(comparison, metric), path)
+    figure = curve_figure(comparison, metric)
+    chart = figures.Chart(figure.title, figure.about, [replace(figure, title="", note=figure.heading)])
+    return draw_chart(chart, path, "or choose another file")
 
 
-def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.Figure:
+def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.Panel:
     """The curves of one metric over rounds, as on the page: the metric of the first run, another one, or the loss.
 
     Raises `ConfigError` if no run has values of `metric`.
@@ -139,25 +141,24 @@ def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.F
     return _figure(curves, metric)
 
 
-def _chart(groups: Sequence[RunGroup], metric: str) -> Plot | None:
+def _chart(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
     """The test values of one metric over rounds, time and bytes, for the runs that have it."""
     curves = _curves(groups, metric)
     if not curves:
         return None
-    figure = _figure(curves, metric)
-    lines = [line for _, _, line in curves]
-    seconds = [_cumulative(group.runs, key, line, ("seconds",)) for group, key, line in curves]
-    sent = [
-        _cumulative(group.runs, key, line, ("bytes_up", "bytes_down", "bytes_peer"))
-        for group, key, line in curves
-    ]
-    ticks = "array" if figure.x.ticks else "auto"
-    views = [_view("rounds", [line.x for line in lines], "round", figure.hover_title, ",", ticks)]
-    if all(map(any, seconds)):
-        views.append(_view("time", seconds, "seconds of training", "%{x:,.4~r} s"))
-    if all(map(any, sent)):
-        views.append(_view("data", sent, "bytes sent", "%{x:.3~s}B", "~s"))
-    return Plot.of(figure, shape="tall", views=views)
+    figure = replace(_figure(curves, metric), shape="tall", view="rounds")
+    ways: tuple[tuple[str, str, figures.Values, tuple[str, ...]], ...] = (
+        ("time", "seconds of training", "number", ("seconds",)),
+        ("data", "bytes sent", "bytes", ("bytes_up", "bytes_down", "bytes_peer")),
+    )
+    others = []
+    for view, title, form, keys in ways:
+        at = [_cumulative(group.runs, key, line, keys) for group, key, line in curves]
+        if all(map(any, at)):
+            axis = figures.Axis(title, form, limits=figures.x_limits(max(map(max, at))))
+            series = [replace(line, x=x) for (_, _, line), x in zip(curves, at, strict=True)]
+            others.append(replace(figure, view=view, x=axis, series=series))
+    return replace(figure, others=others)
 
 
 def _curves(groups: Sequence[RunGroup], metric: str) -> list[tuple[RunGroup, str, figures.Series]]:
@@ -168,13 +169,13 @@ def _curves(groups: Sequence[RunGroup], metric: str) -> list[tuple[RunGroup, str
         if metric not in (row["metric"], "loss"):
             continue
         key = f"{group.runs[0].split()}_{metric}"
-        series = seed_curve(group.runs, key, metric, row["run"], *_style(k, row))
+        series = seed_curve(group.runs, key, row["run"], *_style(k, row))
         if any(value is not None for line in series for value in line.y):
             curves += [(group, key, line) for line in series]
     return curves
 
 
-def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str) -> figures.Figure:
+def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str) -> figures.Panel:
     lines = [line for _, _, line in curves]
     # A group with several seeds has a band and a line.
     shown = [group.row for group, _, line in curves if line.kind != "band"]
@@ -184,20 +185,7 @@ def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str)
     note = "lines are means over seeds, bands one deviation" if banded else ""
     number = sum(row["runs"] for row in shown)
     figure = figures.curves(lines, metric, title, f"{title} of {number} runs.")
-    return figures.Figure(**{**vars(figure), "note": note})
-
-
-def _view(
-    label: str, x: Sequence[Sequence[float]], title: str, hover: str, form: str = ",", ticks: str = "auto"
-) -> View:
-    axis = {
-        "title.text": title,
-        "range": figures.x_limits(max(map(max, x))),
-        "tickformat": form,
-        "tickmode": ticks,
-        "unifiedhovertitle.text": hover,
-    }
-    return View(label, {"x": x}, {f"xaxis.{key}": value for key, value in axis.items()})
+    return replace(figure, note=note)
 
 
 def _cumulative(runs: Sequence[Run], key: str, line: figures.Series, keys: Sequence[str]) -> list[float]:

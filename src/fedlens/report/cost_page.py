@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.base.format import MISSING, duration, is_share, many, metric_value, signed
-from fedlens.report import figures
 from fedlens.report.cost_labels import cost_label_card, labels_method, low_client_sentences
 from fedlens.report.cost_measures import (
     MEASURES,
@@ -22,10 +22,10 @@ from fedlens.report.cost_measures import (
 )
 from fedlens.report.cost_sentences import below_largest, interval_text, wide_note
 from fedlens.report.data_notes import notes_card
-from fedlens.report.palette import TEN
-from fedlens.report.plotly_figures import text
-from fedlens.report.render import Plot, write_page
+from fedlens.report.render import write_page
 from fedlens.report.seed_curves import seed_curve
+from fedlens.results import chart as figures
+from fedlens.results.palette import TEN
 from fedlens.results.run import Run, read_run
 from fedlens.results.statistics import LEAST_SEEDS, UNSURE
 
@@ -96,20 +96,20 @@ def _broken_before_bracket(cell: str) -> str:
     return cell.replace(" ", "\u00a0").replace("\u00a0(", " (")
 
 
-def _curves(answer: Mapping[str, Any], runs: Mapping[str, Run], on: str) -> Plot | None:
+def _curves(answer: Mapping[str, Any], runs: Mapping[str, Run], on: str) -> figures.Panel | None:
     """The mean curve of each role over seeds, with a band of one deviation."""
     metric, series = answer["metric"], []
     key = f"test_{metric}" if on == "test" else f"clients_{metric}_mean"
     for role, (color, dash) in _STYLES.items():
         named = [runs[row["name"]] for row in answer["runs"] if row["role"] == role and row["name"] in runs]
-        series += seed_curve(named, key, metric, WORDS[role], color, dash)
+        series += seed_curve(named, key, WORDS[role], color, dash)
     if not any(line.kind == "line" for line in series):
         return None
     title = measure_heading(metric, on)
     about = f"{title}: " + "; ".join(
         f"{line.name} {metric_value(metric, line.y[-1])}" for line in series if line.kind == "line"
     )
-    return Plot.of(figures.curves(series, metric, title, about), shape="tall" if on == "test" else "")
+    return replace(figures.curves(series, metric, title, about), shape="tall" if on == "test" else "")
 
 
 def difference_rows(answer: Mapping[str, Any]) -> list[list[str]]:
@@ -193,55 +193,41 @@ def client_texts(answer: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _joining_figure(answer: Mapping[str, Any]) -> Plot | None:
+def _joining_figure(answer: Mapping[str, Any]) -> figures.Panel | None:
     """Each client's gain by joining: a dot, and its interval as a line."""
     metric = answer["metric"]
     rows = [row for row in answer["clients"] if row["vs_local_only"] is not None]
     if not rows:
         return None
     rows = sorted(rows, key=lambda row: row["vs_local_only"]["mean"])
-    series, places = [], list(range(1, len(rows) + 1))
+    series: list[figures.Series] = []
+    limits = (0.3, len(rows) + 0.7)
     colors = {"gains": "var(--good)", "loses": "var(--bad)", UNSURE: "var(--local)", None: "var(--accent)"}
     for kind, color in colors.items():
-        here = [(k, row) for k, row in zip(places, rows, strict=True) if row["verdict"] == kind]
-        bars = [(k, row["vs_local_only"]) for k, row in here if row["vs_local_only"]["low"] is not None]
-        if bars:
-            series.append(
-                figures.Series(
-                    [k for k, _ in bars for _ in range(3)],
-                    [value for _, each in bars for value in (each["low"], each["high"], None)],
-                    color=color,
-                    width=1.5,
-                    hover="%{y:+.1%}<extra></extra>" if is_share(metric) else "%{y:+.4~g}<extra></extra>",
-                )
-            )
+        here = [(k, row) for k, row in enumerate(rows, 1) if row["verdict"] == kind]
+        gains = [row["vs_local_only"] for _, row in here]
+        texts = [
+            f"{row['client']}: {signed(metric, gain['mean'])}"
+            + (f" ({bounds})" if (bounds := interval_text(metric, gain)) else "")
+            for (_, row), gain in zip(here, gains, strict=True)
+        ]
+        mean, low, high = ([gain[key] for gain in gains] for key in ("mean", "low", "high"))
         if here:
             series.append(
                 figures.Series(
-                    [k for k, _ in here],
-                    [row["vs_local_only"]["mean"] for _, row in here],
-                    kind="dots",
-                    color=color,
-                    texts=[
-                        f"{row['client']}: {signed(metric, row['vs_local_only']['mean'])}"
-                        + (f" ({bounds})" if (bounds := interval_text(metric, row["vs_local_only"])) else "")
-                        for _, row in here
-                    ],
-                    hover="%{text}<extra></extra>",
+                    [k for k, _ in here], mean, "", "points", color, texts=texts, low=low, high=high
                 )
             )
     title = "Gain by joining, client by client"
-    x = figures.Axis("client, by gain", "count", limits=(0.3, len(rows) + 0.7), ticks=())
+    x = figures.Axis("client, by gain", "hidden", limits=limits)
+    if len(rows) <= _NAMED:
+        x = replace(
+            x, values="number", ticks=range(1, len(rows) + 1), names=[str(row["client"]) for row in rows]
+        )
     y = figures.Axis("federated - local-only", "share" if is_share(metric) else "number")
     about = f"{title}: from {rows[0]['client']} to {rows[-1]['client']}."
-    plot = Plot.of(figures.Figure(title, about, x, y, series), legend=False)
-    if len(rows) <= _NAMED:
-        names = [text(str(row["client"])[:14]) for row in rows]
-        plot.figure["layout"]["xaxis"] |= {
-            "tickmode": "array", "tickvals": places, "ticktext": names, "autotickangles": [0, 90],
-        }  # fmt: skip
-    plot.figure["layout"]["yaxis"] |= {"zeroline": True, "zerolinecolor": "var(--muted)"}
-    return plot
+    zero = figures.level(0.0, limits, "", "solid", color="var(--muted)")
+    return figures.Panel(title, about, x, y, [zero, *series])
 
 
 def _run_rows(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.format import MISSING, many, percent
-from fedlens.report.figures import DASHES, Axis, Figure, Series
+from fedlens.results.chart import DASHES, Axis, Panel, Series
 from fedlens.vision.mask_colors import mask_colors
 
 _LINES = 12  # classes with a curve of their own, if they are at most so many
@@ -70,7 +70,7 @@ class BoxResults:
         return float(self.ap[self.known].mean()) if len(self.known) else float("nan")
 
 
-def precision_recall(results: BoxResults) -> Figure:
+def precision_recall(results: BoxResults) -> Panel:
     """The curves at an overlap of 0.5: of each class, or with more than 12 of the mean and the lowest and highest."""
     known = results.known.tolist()
     recalls = np.linspace(0, 1, 101).round(2).tolist()
@@ -81,20 +81,19 @@ def precision_recall(results: BoxResults) -> Figure:
         shown = [*by_half[:_ENDS], *by_half[-_ENDS:]]
         note = f"the mean, and the {_ENDS} lowest and {_ENDS} highest of {len(known)} classes"
     colors = mask_colors(len(results.classes)).tolist()
-    hover = "recall %{x:.0%}, precision %{y:.1%}"
     series = []
     if note:
         mean = results.precision[known].mean(axis=0)
         name = f"mean ({percent(float(half[known].mean()))})"
-        series.append(Series(recalls, mean.round(4).tolist(), name, color="var(--ink)", width=3, hover=hover))
+        series.append(Series(recalls, mean.round(4).tolist(), name, color="var(--ink)", width=3))
     for place, k in enumerate(shown):
         color = "#{:02x}{:02x}{:02x}".format(*colors[k])
         name = f"{results.classes[k]} ({percent(float(half[k]))})"
         dash = DASHES[place % 2]
         values = results.precision[k].round(4).tolist()
-        series.append(Series(recalls, values, name, color=color, dash=dash, hover=hover))
+        series.append(Series(recalls, values, name, color=color, dash=dash))
     ends = [f"{results.classes[k]} {percent(float(half[k]))}" for k in shown] or [MISSING]
-    return Figure(
+    return Panel(
         title="Precision by recall at IoU 0.5, with the average precision",
         about=f"Curves of precision by recall of each class. Average precision at IoU 0.5: {', '.join(ends)}.",
         x=Axis("recall", "share", limits=(0.0, 1.01), ticks=(0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),

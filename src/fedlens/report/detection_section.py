@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.client_section import SCROLLS_FROM, ClientValue
 from fedlens.report.detection_figures import BoxResults, precision_recall
 from fedlens.report.own_curves import tested_model
-from fedlens.report.render import Plot
 from fedlens.results.run import Run
 
 
@@ -32,7 +32,7 @@ def detection_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any]:
     return {
         "lead": f"{tested_model(run)} after round {evaluation.round}, on {boxes}. Average precision (AP) is that of "
         "COCO: the mean of the precision at 101 recalls, and over the IoU thresholds 0.5, 0.55, ... 0.95.",
-        "curves": Plot.of(precision_recall(results), shape="tall") if rows else None,
+        "curves": replace(precision_recall(results), shape="tall") if rows else None,
         "rows": rows,
         "scrolls": len(rows) > SCROLLS_FROM,
         "without": _without(results),

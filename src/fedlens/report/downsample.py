@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -143,16 +141,3 @@ def ranked(values: NDArray[Any], at_most: int = 400) -> tuple[list[int], list[fl
     else:
         places = np.arange(1, len(ordered) + 1)
     return places.tolist(), ordered[places - 1].tolist()
-
-
-def short(name: str, width: int) -> str:
-    """A name in one line of at most `width` characters; longer names lose their middle.
-
-    >>> short("a class with a very long name", 16)
-    'a class …ng name'
-    """
-    line = " ".join("".join(c if unicodedata.category(c)[0] != "C" else " " for c in name).split())
-    if len(line) <= width:
-        return line
-    head = math.ceil((width - 1) / 2)
-    return f"{line[:head]}…{line[len(line) - (width - 1 - head) :]}"

@@ -21,8 +21,8 @@ from fedlens.observers.example_predictions import (
 )
 from fedlens.observers.final_evaluation import scaled_down
 from fedlens.report.classification_section import data_url
-from fedlens.report.downsample import short
 from fedlens.report.shown_images import LEAVES_OUT, shows_images
+from fedlens.results.chart import short
 from fedlens.results.run import Run, subtable
 from fedlens.vision.mask_colors import VOID_COLOR, ink_on, mask_colors
 

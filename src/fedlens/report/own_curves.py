@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlens.base.format import heading, metric_value
-from fedlens.report import figures
-from fedlens.report.palette import class_colors
-from fedlens.report.render import Plot
+from fedlens.results import chart as figures
+from fedlens.results.palette import class_colors
 from fedlens.results.run import Run
 
 _COLORS = ("var(--test)", "var(--validation)", "var(--local)", "var(--train)")
@@ -17,7 +16,7 @@ _NAMED = 32  # clients of a graph that are named beside their dots
 _RADIUS, _THINNEST, _WIDEST = 120, 0.75, 4.5  # of the circle and of lines, in units of the drawing
 
 
-def own_curves(run: Run) -> list[Plot]:
+def own_curves(run: Run) -> list[figures.Panel]:
     """The figures of the numbers that the algorithm declares (`AlgorithmBase.curves`)."""
     return [plot for curve in _shown(run, "curves") if (plot := _plot(run, curve))]
 
@@ -33,17 +32,17 @@ def _shown(run: Run, kind: str) -> list[Mapping[str, Any]]:
     return found if isinstance(found, list) else []
 
 
-def _plot(run: Run, curve: Mapping[str, Any]) -> Plot | None:
+def _plot(run: Run, curve: Mapping[str, Any]) -> figures.Panel | None:
     metric, title, lines = curve["metric"], f"{heading(curve['metric'])}: {curve['about']}", []
     count = len(curve["lines"])
     colors = _COLORS[:count] if count <= len(_COLORS) else class_colors(count)
     for color, (key, name) in zip(colors, curve["lines"].items(), strict=True):
         rounds, values = run.series(key)
         if rounds:
-            lines.append(figures.Series(rounds, values, name, color=color, hover=figures.hover(metric)))
+            lines.append(figures.Series(rounds, values, name, color=color))
     ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
     about = f"{title} over rounds: {'; '.join(ends)}."
-    return Plot.of(figures.curves(lines, metric, title, about)) if lines else None
+    return figures.curves(lines, metric, title, about) if lines else None
 
 
 def graphs_of(run: Run) -> dict[str, Any] | None:

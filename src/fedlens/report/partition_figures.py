@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,13 @@ from fedlens.base.format import many, number
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition
-from fedlens.report.figures import Align, Axis, Figure, Series, VerticalLine
+from fedlens.results.chart import Align, Axis, Cells, Panel, Series, VerticalLine, named_axis, short
+from fedlens.results.palette import class_colors
 
 EMD_BINS = 40  # over the whole range, 0 to 2, so that the histograms of two partitions can be compared
 CLIENTS_IN_ORDER = 20  # in a matrix; more are sorted by their main class
+NAMED, _ID_WIDTH = 25, 16  # names on an axis, and their characters
+_COUNTED = 400  # cells with their count in them
 _BARS, _BARS_OF_MANY, _COLORS = 100, 60, 100
 _MATRIX_CLIENTS, _MATRIX_CLASSES = 300, 250
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -30,19 +34,94 @@ _UNITS = {
 }
 
 
-def class_bars(partition: Partition, census: Census) -> PartitionSample:
+def bar_sample(partition: Partition, census: Census) -> PartitionSample:
     """The clients of the class bars: all of up to 100 clients, else 60 of them."""
     clients = _BARS if len(partition) <= _BARS else _BARS_OF_MANY
     return sample_partition(partition, census, clients, _COLORS)
 
 
-def class_matrix(partition: Partition, census: Census) -> PartitionSample:
+def class_bars(sample: PartitionSample, clients: int) -> Panel:
+    """One stacked bar per client, one colour per class (hsu2019, figure 1): counts, and shares as another view.
+
+    If sizes differ too much for that, shares come first.
+
+    Args:
+        clients: of the partition, of which the sample shows some.
+    """
+    colors, places = class_colors(len(sample.labels)), list(range(len(sample.ids)))
+    step = max(1, math.ceil(len(places) / NAMED))
+    names, limits = [short(name, _ID_WIDTH) for name in sample.ids[::step]], (-0.6, len(places) - 0.4)
+    x = Axis("client", limits=limits, ticks=places[::step], names=names)
+    whole = f"Classes of {sample.clients_shown if len(sample.ids) < clients else 'each client'}"
+    about = f"Stacked bars of the {sample.unit} of {many(len(sample.ids), 'client')} by class."
+
+    def seen(view: str, values: NDArray[Any], y: Axis) -> Panel:
+        series = [
+            Series(places, column.tolist(), short(label, 60), "bar", color, texts=sample.ids)
+            for column, label, color in zip(values.T, sample.labels, colors, strict=True)
+        ]
+        return Panel(whole, about, x, y, series, sample.grouping, stacked="up", view=view)
+
+    views = [
+        seen(sample.unit, sample.counts, Axis(sample.unit, "count")),
+        seen("shares", sample.shares().round(4), Axis(f"share of its {sample.unit}", "share", limits=(0, 1))),
+    ]
+    first, other = views[::-1] if sample.lopsided() else views
+    return first if sample.even() else replace(first, others=[other])
+
+
+def size_bars(sample: PartitionSample) -> Panel:
+    """The size of each client, for above shares that do not show it."""
+    marks = sample.counts.sum(axis=1)
+    ends = (
+        10.0 ** (math.ceil(math.log10(marks[marks > 0].min())) - 1),
+        10.0 ** math.ceil(math.log10(marks.max())),
+    )
+    bars = Series(list(range(len(marks))), marks.tolist(), "", "bar", "#5d6b7a", bar=0.85)
+    x = Axis("client", "hidden", limits=(-0.6, len(marks) - 0.4))
+    return Panel(
+        "",
+        f"The {sample.unit} of each client.",
+        x,
+        Axis(sample.unit, "count", True, ends),
+        [bars],
+        shape="strip",
+    )
+
+
+def matrix_sample(partition: Partition, census: Census) -> PartitionSample:
     """The cells of the matrix of clients and classes: few clients in their own order, more by their main class."""
     sample = sample_partition(partition, census, _MATRIX_CLIENTS, _MATRIX_CLASSES)
     return sample if len(sample.ids) <= CLIENTS_IN_ORDER else sample.by_main_class()
 
 
-def rank_curves(partition: Partition) -> list[Figure]:
+def class_matrix(sample: PartitionSample) -> Panel:
+    """Client by class, as in figures 3 and 11 of fedcv: the share of each class in a client's examples."""
+    clients, classes = len(sample.ids), len(sample.labels)
+    cells = Cells(
+        sample.shares(),
+        [f"client {name} ({size:,} examples)" for name, size in zip(sample.ids, sample.sizes, strict=True)],
+        sample.labels,
+        f"share of the client's {sample.unit}",
+        (0.0, sample.top_share()),
+        "share",
+        0.2 if sample.fine() else 0.5,
+        counts=sample.counts if sample.counts.size <= _COUNTED and max(clients, classes) <= NAMED else None,
+    )
+    x = Axis("class" if sample.grouping else f"{classes} classes", "hidden")
+    y = Axis(f"{clients} clients, by main class", "hidden")
+    return Panel(
+        f"Share of each class, {sample.clients_shown}",
+        "Heat map of the share of each class in the data of each client.",
+        named_axis(Axis(), sample.labels) if classes <= NAMED else x,
+        named_axis(Axis("client", name_width=_ID_WIDTH), sample.ids) if clients <= CLIENTS_IN_ORDER else y,
+        note=sample.grouping,
+        cells=cells,
+        shape="tower",
+    )
+
+
+def rank_curves(partition: Partition) -> list[Panel]:
     """Examples of each client, from the largest down (hsu2020, figures 2b, 2c, 3), and classes if they were counted.
 
     Zeros are left out: logarithmic axes have no place for them.
@@ -54,19 +133,18 @@ def rank_curves(partition: Partition) -> list[Figure]:
     few = range(1, clients + 1) if clients < 10 else ()
     x = Axis("client, by rank", "count", log=True, limits=(0.9, 1.12 * max(clients, 2)), ticks=few)
     for (name, counts), (color, dash) in zip(values.items(), styles, strict=False):
-        hover = f"number %{{x:,}} of {clients:,}<br>%{{y:,}} {name}<extra></extra>"
-        line = Series(*ranked(counts[counts > 0]), name=name, color=color, dash=dash, hover=hover)
+        line = Series(*ranked(counts[counts > 0]), name=name if census else "", color=color, dash=dash)
         top = max(counts.max(initial=0), 10)
         y = Axis(f"{name} of the client", "count", log=True, limits=(0.8, 1.25 * top))
         about = (
             f"{name.capitalize()} of each client, from {counts.max(initial=0):,} down to {counts.min():,}."
         )
         title = f"{name.capitalize()} of each client, by rank"
-        figures.append(Figure(title, about, x, y, [line], _left_out(counts == 0, name)))
+        figures.append(Panel(title, about, x, y, [line], _left_out(counts == 0, name)))
     return figures
 
 
-def joined_ranks(figures: Sequence[Figure]) -> Figure:
+def joined_ranks(figures: Sequence[Panel]) -> Panel:
     """The curves of `rank_curves` on the same axes."""
     if len(figures) == 1:
         return figures[0]
@@ -81,7 +159,7 @@ def joined_ranks(figures: Sequence[Figure]) -> Figure:
     )
 
 
-def emd_histogram(census: Census) -> Figure:
+def emd_histogram(census: Census) -> Panel:
     """The clients by their distance from the population, and the weighted mean (hsu2020, figure 4, top row)."""
     distances = census.client_emds()
     counts, edges = emd_counts(census)
@@ -89,15 +167,14 @@ def emd_histogram(census: Census) -> Figure:
         ((edges[:-1] + edges[1:]) / 2).round(4).tolist(),
         counts.tolist(),
         kind="bar",
-        texts=[f"{low:.2f} to {high:.2f}" for low, high in pairwise(edges)],
-        hover="%{y:,} clients<br>EMD %{text}<extra></extra>",
+        texts=[f"EMD {low:.2f} to {high:.2f}" for low, high in pairwise(edges)],
     )
     mean, most = census.emd(), int(counts.max(initial=0))
     mark = None
     if not math.isnan(mean):
         align: Align = "left" if mean < 0.6 else "right" if mean > 1.4 else "center"
         mark = VerticalLine(mean, f"weighted mean {round(mean, 3):.3g}", align)
-    return Figure(
+    return Panel(
         title="Distance of each client from the population",
         about=f"Histogram of the clients' earth mover's distances, 0 to 2; weighted mean {number(mean)}.",
         x=Axis("EMD from the population", limits=(-0.02, 2.02), ticks=(0, 0.5, 1, 1.5, 2)),
@@ -114,21 +191,17 @@ def emd_counts(census: Census) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     return np.histogram(distances[~np.isnan(distances)], bins=EMD_BINS, range=(0.0, 2.0))
 
 
-def feature_strips(partition: Partition) -> list[Figure]:
+def feature_strips(partition: Partition) -> list[Panel]:
     """One strip per image feature, with one dot per client; the heights keep neighbouring dots apart."""
     heights = np.arange(len(partition), dtype=np.float64) * _GOLDEN % 1
-    hover = "client %{text}<br>%{x:.4~g}<extra></extra>"
     return [
-        Figure(
+        Panel(
             title=name.capitalize(),
             about=f"One dot per client, from {values.min():.4g} to {values.max():.4g}.",
             x=Axis(f"{name}, {_UNITS[name]}" if name in _UNITS else name),
             y=Axis(values="hidden", limits=(-0.15, 1.15)),
-            series=[
-                Series(
-                    values.tolist(), heights.round(3).tolist(), kind="dots", texts=partition.ids, hover=hover
-                )
-            ],
+            shape="strip",
+            series=[Series(values.tolist(), heights.round(3).tolist(), kind="dots", texts=partition.ids)],
         )
         for name, values in partition.features.items()
     ]

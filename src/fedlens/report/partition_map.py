@@ -14,8 +14,8 @@ from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.s2 import cell_borders, read_places
 from fedlens.data.table import Table
-from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.palette import TEN
+from fedlens.results.chart import Axis, Panel, Series
+from fedlens.results.palette import TEN
 from fedlens.results.run import Run
 from fedlens.settings.datadir import data_directory
 from fedlens.settings.make_partition import read_dataset
@@ -24,9 +24,7 @@ _DOTS = 20_000
 _GREY = "#c3c8d0"
 
 
-def read_places_map(
-    partition: Partition, path: Path, changes: Sequence[str], data_dir: Path | None
-) -> Figure:
+def read_places_map(partition: Partition, path: Path, changes: Sequence[str], data_dir: Path | None) -> Panel:
     """The map of a partition at `path`, a file or a run directory, whose dataset is read.
 
     Args:
@@ -45,7 +43,7 @@ def read_places_map(
     return places_map(partition, data.table())
 
 
-def places_map(partition: Partition, table: Table) -> Figure:
+def places_map(partition: Partition, table: Table) -> Panel:
     """One dot for each class of an example, the nine largest classes in colours (hsu2020, figure 1).
 
     Args:
@@ -86,7 +84,7 @@ def places_map(partition: Partition, table: Table) -> Figure:
     for name, color, labels in groups:
         chosen = rows[np.isin(marks, labels)]
         x, y = longitude[chosen].round(4).tolist(), latitude[chosen].round(4).tolist()
-        series.append(Series(x, y, name, "dots", color, hover="%{x}, %{y}"))
+        series.append(Series(x, y, name, "dots", color))
     missing = len(held) - len(usable)
     notes = [f"{many(missing, 'example')} without coordinates not shown"] if missing else []
     notes += (
@@ -94,11 +92,12 @@ def places_map(partition: Partition, table: Table) -> Figure:
         if len(at) < len(shown.marks)
         else []
     )
-    return Figure(
+    return Panel(
         "Places of the examples by class",
         f"Map of {many(len(usable), 'example')}, longitude against latitude, coloured by class.",
         Axis("longitude, degrees"),
         Axis("latitude, degrees"),
         series,
         "; ".join(notes),
+        shape="map",
     )

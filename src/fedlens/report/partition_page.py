@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,18 @@ from fedlens.base.format import count, many, number, setting
 from fedlens.data.partition.partition import Partition
 from fedlens.data.vertical.feature_partition import AnyPartition
 from fedlens.report import partition_figures as data
-from fedlens.report import plotly_figures, render
-from fedlens.report.downsample import PartitionSample, unit
-from fedlens.report.figures import Figure
+from fedlens.report import render
+from fedlens.report.downsample import unit
 from fedlens.report.partition_statistics import numbers, recipe_name
-from fedlens.report.render import Plot, View
-from fedlens.report.study_page import legend_keys
+from fedlens.results.chart import Panel
 
-_LEGEND_AT_MOST = 24
 _MOST = 20  # items of a setting that is a list
 
 
-def write_page(partition: Partition, path: Path, places: Figure | None = None) -> Path:
+def write_page(partition: Partition, path: Path, places: Panel | None = None) -> Path:
     """Writes the page of a partition, with the map `places` if it is given, and returns its path."""
     recipe, dataset = recipe_name(partition), partition.dataset or "a dataset"
-    shown = [] if places is None else [Plot.of(places, shape="tall")]
+    shown = [] if places is None else [places]
     context = {
         "title": f"{dataset} by {recipe} · fedlens",
         "aside": partition.digest[:16],
@@ -35,7 +33,6 @@ def write_page(partition: Partition, path: Path, places: Figure | None = None) -
         "recipe": recipe,
         "partition": partition_section(partition),
         "places": shown,
-        "keys": legend_keys(shown),
         "numbers": numbers(partition),
         "settings": [(key, setting(value, _MOST)) for key, value in partition.spec.items()],
         "digest": partition.digest,
@@ -44,15 +41,15 @@ def write_page(partition: Partition, path: Path, places: Figure | None = None) -
     return render.write_page(path, "partition.html.j2", context)
 
 
-def write_captions(partition: Partition, path: Path, places: Figure | None = None) -> Path:
+def write_captions(partition: Partition, path: Path, places: Panel | None = None) -> Path:
     """Writes a caption for each picture of `fedlens.report.pictures.draw` as a text file, and returns its path."""
     census, spec = partition.census, partition.spec.items()
     settings = [
         f"{key} {setting(v, _MOST)}" for key, v in spec if key not in ("name", "clients") and v is not None
     ]
     context = {
-        "bars": census and data.class_bars(partition, census),
-        "matrix": census and data.class_matrix(partition, census),
+        "bars": census and data.bar_sample(partition, census),
+        "matrix": census and data.matrix_sample(partition, census),
         "emd": census and data.emd_histogram(census),
         "ranks": data.joined_ranks(data.rank_curves(partition)),
         "features": partition.features,
@@ -72,20 +69,14 @@ def partition_section(partition: AnyPartition | None) -> dict[str, Any] | None:
     section = {
         "facts": _facts(partition),
         "unit": census and unit(partition, census),
-        "ranks": Plot.of(data.joined_ranks(curves), shape="low", legend=len(curves) > 1),
-        "strips": [Plot.of(strip, shape="strip") for strip in data.feature_strips(partition)],
+        "ranks": replace(data.joined_ranks(curves), shape="low"),
+        "strips": data.feature_strips(partition),
     }
     if census is not None:
-        matrix = data.class_matrix(partition, census)
         section |= {
-            "bars": _bars(data.class_bars(partition, census), len(partition)),
-            "matrix": Plot(
-                plotly_figures.class_matrix(matrix),
-                f"Share of each class, {matrix.clients_shown}",
-                "Heat map of the share of each class in the data of each client.",
-                shape="tower",
-            ),
-            "distances": Plot.of(data.emd_histogram(census), shape="low", legend=False),
+            "bars": data.class_bars(data.bar_sample(partition, census), len(partition)),
+            "matrix": data.class_matrix(data.matrix_sample(partition, census)),
+            "distances": replace(data.emd_histogram(census), shape="low"),
         }
     return section
 
@@ -108,25 +99,3 @@ def _facts(partition: Partition) -> list[tuple[str, str]]:
         if not math.isnan(emd := census.emd()):
             facts.append(("Mean EMD (0 alike, 2 apart)", number(round(emd, 3))))
     return facts
-
-
-def _bars(sample: PartitionSample, clients: int) -> Plot:
-    title = f"Classes of {sample.clients_shown if len(sample.ids) < clients else 'each client'}"
-    views = [
-        _view(sample.unit, sample.unit, tickformat="~s"),
-        _view("shares", "", "percent", ticksuffix=" %"),
-    ]
-    if sample.lopsided():
-        views.reverse()
-    return Plot(
-        plotly_figures.class_bars(sample),
-        "; ".join(filter(None, [title, sample.grouping])),
-        f"Stacked bars of the {sample.unit} of {many(len(sample.ids), 'client')} by class.",
-        legend=len(sample.labels) <= _LEGEND_AT_MOST,
-        views=() if sample.even() else views,
-    )
-
-
-def _view(label: str, title: str, norm: str = "", tickformat: str = "", ticksuffix: str = "") -> View:
-    axis = {"tickformat": tickformat, "ticksuffix": ticksuffix, "title.text": title}
-    return View(label, layout={"barnorm": norm, **{f"yaxis.{key}": value for key, value in axis.items()}})

@@ -1,4 +1,4 @@
-"""Draws figures for a page: plotly's JSON in plain dictionaries, with the page's CSS variables as colours.
+"""Draws charts on pages: plotly's JSON in plain dictionaries, with the page's CSS variables as colours.
 
 The page resolves the variables when it draws, so one figure serves the light and the dark colour scheme. Importing the
 plotly package takes longer than writing a page, so only the tests use it, to validate these dictionaries.
@@ -8,41 +8,111 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedlens.report.downsample import PartitionSample, short
-from fedlens.report.figures import MARKERS_UP_TO, Axis, Band, Figure, HeatMap, Series, ValueMap, VerticalLine
-from fedlens.report.palette import class_colors
-from fedlens.report.partition_figures import CLIENTS_IN_ORDER
+from fedlens.results.chart import MARKERS_UP_TO, Axis, Band, Cells, Panel, Series, VerticalLine, short
 
 PlotlyFigure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layout"
 
-_CLASSES_NAMED = 20  # on the axis of a matrix
-_ID_WIDTH, _CLASS_WIDTH = 14, 18  # of a label on an axis, in characters
+_NAME = 60  # characters of a row or a column
 _DECADES = 7  # of a logarithmic axis, each with a label
 DOTS = 2000  # of a series; of more, as many are drawn
+_LEGEND_AT_MOST = 24
 _TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%", "bytes": "~s"}
+_HOVER_FORMATS = {"number": "%s:.4~g}", "count": "%s:,~r}", "share": "%s:.2%%}", "bytes": "%s:.3~s}B"}
 _SYMBOLS = {"circle": "circle-open", "up": "triangle-up-open", "down": "triangle-down-open"}
-_NAMED_CELLS = 120  # of a map of values, each with its value written in it
 
 
-def draw(figure: Figure) -> PlotlyFigure:
-    """The figure as traces and a layout."""
-    axes = {"xaxis": _axis(figure.x), "yaxis": _axis(figure.y, figure.series)}
-    layout: dict[str, Any] = axes | _mark(figure.mark) | _gap(figure.x)
-    if figure.bands:
-        layout |= _bands(figure.bands)
-    if figure.hover_title:
+def draw(panel: Panel) -> PlotlyFigure:
+    """The panel as traces and a layout."""
+    axes = {"xaxis": _axis(panel.x), "yaxis": _axis(panel.y, panel.series)}
+    layout: dict[str, Any] = axes | _mark(panel.mark) | _gap(panel.x)
+    if panel.bands:
+        layout |= _bands(panel.bands)
+    if panel.stacked:
+        layout |= {"barmode": "stack", "bargap": 0.15 if panel.stacked == "up" else 0}
+    if panel.unified:
         layout["hovermode"] = "x unified"
-        layout["xaxis"] |= {"showspikes": False, "unifiedhovertitle": {"text": figure.hover_title}}
-    return {"data": [_trace(series) for series in figure.series], "layout": layout}
+        title = " ".join(filter(None, [text(panel.x.title), _shown("x", panel.x)]))
+        layout["xaxis"] |= {"showspikes": False, "unifiedhovertitle": {"text": title}}
+    if panel.cells is None:
+        return {"data": [_trace(series, panel) for series in panel.series], "layout": layout}
+    for name in axes:
+        layout[name] |= {"type": "category", "showgrid": False, "showline": False}
+    if not panel.cells.rising:
+        layout["yaxis"]["autorange"] = "reversed"
+    return {"data": [_heat(panel.cells, panel)], "layout": layout}
 
 
-def _trace(series: Series) -> dict[str, Any]:
+def views(panel: Panel) -> list[dict[str, Any]]:
+    """The views of a panel with several: the label of each, and what it changes in the traces and in the layout."""
+    shown = [panel, *panel.others] if panel.others else []
+    drawn = [draw(each) for each in shown]
+    keys = [
+        key
+        for key in ("x", "y", "hovertemplate")
+        if any(
+            [trace.get(key) for trace in each["data"]] != [t.get(key) for t in drawn[0]["data"]]
+            for each in drawn
+        )
+    ]
+    return [
+        {
+            "label": each.view,
+            "data": {key: [trace.get(key) for trace in figure["data"]] for key in keys},
+            "layout": {axis: figure["layout"][axis] for axis in ("xaxis", "yaxis")},
+        }
+        for each, figure in zip(shown, drawn, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class LegendKey:
+    """An entry of a legend, its name escaped; `shape` is "line", "dot", "ring" or "box"."""
+
+    name: str
+    shape: str
+    color: str
+    dash: str = "solid"
+
+
+def legend(panels: Sequence[Panel]) -> list[LegendKey]:
+    """The legend of panels: each name once, in the order of the series; empty for more names than one tells apart."""
+    shapes = {"bar": "box", "dots": "dot", "points": "dot", "open": "ring", "cross": "ring"}
+    keys: dict[str, LegendKey] = {}
+    for each in (series for panel in panels for series in panel.series):
+        if each.name and not each.group and each.kind not in ("band", "ring"):
+            shape = shapes.get(each.kind, "line")
+            keys.setdefault(each.name, LegendKey(text(each.name), shape, each.color, each.dash))
+    return list(keys.values()) if len(keys) <= _LEGEND_AT_MOST else []
+
+
+def _shown(side: str, axis: Axis) -> str:
+    """A value of an axis, as a part of a template; "" where the axis hides it."""
+    return "" if axis.values == "hidden" else f"%{{{_HOVER_FORMATS[axis.values] % side}"
+
+
+def _hover(series: Series, panel: Panel) -> str:
+    """What the page shows at a point: its text, else its place; its value; and beside them the name of the series."""
+    if panel.unified:
+        return "%{text}<extra></extra>" if len(series.texts) else _shown("y", panel.y)
+    across = panel.stacked == "across"
+    place, value = (("y", panel.y), ("x", panel.x)) if across else (("x", panel.x), ("y", panel.y))
+    placed = not len(series.texts) or series.kind == "dots" or len(series.sizes) > 0
+    sides = [place, value] if placed else [value]
+    of = f"{text(place[1].title)} " if panel.stacked else ""
+    lines = [f"{of}<b>%{{text}}</b>"] if len(series.texts) else []
+    for side, axis in sides:
+        if shown := _shown(side, axis):
+            lines.append(f"{text(axis.title)} {shown}".strip())
+    return "<br>".join(lines) + ("" if series.name else "<extra></extra>")
+
+
+def _trace(series: Series, panel: Panel) -> dict[str, Any]:
     points: Any = slice(None)
     if series.kind == "dots":
         points = np.linspace(0, len(series.x) - 1, min(len(series.x), DOTS)).round().astype(np.int64)
@@ -54,8 +124,8 @@ def _trace(series: Series) -> dict[str, Any]:
         trace |= {"legendgroup": text(series.group), "showlegend": False}
     if len(series.low):
         trace["error_y"] = _error_bars(series)
-    if series.hover:
-        trace["hovertemplate"] = series.hover
+    if series.kind not in ("band", "ring"):
+        trace["hovertemplate"] = _hover(series, panel)
     if len(series.texts):
         trace["text"] = [text(line) for line in np.array(series.texts, object)[points]]
     marker: dict[str, Any] = {"color": series.color}
@@ -64,7 +134,9 @@ def _trace(series: Series) -> dict[str, Any]:
         area = {"mode": "lines", "fill": "toself", "fillcolor": f"{series.color}2e", "line": {"width": 0}}
         return trace | area | {"legendgroup": trace["name"], "showlegend": False, "hoverinfo": "skip"}
     if series.kind == "bar":
-        place = {"width": series.bar, "offset": -series.bar / 2} if series.bar else {}
+        place: dict[str, Any] = {"orientation": "h"} if panel.stacked == "across" else {}
+        if series.bar and not panel.stacked:
+            place = {"width": series.bar, "offset": -series.bar / 2}
         return trace | place | {"marker": marker | {"line": {"width": 0}}, "textposition": "none"}
     if series.kind == "dots":
         return trace | {
@@ -115,17 +187,19 @@ def _gap(axis: Axis) -> dict[str, Any]:
 
 
 def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
+    settings: dict[str, Any] = _title(axis.title)
     if axis.values == "hidden":
-        return {"visible": False, "range": axis.limits}
-    settings: dict[str, Any] = {**_title(axis.title), "tickformat": _TICK_FORMATS[axis.values]}
+        settings |= {"showticklabels": False, "showgrid": False, "showline": False}
+    else:
+        settings["tickformat"] = _TICK_FORMATS[axis.values]
     if axis.limits:
         settings["range"] = [math.log10(limit) for limit in axis.limits] if axis.log else list(axis.limits)
     if axis.log:
         # A label at each power of ten; the values of a run that diverges span too many of them.
         marks = {"nticks": _DECADES} if _decades(series) > _DECADES else {"dtick": 1}
         settings |= {"type": "log"} | marks
-    if axis.ticks:
-        settings |= {"tickmode": "array", "tickvals": list(axis.ticks)}
+    if len(axis.ticks):
+        settings |= {"tickmode": "array", "tickvals": list(axis.ticks), "autotickangles": [0, 30, 90]}
     if axis.names:
         settings |= {
             "ticktext": [text(short(name, axis.name_width)) for name in axis.names],
@@ -167,132 +241,46 @@ def _bands(bands: Sequence[Band]) -> dict[str, Any]:
     return {"shapes": shapes}
 
 
-def class_bars(sample: PartitionSample) -> PlotlyFigure:
-    """One stacked bar per client, one colour per class, as in figure 1 of hsu2019."""
-    colors, shares = class_colors(len(sample.labels)), sample.shares()
-    names = [text(name) for name in sample.ids]
-    hover = "client %{x}<br><b>%{fullData.name}</b><br>%{customdata:.1%} of its "
-    bars = [
-        {
-            "type": "bar",
-            "name": text(short(label, 60)),
-            "x": names,
-            "y": sample.counts[:, k].tolist(),
-            "customdata": _compact(shares[:, k], 4),
-            "marker": {"color": colors[k], "line": {"width": 0}},
-            "hovertemplate": f"{hover}{sample.unit}<extra></extra>",
-        }
-        for k, label in enumerate(sample.labels)
+def _heat(cells: Cells, panel: Panel) -> dict[str, Any]:
+    """A matrix as a trace. Its values are rounded: most cells of a large one are 0, which shortens the page."""
+    bar = {
+        "tickformat": _TICK_FORMATS[cells.form],
+        "thickness": 10,
+        "outlinewidth": 0,
+        "len": 1,
+        "ypad": 0,
+        "xpad": 6,
+    }
+    low, high = cells.limits
+    digits = 3 if cells.form == "share" and not cells.rising else 12
+    values = [
+        [None if math.isnan(v) else int(v) if v in (0, 1) else v for v in row]
+        for row in cells.values.round(digits).tolist()
     ]
-    x: dict[str, Any] = {**_title("client"), "type": "category", "showgrid": False, "autotickangles": [0, 90]}
-    if max(map(len, sample.ids), default=0) > 4:
-        step = math.ceil(len(names) / 30)
-        x |= _ticks(names[::step], sample.ids[::step], _ID_WIDTH)
-    y = {**_title(sample.unit), "tickformat": "~s"}
-    return {"data": bars, "layout": {"xaxis": x, "yaxis": y, "bargap": 0.15, "barmode": "stack"}}
-
-
-def class_matrix(sample: PartitionSample) -> PlotlyFigure:
-    """Client by class, as in figures 3 and 11 of fedcv: the share of each class in a client's examples."""
-    # The names are the categories: the hover box shows them, and they are not repeated in every cell.
     names = [
-        f"client {text(name)} ({size:,} examples)"
-        for name, size in zip(sample.ids, sample.sizes, strict=True)
+        f"{text(axis.title)} %{{{side}}}<br>".lstrip() for side, axis in (("y", panel.y), ("x", panel.x))
     ]
-    # Small cells need more contrast for small shares.
-    middle = 0.2 if sample.fine() else 0.5
-    heat = {
-        "type": "heatmap",
-        "z": [_compact(row, 3) for row in sample.shares()],
-        "x": _distinct(short(label, 60) for label in sample.labels),
-        "y": names,
-        **_heat_scale(sample.top_share(), middle),
-        "hovertemplate": f"%{{y}}<br>%{{x}}<br>%{{z:.1%}} of its {sample.unit}<extra></extra>",
-    }
-    x: dict[str, Any] = {"type": "category", "showgrid": False, "showline": False}
-    if len(sample.labels) <= _CLASSES_NAMED:
-        ticks = _ticks(range(len(sample.labels)), sample.labels, _CLASS_WIDTH)
-        x |= ticks | {"tickangle": 0 if max(map(len, ticks["ticktext"]), default=0) <= 3 else -35}
-    else:
-        x |= {"showticklabels": False, **_title(sample.grouping or f"{len(sample.labels)} classes")}
-    y: dict[str, Any] = {"type": "category", "showgrid": False, "autorange": "reversed"}
-    if len(sample.ids) <= CLIENTS_IN_ORDER:
-        y |= {**_title("client"), **_ticks(range(len(names)), sample.ids, _ID_WIDTH)}
-    else:
-        y |= {"showticklabels": False, **_title("clients, by main class")}
-    return {"data": [heat], "layout": {"xaxis": x, "yaxis": y}}
-
-
-def heat_map(figure: HeatMap) -> PlotlyFigure:
-    """A matrix of shares, the first row on top; small shares get more contrast."""
-    heat: dict[str, Any] = {
-        "type": "heatmap",
-        "z": [_compact(row, 3) for row in figure.shares],
-        "x": _distinct(short(name, 60) for name in figure.columns),
-        "y": _distinct(short(name, 60) for name in figure.rows),
-        **_heat_scale(1.0, 0.2 if figure.names else 0.06),
-        "hovertemplate": figure.hover,
-    }
-    if figure.counts is not None:
-        heat |= {"text": figure.counts.tolist(), "texttemplate": "%{text}"}
-    axis: dict[str, Any] = {"type": "category", "showgrid": False, "showline": False}
-    ticks = _ticks(range(len(figure.names)), figure.names, _CLASS_WIDTH) if figure.names else {}
-    hidden = {} if figure.names else {"showticklabels": False}
-    turned = {"tickangle": -90 if len(figure.names) > 5 and max(map(len, figure.names)) > 3 else 0}
-    x = axis | _title(figure.column_title) | ticks | hidden | turned
-    y = axis | _title(figure.row_title) | ticks | hidden | {"autorange": "reversed"}
-    return {"data": [heat], "layout": {"xaxis": x, "yaxis": y}}
-
-
-def value_map(figure: ValueMap) -> PlotlyFigure:
-    """A matrix of values, the first row at the bottom, each with its value where they are few."""
-    low, high = figure.limits
-    bar = {"tickformat": ".1~%" if figure.share else "~g", "thickness": 10, "outlinewidth": 0, "len": 1}
-    values = [[None if math.isnan(value) else value for value in row] for row in figure.values.tolist()]
+    value = Axis(values=cells.form)
     heat: dict[str, Any] = {
         "type": "heatmap",
         "z": values,
-        "x": _distinct(figure.columns),
-        "y": _distinct(figure.rows),
+        "x": _distinct(short(name, _NAME) for name in cells.columns),
+        "y": _distinct(short(name, _NAME) for name in cells.rows),
         "zmin": low,
         "zmax": high,
-        "colorscale": [[0, "var(--heat-0)"], [0.5, "var(--heat-1)"], [1, "var(--heat-2)"]],
-        "colorbar": bar | {"ypad": 0, "xpad": 6},
-        "xgap": 1,
-        "ygap": 1,
+        "colorscale": [[0, "var(--heat-0)"], [cells.middle, "var(--heat-1)"], [1, "var(--heat-2)"]],
+        "colorbar": bar,
         "hoverongaps": False,
-        "hovertemplate": f"{text(figure.row_title)} %{{y}}<br>{text(figure.column_title)} %{{x}}<br>"
-        f"<b>%{{z:{'.2%' if figure.share else '.4~g'}}}</b><extra></extra>",
+        "hovertemplate": f"{''.join(names)}{text(cells.title)} <b>{_shown('z', value)}</b><extra></extra>",
     }
-    if figure.values.size <= _NAMED_CELLS:
-        heat["texttemplate"] = "%{z:.1%}" if figure.share else "%{z:.3~g}"
-    axis = {"type": "category", "showgrid": False, "showline": False}
-    return {
-        "data": [heat],
-        "layout": {"xaxis": axis | _title(figure.column_title), "yaxis": axis | _title(figure.row_title)},
-    }
-
-
-def _heat_scale(largest: float, middle: float) -> dict[str, Any]:
-    """The colours of shares from 0 to `largest`, and their bar; `middle` is where the middle colour is."""
-    bar = {"tickformat": ".1~%", "thickness": 10, "outlinewidth": 0, "len": 1, "ypad": 0, "xpad": 6}
-    colors = [[0, "var(--heat-0)"], [middle, "var(--heat-1)"], [1, "var(--heat-2)"]]
-    return {"zmin": 0, "zmax": largest, "colorscale": colors, "colorbar": bar}
+    if texts := cells.texts:
+        heat |= {"text": texts, "texttemplate": "%{text}"}
+    return heat | ({"xgap": 1, "ygap": 1} if cells.rising else {})
 
 
 def _title(title: str) -> dict[str, Any]:
     # An empty title would take up room.
     return {"title": {"text": text(title)}} if title else {}
-
-
-def _ticks(values: Sequence[Any], names: Sequence[str], width: int) -> dict[str, Any]:
-    labels = [text(short(name, width)) for name in names]
-    return {"tickmode": "array", "tickvals": list(values), "ticktext": labels}
-
-
-def _compact(shares: NDArray[np.float64], digits: int) -> list[float]:
-    """Rounded shares, 0 and 1 as whole numbers: most cells of a large matrix are 0, which shortens the page."""
-    return [int(share) if share in (0.0, 1.0) else share for share in shares.round(digits).tolist()]
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -6,8 +6,7 @@ A page loads nothing: style, script and figures are in it, and its content secur
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,51 +18,12 @@ from markupsafe import Markup
 from fedlens.base import format
 from fedlens.files.atomic_files import write_atomically
 from fedlens.report import plotly_figures
-from fedlens.report.figures import Figure, HeatMap, ValueMap
 from fedlens.report.page_contents import page_contents
 
 # The CSS border style that looks like a dash of plotly.
 BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
 
 _COMMON: Mapping[str, Any] = {"client_names": (), "images_command": ""}
-
-
-@dataclass(frozen=True)
-class View:
-    """One way to look at a figure: a button, and what it changes in the traces and in the layout."""
-
-    label: str
-    data: Mapping[str, Any] = field(default_factory=dict)
-    layout: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure on a page, with its title, its legend and its views.
-
-    Args:
-        about: a description for readers who cannot see the figure.
-        shape: the height, a class of style.css: "tall", "low", "tower", "strip", or empty for the usual one.
-        legend: whether the legend is shown; a click on an entry hides its trace.
-        views: the first one is shown at the start.
-    """
-
-    figure: plotly_figures.PlotlyFigure
-    title: str
-    about: str
-    shape: str = ""
-    legend: bool = True
-    views: Sequence[View] = ()
-
-    @classmethod
-    def of(cls, figure: Figure | HeatMap | ValueMap, **more: Any) -> Plot:
-        """The plot of a figure's data."""
-        if isinstance(figure, HeatMap):
-            return cls(plotly_figures.heat_map(figure), figure.title, figure.about, **more)
-        if isinstance(figure, ValueMap):
-            return cls(plotly_figures.value_map(figure), figure.title, figure.about, **more)
-        title = "; ".join(filter(None, [figure.title, figure.note]))
-        return cls(plotly_figures.draw(figure), title, figure.about, **more)
 
 
 def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
@@ -89,6 +49,9 @@ def _environment() -> Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS, page_contents=page_contents)
+    environment.globals.update(
+        traces=plotly_figures.draw, views=plotly_figures.views, legend=plotly_figures.legend
+    )
     filters = (format.count, format.duration, format.heading, format.label, format.many, format.size)
     environment.filters.update({function.__name__: function for function in filters})
     environment.filters.update(metric=lambda value, name: format.metric_value(name, value))

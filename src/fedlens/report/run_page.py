@@ -20,7 +20,6 @@ from fedlens.base.format import (
     split_of,
 )
 from fedlens.base.summary_text import listed
-from fedlens.report import figures
 from fedlens.report.architecture import cells_of
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
@@ -31,7 +30,7 @@ from fedlens.report.left_clients import left_clients
 from fedlens.report.own_curves import graphs_of, own_curves
 from fedlens.report.parties_section import parties_section
 from fedlens.report.partition_page import partition_section
-from fedlens.report.render import Plot, write_page
+from fedlens.report.render import write_page
 from fedlens.report.run_commands import (
     images_command,
     measuring_command,
@@ -41,6 +40,7 @@ from fedlens.report.run_commands import (
 from fedlens.report.shown_images import may_get_images
 from fedlens.report.suspicious_labels import label_section
 from fedlens.report.test_section import section_of_test
+from fedlens.results import chart as figures
 from fedlens.results.run import Run, read_run, subtable
 from fedlens.settings.keys import flat
 
@@ -121,7 +121,7 @@ def _bands(run: Run, metric: str) -> list[figures.Band]:
     ]
 
 
-def _curves(run: Run, bound: Run | None) -> list[Plot]:
+def _curves(run: Run, bound: Run | None) -> list[figures.Panel]:
     """The main metric, the loss, and every other metric."""
     metrics = {pair[1] for line in run.metrics for key in line if (pair := split_of(key))}
     main = run.metric()
@@ -129,15 +129,13 @@ def _curves(run: Run, bound: Run | None) -> list[Plot]:
     return [plot for metric in ordered if (plot := _curve(run, metric, bound))]
 
 
-def _curve(run: Run, metric: str, bound: Run | None) -> Plot | None:
+def _curve(run: Run, metric: str, bound: Run | None) -> figures.Panel | None:
     lines = []
     for split, name in SPLITS.items():
         rounds, values = run.series(f"{split}_{metric}")
         if any(value is not None for value in values):
-            hover, width = figures.hover(metric), 1.5 if split == "local" else 2.25
-            lines.append(
-                figures.Series(rounds, values, name, color=f"var(--{split})", width=width, hover=hover)
-            )
+            width = 1.5 if split == "local" else 2.25
+            lines.append(figures.Series(rounds, values, name, color=f"var(--{split})", width=width))
     if not lines:
         return None
     title = heading(metric)
@@ -151,7 +149,7 @@ def _curve(run: Run, metric: str, bound: Run | None) -> Plot | None:
     bands = _bands(run, metric)
     shaded = [f" Shaded: {band.label}, rounds {band.first} to {band.last}." for band in bands]
     about = f"{title} over rounds: {'; '.join(ends)}.{''.join(shaded)}"
-    return Plot.of(figures.curves(lines, metric, title, about, bands))
+    return figures.curves(lines, metric, title, about, bands)
 
 
 def _skipped(run: Run) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fedlens.report import figures
+from fedlens.results import chart as figures
 from fedlens.results.run import Run
 
 
 def seed_curve(
-    runs: Sequence[Run], key: str, metric: str, name: str, color: str, dash: str = "solid"
+    runs: Sequence[Run], key: str, name: str, color: str, dash: str = "solid"
 ) -> list[figures.Series]:
     """The series of `key` for runs that differ in the seed alone; one run gives its own curve, without a band.
 
@@ -21,15 +21,15 @@ def seed_curve(
     if not rounds:
         return []
     means = [statistics.fmean(each) for each in values]
-    line = figures.Series(rounds, means, name, color=color, dash=dash, hover=figures.hover(metric))
+    line = figures.Series(rounds, means, name, color=color, dash=dash)
     if len(runs) == 1:
         # With the gaps that the run has.
         at, own = runs[0].series(key)
-        return [figures.Series(at, own, name, color=color, dash=dash, hover=figures.hover(metric))]
+        return [figures.Series(at, own, name, color=color, dash=dash)]
     half = [statistics.stdev(each) for each in values]
     low = [mean - each for mean, each in zip(means, half, strict=True)]
     high = [mean + each for mean, each in zip(means, half, strict=True)]
-    return [figures.Series([*rounds, *rounds[::-1]], [*high, *low[::-1]], name, "band", color=color), line]
+    return [figures.band(rounds, low, high, name, color), line]
 
 
 def common_rounds(runs: Sequence[Run], key: str) -> tuple[list[int], list[list[float]]]:

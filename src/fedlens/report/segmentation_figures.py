@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedlens.base.format import many, percent
-from fedlens.report.confusion import CLUSTERED_ABOVE
-from fedlens.report.figures import Axis, Figure, Series
+from fedlens.base.format import many
+from fedlens.report.classification_figures import sorted_classes
+from fedlens.results.chart import Panel
 
 _OF_CLIENTS = ("class_pixels", "class_predicted", "class_right")
 
@@ -79,28 +79,9 @@ class OverlapResults:
         return order[self.union[order] > 0]
 
 
-def class_overlaps(results: OverlapResults) -> Figure:
-    """The IoU of each class, the lowest first: bars with names up to 30 classes, a line above."""
+def class_overlaps(results: OverlapResults) -> Panel:
+    """The IoU of each class, the lowest first."""
     order = results.order()
-    iou = results.iou[order].tolist()
-    few = len(order) <= CLUSTERED_ABOVE
-    names = [results.classes[k] for k in order]
-    texts = [
-        f"{name}, {many(int(n), 'true pixel')}" for name, n in zip(names, results.true[order], strict=True)
-    ]
-    ranks = list(range(1, len(order) + 1))
-    x = Axis("" if few else "class, by rank", "count", limits=(0.4, len(order) + 0.6))
-    if few:
-        x = Axis("", "count", limits=(0.4, len(order) + 0.6), ticks=ranks, names=names)
-    about = "No class has pixels."
-    if names:
-        ends = [f"{names[k]} with {percent(iou[k])}" for k in (0, -1)]
-        about = f"The IoU of each class in rising order, from {ends[0]} to {ends[1]}."
-    hover = "<b>%{text}</b><br>%{y:.1%}<extra></extra>"
-    return Figure(
-        title=f"IoU of each class, sorted; mean {percent(results.mean_iou)}",
-        about=about,
-        x=x,
-        y=Axis(values="share", limits=(0.0, 1.01)),
-        series=[Series(ranks, iou, kind="bar" if few else "line", texts=texts, hover=hover)],
+    return sorted_classes(
+        "IoU", results.mean_iou, results.classes, order, results.iou, results.true, "true pixel"
     )

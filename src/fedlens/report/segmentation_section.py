@@ -11,7 +11,6 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report.classification_figures import ClassResults, confusion_map
 from fedlens.report.client_section import SCROLLS_FROM, ClientValue
 from fedlens.report.own_curves import tested_model
-from fedlens.report.render import Plot
 from fedlens.report.segmentation_figures import OverlapResults, class_overlaps
 from fedlens.results.run import Run
 
@@ -26,8 +25,8 @@ def segmentation_section(run: Run, evaluation: FinalEvaluation) -> dict[str, Any
     pixels = many(int(results.true.sum()), "pixel")
     return {
         "lead": f"{tested_model(run)} after round {evaluation.round}, on {pixels} that have a true class.",
-        "confusion": heat and Plot.of(heat, shape="square", legend=False),
-        "overlaps": Plot.of(class_overlaps(results), legend=False),
+        "confusion": heat,
+        "overlaps": class_overlaps(results),
         "rows": _rows(results, counted),
         "scrolls": len(results.classes) > SCROLLS_FROM,
         "without": _without(results),

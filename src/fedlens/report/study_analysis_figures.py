@@ -12,12 +12,10 @@ from pydantic import Field
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.report.analysis_figures import analysis_figures, shown
-from fedlens.report.figures import Figure
-from fedlens.report.panel_pictures import Panel
-from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import SeedGroups
-from fedlens.report.study_panels import selected
+from fedlens.report.study_panels import Columns, no_values, selected
 from fedlens.results.cells import METHOD, Cell
+from fedlens.results.chart import Chart, Panel
 from fedlens.results.rows import Results
 
 _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z0-9])")
@@ -32,7 +30,7 @@ def analysis_figure(
     where: dict[str, Any] | None = None,
     methods: list[str] | None = None,
     columns: Columns | None = None,
-) -> StudyFigure:
+) -> Chart:
     """The figure of an analysis for each method and case, with the same scales.
 
     Args:
@@ -81,7 +79,7 @@ def analysis_figure(
     )
     reading = described.reading if described else ""
     caption = " ".join(filter(None, [*_joined(captions), first, reading]))
-    return StudyFigure.of_panels(title, caption, _same_scale(panels), gaps, columns)
+    return Chart(title, caption, _same_scale(panels), gaps, columns)
 
 
 def _joined(captions: Mapping[str, str]) -> list[str]:
@@ -136,10 +134,8 @@ def _titled(panel: Panel, name: str) -> Panel:
 
 def _same_scale(panels: Sequence[Panel]) -> list[Panel]:
     """The panels with the same limits of the vertical axis, where all of them show the same values."""
-    figures = [panel for panel in panels if isinstance(panel, Figure)]
-    limits = [panel.y.limits for panel in figures if panel.y.limits is not None]
-    same = len({panel.y.title for panel in figures}) == 1 and len(limits) == len(panels)
-    if not same:
+    limits = [panel.y.limits for panel in panels if panel.y.limits is not None]
+    if len({panel.y.title for panel in panels}) > 1 or len(limits) < len(panels):
         return list(panels)
     both = (min(low for low, _ in limits), max(high for _, high in limits))
-    return [replace(panel, y=replace(panel.y, limits=both)) for panel in figures]
+    return [replace(panel, y=replace(panel.y, limits=both)) for panel in panels]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedlens.report.figures import Series
 from fedlens.report.study_groups import SeedGroups, bare
-from fedlens.report.study_panels import GREY, LineRuns, PanelLayout, PanelRuns, XScale, level
+from fedlens.report.study_panels import LineRuns, PanelLayout, PanelRuns, XScale
 from fedlens.results.cells import METHOD
+from fedlens.results.chart import GREY, Series, level
 from fedlens.results.stated import StatedValue, stated_label, stated_values
 
 NAME = "paper"
@@ -118,10 +118,9 @@ def mark_series(
     for mark in marks:
         color = mark.line.color if mark.line else GREY
         name, group = ("", NAME) if series else (NAME, "")
-        hover = "%{text}<extra></extra>"
         if mark.x is None:
             texts = [mark.text] * 2
-            more: dict[str, Any] = {"color": color, "texts": texts, "hover": hover, "group": group}
+            more: dict[str, Any] = {"color": color, "texts": texts, "group": group}
             series.append(level(mark.y, limits, name, "dashdot", **more))
             continue
         at = float(mark.x) if place is None else place.beside(mark.x, mark.number, len(mark.panel.lines))
@@ -133,7 +132,6 @@ def mark_series(
                 "open",
                 color,
                 texts=[mark.text],
-                hover=hover,
                 symbol=mark.symbol,
                 group=group,
             )

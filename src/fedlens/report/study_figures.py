@@ -13,19 +13,20 @@ from pydantic import ValidationError
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.registry import settings_model
 from fedlens.report.study_analysis_figures import analysis_figure
-from fedlens.report.study_data_figures import distributions_figure, populations_figure
-from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_groups import SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
 from fedlens.report.study_maps import effective_rate_figure, heat_figure
+from fedlens.report.study_population_figures import distributions_figure, populations_figure
 from fedlens.results.cells import METHOD
+from fedlens.results.chart import Chart
 from fedlens.results.choices import is_number
+from fedlens.results.picture import draw_chart
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.words import joined
 from fedlens.settings.config_errors import explained
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
-FIGURES: dict[str, Callable[..., StudyFigure]] = {
+FIGURES: dict[str, Callable[..., Chart]] = {
     "setting": setting_figure,
     "curves": curve_figure,
     "heat": heat_figure,
@@ -42,7 +43,7 @@ class NamedFigure:
     """A figure and the name of its file; `figure` is None if it cannot be drawn yet, for the reason in `missing`."""
 
     name: str
-    figure: StudyFigure | None
+    figure: Chart | None
     missing: str = ""
     kind: str = ""
 
@@ -93,7 +94,7 @@ def check_figures(info: StudyInfo) -> None:
             continue  # only the values of runs are missing
 
 
-def study_figure(results: Results, spec: Mapping[str, Any], where: str = "figures") -> StudyFigure:
+def study_figure(results: Results, spec: Mapping[str, Any], where: str = "figures") -> Chart:
     """The figure that a [[figures]] table asks for; see `FIGURES` for the kinds.
 
     Raises `ConfigError` if the table is wrong, and `DataError` if no run has values for it yet.
@@ -116,7 +117,7 @@ def draw(results: Results, spec: Mapping[str, Any], path: Path) -> Path:
     Raises `ConfigError` if the table is wrong, matplotlib is not installed or the name has another ending, `DataError`
     if no run has values for it yet, and `RunFailed` if the file cannot be written.
     """
-    return study_figure(results, spec).draw(path)
+    return draw_chart(study_figure(results, spec), path)
 
 
 def study_figures(results: Results) -> list[NamedFigure]:
@@ -157,7 +158,7 @@ def write_study_figures(
     written.
     """
     return [
-        named.figure.draw(folder / f"{named.name}.{suffix}")
+        draw_chart(named.figure, folder / f"{named.name}.{suffix}")
         for named in study_figures(results)
         if named.figure is not None
         for suffix in formats

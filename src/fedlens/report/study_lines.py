@@ -8,15 +8,10 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.format import is_share
-from fedlens.report import figures
-from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.study_data_figures import shown_populations
 from fedlens.report.study_document_marks import document_marks, mark_series
-from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, FACTS, SeedGroups, bare
 from fedlens.report.study_panels import (
-    GREY,
+    Columns,
     Limits,
     LineRuns,
     Names,
@@ -26,16 +21,18 @@ from fedlens.report.study_panels import (
     arrange,
     banded,
     chance_level,
-    level,
     metric_title,
+    no_values,
     selected,
     spread,
     x_scale,
     y_axis,
 )
-from fedlens.report.study_population_figures import emd_row
+from fedlens.report.study_population_figures import emd_row, shown_populations
 from fedlens.report.study_values import Finals, caption_of, has_values, runs_of, start
+from fedlens.results import chart as figures
 from fedlens.results.cells import METHOD, Cell
+from fedlens.results.chart import GREY, Axis, Chart, Panel, Series, level
 from fedlens.results.rows import Results, Role, Row
 
 _BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
@@ -44,12 +41,12 @@ _INK = "#3c4350"  # of the paper's marks on bars
 
 Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
 
-_OVER: dict[str, tuple[str, Literal["count", "bytes"], str]] = {
-    "round": ("round", "count", "round %{x:,~r}"),
-    "batches": ("batches of the busiest client", "count", "%{x:,.4~r} batches"),
-    "bytes": ("bytes sent", "bytes", "%{x:.3~s}B"),
-    "bytes_client": ("bytes of one client", "bytes", "%{x:.3~s}B"),
-    "examples": ("training images", "count", "%{x:,.4~r} images"),
+_OVER: dict[str, tuple[str, Literal["count", "bytes"]]] = {
+    "round": ("round", "count"),
+    "batches": ("batches of the busiest client", "count"),
+    "bytes": ("bytes sent", "bytes"),
+    "bytes_client": ("bytes of one client", "bytes"),
+    "examples": ("training images", "count"),
 }
 
 
@@ -72,7 +69,7 @@ def setting_figure(
     columns: Columns | None = None,
     above: Literal["emd"] | None = None,
     bars: bool = False,
-) -> StudyFigure:
+) -> Chart:
     """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
 
     Args:
@@ -115,7 +112,7 @@ def setting_figure(
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
     _refuse_misplaced(above, x, bars, place.kind)
-    above_panels = [emd_row(shown_populations(study, {}, where), place.axis)] if above else []
+    above_panels = [emd_row(shown_populations(study, None, where), place.axis)] if above else []
     if above_panels:
         place = replace(place, axis=above_panels[0].x)
     final = Finals(shown, name, relative)
@@ -144,9 +141,9 @@ def setting_figure(
     up = y_axis(name, metric_title(name, relative), drawn, relative, y)
     if bars:
         up = replace(up, limits=(0.0, max((up.limits or (0.0, 1.0))[1], 0.0)))
-    unified = "" if texts or place.kind == "category" else f"{shown.label(key)} %{{x}}"
+    unified = not texts and place.kind != "category"
     built = [
-        Figure(panel.title, f"{title} {panel.title}", place.axis, up, series_of, hover_title=unified)
+        Panel(panel.title, f"{title} {panel.title}", place.axis, up, series_of, unified=unified)
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
@@ -156,7 +153,7 @@ def setting_figure(
             [*above_panels, *built],
             1,
         )
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(asked), columns)
+    return Chart(title, caption, built, shown.gaps(asked), columns)
 
 
 def _refuse_misplaced(above: str | None, x: str, bars: bool, kind: str) -> None:
@@ -189,7 +186,7 @@ def curve_figure(
     until: float | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
-) -> StudyFigure:
+) -> Chart:
     """Learning curves: the mean over seeds and a band, against rounds, batches, bytes or images.
 
     Batches and bytes differ by seed; a point stands at their mean over seeds. Runs that failed are left out, and named.
@@ -202,13 +199,12 @@ def curve_figure(
     name = metric or shown.metric
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, [], lines, panels)
-    hover = figures.hover(bare(name))
     drawn = [
         [
             series
             for line in panel.lines
             for group in line.groups
-            for series in _curve(line, group, name, x, band, hover)
+            for series in _curve(line, group, name, x, band)
         ]
         for panel in layout.panels
     ]
@@ -231,19 +227,19 @@ def curve_figure(
         if guess is not None:
             series_of.append(level(guess, limits, "chance"))
         series_of += mark_series([mark for mark in stated if mark.panel is panel], None, limits)
-    words, form, unified = _OVER[x]
+    words, form = _OVER[x]
     whole = x == "round" and 0 < last < 10
     axis = Axis(words, form, log=wide, limits=limits, ticks=range(int(last) + 1) if whole else ())
     up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
-        Figure(panel.title, f"{title} {panel.title}", axis, up, series_of, hover_title=unified)
+        Panel(panel.title, f"{title} {panel.title}", axis, up, series_of, unified=True)
         for panel, series_of in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, band, runs, False, bool(stated), guess, layout)
     gaps = shown.gaps(chosen)
     if any(group.lost and group.done for group in chosen):
         gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
-    return StudyFigure.of_panels(title, caption, built, gaps, columns)
+    return Chart(title, caption, built, gaps, columns)
 
 
 def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
@@ -267,7 +263,6 @@ def _setting_line(
     means = [statistics.fmean(each) if each else None for each in values]
     ends = [spread(each, band, "" if final.relative else final.metric) for each in values]
     x = [place.beside(group.keys[key], number, lines) for group in groups]
-    form = ".2%" if is_share(bare(final.metric)) or final.relative else ".4~g"
     words = [f"{shown.label(key)} {shown.words(key, group.keys[key])}" for group in groups]
     if place.kind == "category":
         # No line joins values that have no order.
@@ -280,13 +275,11 @@ def _setting_line(
                 "points",
                 line.color,
                 texts=words,
-                hover=f"%{{text}}: %{{y:{form}}}",
                 low=[bar[0] for bar in bars],
                 high=[bar[1] for bar in bars],
             )
         ]
-    hover = f"%{{text}}: %{{y:{form}}}" if texts else f"%{{y:{form}}}"
-    return banded(x, means, ends, line, hover, words if texts else ())
+    return banded(x, means, ends, line, words if texts else ())
 
 
 def _curve(
@@ -295,7 +288,6 @@ def _curve(
     metric: str,
     over: Over,
     band: Spread,
-    hover: str,
 ) -> list[Series]:
     """The curve of some seeds at the rounds that all of them have evaluated."""
     runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over))]
@@ -305,7 +297,7 @@ def _curve(
     at = [statistics.fmean(run[k][0] for run in runs) for k in shared]
     values = [[run[k][1] for run in runs] for k in shared]
     means = [statistics.fmean(each) for each in values]
-    return banded(at, means, [spread(each, band, metric) for each in values], line, hover)
+    return banded(at, means, [spread(each, band, metric) for each in values], line)
 
 
 def _by_round(run: Row, metric: str, over: Over) -> dict[int, tuple[float, float]]:

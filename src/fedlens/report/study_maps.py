@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.format import is_share, smaller_is_better
-from fedlens.report.figures import Axis, Figure, Series, ValueMap
-from fedlens.report.study_figure import Columns, StudyFigure, no_values
 from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare, rates_of
 from fedlens.report.study_panels import (
+    Columns,
     Limits,
     LineRuns,
     Names,
     arrange,
     chance_level,
     decades,
-    level,
     metric_title,
+    no_values,
     selected,
     y_axis,
 )
 from fedlens.report.study_values import Finals, caption_of, runs_of, start
 from fedlens.results.cells import METHOD, Cell
+from fedlens.results.chart import Axis, Cells, Chart, Panel, Series, Values, level, matrix
 from fedlens.results.rows import Results, Role
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
@@ -44,7 +44,7 @@ def heat_figure(
     runs: Role | None = None,
     relative: bool = False,
     columns: Columns | None = None,
-) -> StudyFigure:
+) -> Chart:
     """A metric by two settings, one colour a cell (hsu2020, figure 8): the mean of the final values over seeds.
 
     Methods and settings that are on no axis make panels. Arguments as in `setting_figure`; a tuned setting on an axis
@@ -67,6 +67,8 @@ def heat_figure(
     low, high = min(means.values()), max(means.values())
     limits = (low, high) if high > low else (low - 0.05, high + 0.05)
     columns_of, rows = _present(shown, across, chosen), _present(shown, up, chosen)
+    named = ([shown.words(up, v) for v in rows], [shown.words(across, v) for v in columns_of])
+    form: Values = "share" if is_share(bare(name)) or relative else "number"
     built = []
     for panel in layout.panels:
         values = np.full((len(rows), len(columns_of)), np.nan)
@@ -74,22 +76,12 @@ def heat_figure(
             for group in line.groups:
                 row, column = rows.index(group.keys[up]), columns_of.index(group.keys[across])
                 values[row, column] = means.get(id(group), np.nan)
+        cells = Cells(values, *named, metric_title(name, relative), limits, form, rising=True)
         built.append(
-            ValueMap(
-                panel.title,
-                f"{title} {panel.title}",
-                values,
-                [shown.words(up, value) for value in rows],
-                [shown.words(across, value) for value in columns_of],
-                shown.label(up),
-                shown.label(across),
-                metric_title(name, relative),
-                limits,
-                is_share(bare(name)) or relative,
-            )
+            matrix(panel.title, f"{title} {panel.title}", cells, *map(Axis, map(shown.label, (across, up))))
         )
     caption = caption_of(study, title, chosen, "none", shown.role, relative, False, None, layout)
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+    return Chart(title, caption, built, shown.gaps(chosen), columns)
 
 
 def effective_rate_figure(
@@ -104,7 +96,7 @@ def effective_rate_figure(
     y: Limits | None = None,
     chance: float | None = None,
     columns: Columns | None = None,
-) -> StudyFigure:
+) -> Chart:
     """A metric against the effective learning rate eta / (1 - beta) (hsu2019, figure 6).
 
     A marker is the mean over seeds of one combination of settings, and its area is proportional to the client rate
@@ -139,7 +131,7 @@ def effective_rate_figure(
     axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
     up = y_axis(name, metric_title(name), drawn, wanted=y)
     built = [
-        Figure(panel.title, f"{title} {panel.title}", axis, up, series)
+        Panel(panel.title, f"{title} {panel.title}", axis, up, series)
         for panel, series in zip(layout.panels, drawn, strict=True)
     ]
     caption = caption_of(study, title, chosen, "none", shown.role, False, False, guess, layout)
@@ -147,7 +139,7 @@ def effective_rate_figure(
         " The effective rate is the client rate / (1 - momentum of the server). Areas are proportional to the "
         "client rate, down to a smallest size; a cross marks the best."
     )
-    return StudyFigure.of_panels(title, caption, built, shown.gaps(chosen), columns)
+    return Chart(title, caption, built, shown.gaps(chosen), columns)
 
 
 def _rate_keys(shown: SeedGroups) -> list[str]:
@@ -170,18 +162,14 @@ def _markers(shown: SeedGroups, line: LineRuns, final: Finals, largest: float) -
     if not points:
         return []
     points.sort()
-    share = is_share(bare(final.metric))
     pick = min if smaller_is_better(bare(final.metric)) else max
     best = pick(points, key=lambda point: point[2])
-    hover = f"effective rate %{{x:.3~g}}<br>%{{text}}<br>%{{y:{'.2%' if share else '.4~g'}}}"
     effective, local, values = (list(column) for column in zip(*points, strict=True))
     sizes = [max(_SMALLEST, _LARGEST * rate / largest) for rate in local]
     texts = [f"client rate {rate:.3g}" for rate in local]
-    markers = Series(
-        effective, values, line.name, "points", line.color, texts=texts, hover=hover, sizes=sizes
-    )
+    markers = Series(effective, values, line.name, "points", line.color, texts=texts, sizes=sizes)
     cross = Series(
-        [best[0]], [best[2]], f"best {line.name}", "cross", line.color, group=line.name, hover=hover,
+        [best[0]], [best[2]], f"best {line.name}", "cross", line.color, group=line.name,
         texts=[f"client rate {best[1]:.3g}, the best"],
     )  # fmt: skip
     return [markers, cross]

@@ -10,10 +10,11 @@ from typing import Any
 
 from fedlens.base.errors import DataError
 from fedlens.base.format import MISSING, count, duration, many, setting
-from fedlens.report.render import Plot, write_page
+from fedlens.report.render import write_page
 from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import SeedGroups
 from fedlens.results.cells import METHOD, why_lost
+from fedlens.results.chart import Panel
 from fedlens.results.populations import DATA_FIGURES, needs_runs, read_populations
 from fedlens.results.rows import Results, Row
 from fedlens.results.tables import study_tables
@@ -23,24 +24,13 @@ PAGE, FOLDER = "study.html", "figures"
 
 
 @dataclass(frozen=True)
-class LegendKey:
-    """An entry of the legend of several plots; `shape` is "line", "dot", "ring" or "box"."""
-
-    name: str
-    shape: str
-    color: str
-    dash: str = "solid"
-
-
-@dataclass(frozen=True)
 class ShownFigure:
     """A figure on the page, with the names of its files for papers."""
 
     title: str
     caption: str
     gaps: Sequence[str]
-    plots: Sequence[Plot] = ()
-    keys: Sequence[LegendKey] = ()
+    panels: Sequence[Panel] = ()
     files: Sequence[str] = ()
     of_data: bool = False  # shows the data of each client
 
@@ -79,31 +69,13 @@ def write_study_page(folder: Path) -> Path:
     return write_page(folder / PAGE, "study.html.j2", context)
 
 
-def legend_keys(plots: Sequence[Plot]) -> list[LegendKey]:
-    """The legend of several plots: each name once, in the order of the traces. Names are escaped for the page."""
-    keys: dict[str, LegendKey] = {}
-    for trace in (trace for plot in plots if plot.legend for trace in plot.figure["data"]):
-        name = trace.get("name")
-        if not name or "showlegend" in trace or name in keys:
-            continue
-        marker, line = trace.get("marker", {}), trace.get("line")
-        if trace["type"] == "bar":
-            keys[name] = LegendKey(name, "box", marker["color"])
-        elif line is None:
-            keys[name] = LegendKey(name, "ring" if "symbol" in marker else "dot", marker["color"])
-        else:
-            keys[name] = LegendKey(name, "line", line["color"], line["dash"])
-    return list(keys.values())
-
-
 def _shown(named: NamedFigure, folder: Path) -> ShownFigure:
     figure = named.figure
     if figure is None:
         return ShownFigure(named.name, "", [named.missing])
-    plots = figure.plots()
     files = sorted(path.name for path in (folder / FOLDER).glob(f"{named.name}.*"))
     of_data = named.kind in DATA_FIGURES
-    return ShownFigure(figure.title, figure.caption, figure.gaps, plots, legend_keys(plots), files, of_data)
+    return ShownFigure(figure.title, figure.caption, figure.gaps, figure.panels, files, of_data)
 
 
 def _client_names(results: Results) -> list[str]:
@@ -201,4 +173,4 @@ def _method(results: Results) -> list[str]:
     return [*sentences, *info.notes]
 
 
-__all__ = ["LegendKey", "legend_keys", "write_study_page"]
+__all__ = ["write_study_page"]

@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from fedlens.base.errors import ConfigError, nearest
+from pydantic import Field
+
+from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.format import is_share, label
-from fedlens.report.figures import DASHES, Axis, Series, share_limits
-from fedlens.report.palette import TEN
 from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare
 from fedlens.results.cells import METHOD, Cell
+from fedlens.results.chart import DASHES, GREY, Axis, Series, band, share_limits
 from fedlens.results.choices import is_number
+from fedlens.results.palette import TEN
 from fedlens.results.statistics import t_interval
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
 Limits: TypeAlias = tuple[float, float]
 Spread: TypeAlias = Literal["interval", "range", "deviation", "none"]
+Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
 
-GREY = "#77828f"
 _PANELS = 24  # at most
 _LOG_FROM = 8.0  # the largest value over the smallest, from where on an axis is logarithmic by itself
 _LONG = 32  # characters of the name of a case
@@ -321,7 +323,6 @@ def banded(
     y: Sequence[float | None],
     ends: Sequence[tuple[float, float] | None],
     line: LineRuns,
-    hover: str,
     texts: Sequence[str] = (),
 ) -> list[Series]:
     """A line with its bands; a point whose neighbours have no band has an error bar."""
@@ -338,9 +339,7 @@ def banded(
             alone.add(stretch[0])
             continue
         lows, highs = zip(*(ends[k] or (0.0, 0.0) for k in stretch), strict=True)
-        at = [x[k] for k in stretch]
-        outline = [*highs, *lows[::-1]]
-        series.append(Series([*at, *at[::-1]], outline, line.name, "band", color=line.color))
+        series.append(band([x[k] for k in stretch], lows, highs, line.name, line.color))
     bars = [ends[k] if k in alone else None for k in range(len(x))] if alone else []
     main = Series(
         list(x),
@@ -348,7 +347,6 @@ def banded(
         line.name,
         color=line.color,
         dash=line.dash,
-        hover=hover,
         texts=texts,
         low=[bar[0] if bar else None for bar in bars],
         high=[bar[1] if bar else None for bar in bars],
@@ -432,8 +430,6 @@ def chance_level(
     return level
 
 
-def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:
-    """A horizontal line across a panel."""
-    return Series(
-        list(limits), [value, value], name, "level", dash=dash, width=1.25, **({"color": GREY} | more)
-    )
+def no_values(title: str, gaps: Sequence[str]) -> DataError:
+    """The error for a figure that no run has values for."""
+    return DataError(f"no run has values for the figure '{title}'", hint=" ".join(gaps) or None)

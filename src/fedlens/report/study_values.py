@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import many
-from fedlens.report.figures import Series
 from fedlens.report.study_groups import CENTRALIZED, FACTS, SeedGroups
-from fedlens.report.study_panels import GREY, SPREADS, PanelLayout, Spread
+from fedlens.report.study_panels import SPREADS, PanelLayout, Spread
 from fedlens.results.cells import METHOD, Cell
+from fedlens.results.chart import GREY, Series
 from fedlens.results.rows import Results, Role
 
 

@@ -89,7 +89,7 @@ def test_the_confusion_matrix_is_on_the_page_in_the_order_of_the_classes(tmp_pat
     page = page_of(tmp_path, given)
     (heat,) = [trace for trace in page.traces() if trace["type"] == "heatmap"]
     confusion = given.sums["confusion"]
-    assert heat["text"] == confusion.tolist()
+    assert heat["text"] == [[f"{count:,}" for count in row] for row in confusion.tolist()]
     assert np.allclose(heat["z"], confusion / confusion.sum(axis=1, keepdims=True), atol=5e-4)
     assert heat["y"][3] == f"class 3 ({confusion[3].sum()} images)"
     assert heat["x"] == list(given.classes)
@@ -115,7 +115,7 @@ def test_a_thousand_classes_share_cells_and_lose_no_image() -> None:
     heat = confusion_map(ClassResults.of([f"c{k}" for k in range(1000)], {"confusion": confusion}))
     drawn = ConfusionMatrix.of(confusion)
     assert heat is not None
-    assert heat.shares.shape == (200, 200)
+    assert heat.cells.values.shape == (200, 200)
     assert drawn.counts.sum() == 5000
     assert sorted(k for members in drawn.members for k in members) == list(range(1000))
     rows, columns = drawn.members[7], drawn.members[11]

@@ -258,11 +258,13 @@ def test_summary_page_and_terminal_name_the_same_worst_client(runs: Mapping[str,
         page = read_page((write_report(result.directory)).read_text(encoding="utf-8"))
         assert f"{worst.text('accuracy')}" in page.words
         assert f"{worst.client} worst" in page.words
-        dots = [trace for trace in page.traces() if "training examples" in trace.get("hovertemplate", "")]
+        shown = "%{text}</b><br>"
+        dots = [
+            trace for trace in page.traces() if f"{shown}training examples" in trace.get("hovertemplate", "")
+        ]
+        dots = [trace for trace in dots if trace["mode"] == "markers"]
         assert sorted(name for trace in dots for name in trace["text"]) == sorted(NAMES)
-        curve = next(
-            trace for trace in page.traces() if "clients are below" in trace.get("hovertemplate", "")
-        )
+        curve = next(trace for trace in page.traces() if len(trace.get("text", ())) == len(table))
         assert curve["text"] == [row.client for row in sorted(table, key=lambda row: row.last or 0.0)]
         assert curve["y"] == sorted(row.last for row in table if row.last is not None)
         assert dots[1]["text"] == [worst.client]

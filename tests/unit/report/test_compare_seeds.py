@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from fedlens.cli.main import app
 from fedlens.report.compare import Comparison, compare, curve_figure, readable, write_comparison
 from fedlens.report.compare_clients import client_table
-from fedlens.report.pictures import curve_picture
+from fedlens.results.chart import Chart
+from fedlens.results.picture import chart_picture
 from tests.unit.report.fake_run import line, make_run
 from tests.unit.report.reading import assert_self_contained, read_page
 
@@ -192,10 +193,11 @@ def test_the_plot_has_the_mean_and_the_band_of_the_page(tmp_path: Path) -> None:
     bound = run(tmp_path, 0, 0.95, "centralized")
     comparison = Comparison.of([*three(tmp_path), bound])
     figure = curve_figure(comparison)
-    axes = curve_picture(figure).axes[0]
+    picture = chart_picture(Chart("", "", [figure]))
+    axes = picture.axes[0]
     mean, dashed = axes.lines
     assert mean.get_ydata() == pytest.approx([0, 0.4, 0.8])
-    names = [text.get_text().strip() for text in axes.get_legend().get_texts()]
+    names = [text.get_text().strip() for text in picture.legends[0].get_texts()]
     assert names == [row["run"] for row in comparison.rows]
     assert (mean.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
     assert mean.get_color() != dashed.get_color()

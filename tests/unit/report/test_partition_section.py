@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def test_all_pictures_of_a_few_clients(tmp_path: Path) -> None:
     page = page_of(make_partition(counts), tmp_path)
     bars = [trace for trace in kind(page, "bar") if trace.get("name")]
     assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts)
-    assert bars[0]["x"] == [str(k) for k in range(10)]
+    assert bars[0]["text"] == [str(k) for k in range(10)]
     assert len({bar["marker"]["color"] for bar in bars}) == 10
     (heat,) = kind(page, "heatmap")
     assert np.allclose(heat["z"], counts / counts.sum(axis=1, keepdims=True), atol=6e-4)
@@ -63,11 +64,14 @@ def test_many_clients_are_an_excerpt_that_says_so(tmp_path: Path) -> None:
     assert "Classes of 60 of 500 clients, evenly spread over the sizes" in page.words
     assert "Share of each class, 300 of 500 clients, evenly spread over the sizes" in page.words
     bars = [trace for trace in kind(page, "bar") if trace.get("name")]
-    shown = [int(name) for name in bars[0]["x"]]
+    shown = [int(name) for name in bars[0]["text"]]
     sizes = counts.sum(axis=1)
     assert len(shown) == 60
     assert [sizes[shown[0]], sizes[shown[-1]]] == [sizes.max(), sizes.min()]
-    assert np.array_equal(np.array([bar["y"] for bar in bars]).T, counts[shown])
+    shares = counts[shown] / np.maximum(sizes[shown], 1)[:, None]
+    assert np.allclose(np.array([bar["y"] for bar in bars]).T, shares, atol=6e-5)
+    views = [json.loads(value or "") for name, value in page.attributes if name == "data-data"]
+    assert np.array_equal(np.array(views[1]["y"]).T, counts[shown])
     (heat,) = kind(page, "heatmap")
     assert np.array(heat["z"]).shape == (300, 10)
     assert np.allclose(np.sum(heat["z"], axis=1), 1, atol=6e-3)
@@ -168,8 +172,8 @@ def test_long_names_are_cut_on_the_axes_and_whole_below_the_mouse(tmp_path: Path
         make_partition(class_counts(40), [f"{k} {'x' * 90}" for k in range(10)], ids=ids), tmp_path
     )
     axis = page.figures[0]["layout"]["xaxis"]
-    assert page.figures[0]["data"][0]["x"] == list(ids)
-    assert max(map(len, axis["ticktext"])) <= 14
+    assert page.figures[0]["data"][0]["text"] == list(ids)
+    assert max(map(len, axis["ticktext"])) <= 16
     assert len(axis["tickvals"]) == len(axis["ticktext"]) == 20
     assert max(len(text) for text in page.figures[1]["layout"]["xaxis"]["ticktext"]) <= 18
 

@@ -142,7 +142,7 @@ def test_the_marks_of_few_rounds_are_not_those_of_time_and_bytes(tmp_path: Path)
     page = comparison([reaching(tmp_path, 0.6)], tmp_path)
     assert page.figures[0]["layout"]["xaxis"]["tickvals"] == [0, 1, 2]
     views = [json.loads(value or "") for name, value in page.attributes if name == "data-layout"]
-    assert [view["xaxis.tickmode"] for view in views[:3]] == ["array", "auto", "auto"]
+    assert [view["xaxis"].get("tickvals") for view in views[:3]] == [[0, 1, 2], None, None]
 
 
 def test_more_runs_than_colours_differ_in_dash(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.report.compare import write_comparison
-from fedlens.report.figures import Series, curves, share_limits
 from fedlens.report.partition_page import write_page
 from fedlens.report.plotly_figures import draw
 from fedlens.report.run_page import write_report
+from fedlens.results.chart import Series, curves, share_limits
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 

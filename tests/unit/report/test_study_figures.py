@@ -16,9 +16,8 @@ from scipy import stats
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import settings_model
 from fedlens.data.partition.partition import Partition
-from fedlens.report.figures import Figure, Series, ValueMap
-from fedlens.report.pictures import style
 from fedlens.report.plotly_figures import PlotlyFigure
+from fedlens.report.plotly_figures import draw as draw_panel
 from fedlens.report.study_figures import (
     FIGURES,
     check_figure,
@@ -31,6 +30,8 @@ from fedlens.report.study_figures import (
 )
 from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
+from fedlens.results.chart import Panel, Series
+from fedlens.results.picture import chart_picture, style
 from fedlens.results.populations import CasePopulation, needs_populations, population_values
 from fedlens.results.rows import Results
 from fedlens.studies.reproductions import reproduction
@@ -69,15 +70,15 @@ DOCUMENT: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the panels of each figure that a test makes, in `PANELS`."""
-    from fedlens.report.study_figure import StudyFigure
+    from fedlens.results.chart import Chart
 
-    make = StudyFigure.of_panels.__func__  # type: ignore[attr-defined]
+    make = Chart.__post_init__
 
-    def keeping(cls: Any, title: str, caption: str, panels: Any, *rest: Any) -> Any:
-        PANELS[:] = panels
-        return make(cls, title, caption, panels, *rest)
+    def keeping(chart: Chart) -> None:
+        PANELS[:] = chart.panels
+        make(chart)
 
-    monkeypatch.setattr(StudyFigure, "of_panels", classmethod(keeping))
+    monkeypatch.setattr(Chart, "__post_init__", keeping)
 
 
 PANELS: list[Any] = []
@@ -88,7 +89,7 @@ def panels(study: Results, **spec: Any) -> list[Any]:
     return list(PANELS)
 
 
-def named(figure: Figure, name: str, kind: str = "line") -> Series:
+def named(figure: Panel, name: str, kind: str = "line") -> Series:
     return next(series for series in figure.series if series.name == name and series.kind == kind)
 
 
@@ -160,16 +161,14 @@ def test_the_clients_by_their_emd_stand_above_the_metric_on_the_same_axis(tmp_pa
     )
     figure = study_figure(replace(study, data={"populations": population_values([apart, alike])}), spec)
     above, below = figure.panels
-    assert isinstance(above, Figure)
-    assert isinstance(below, Figure)
     steps = {series.name: (series.x, series.y) for series in above.series}
     assert steps["alpha 0.1"] == ([1.0, 1.0, 1.05, 1.05], [0, 2, 2, 0])
     assert steps["alpha 10"] == ([0.0, 0.0, 0.05, 0.05], [0, 2, 2, 0])
     assert above.x.limits == below.x.limits
     assert above.x.limits[0] < 0 < 1.8 < above.x.limits[1]
-    assert [plot.shape for plot in figure.plots()] == ["tall", "tall"]  # below each other on the page too
+    assert [panel.shape for panel in figure.panels] == ["tall", "tall"]  # below each other on the page too
     with style():
-        top, bottom = figure.picture().axes
+        top, bottom = chart_picture(figure).axes
     assert top.get_ylabel() == "clients"
     assert bottom.get_ylabel() == "accuracy relative to centralized"
 
@@ -191,7 +190,6 @@ def test_bars_of_the_starts_stand_below_the_numbers_of_the_paper(table: str, sca
     assert first.name == "fig1"
     assert first.figure is not None
     [panel] = first.figure.panels
-    assert isinstance(panel, Figure)
     bars = [series for series in panel.series if series.kind == "bar"]
     marks = {(series.x[0], series.y[0]) for series in panel.series if series.kind == "open"}
     assert [series.name for series in bars] == list(info.methods.values())
@@ -204,10 +202,10 @@ def test_bars_of_the_starts_stand_below_the_numbers_of_the_paper(table: str, sca
         assert [x for x, y in marks if y == 0.792] == pytest.approx([beside])
     wanted = {value["value"] for value in info.document["values"]}
     assert {y for _, y in marks} == wanted
-    trace = first.figure.plots()[0].figure["data"][0]
+    trace = draw_panel(panel)["data"][0]
     assert trace["offset"] == -trace["width"] / 2  # bars beside each other, not where plotly would move them
     with style():
-        heights = {patch.get_height() for patch in first.figure.picture().axes[0].patches}
+        heights = {patch.get_height() for patch in chart_picture(first.figure).axes[0].patches}
     assert max(heights) == pytest.approx(0.4) == min(heights)
 
 
@@ -412,7 +410,7 @@ def test_a_heat_map_has_the_mean_of_each_cell_and_nan_where_there_is_none() -> N
     some = {digest: each for digest, each in study.lines.items() if not digest.startswith("fedavgm-3")}
     study = Results(study.info, some)
     [found] = panels(study, kind="heat", x="alpha", y="method")
-    assert isinstance(found, ValueMap)
+    found = found.cells
     assert (list(found.rows), list(found.columns)) == (["FedAvg", "FedAvgM"], ["0", "0.1", "1", "100"])
     assert found.values[0, 1] == pytest.approx(
         statistics.fmean(study.values("fedavg", {ALPHA: 0.1}).values())
@@ -423,8 +421,8 @@ def test_a_heat_map_has_the_mean_of_each_cell_and_nan_where_there_is_none() -> N
 def test_a_tuned_setting_on_an_axis_shows_the_runs_of_tuning() -> None:
     found = panels(tuned(), kind="heat", x="effective_lr", y="momentum")
     assert [panel.title for panel in found] == ["alpha 0.1", "alpha 1"]
-    assert found[0].value_title == "validation accuracy"
-    assert found[0].values.shape == (3, 6)
+    assert found[0].cells.title == "validation accuracy"
+    assert found[0].cells.values.shape == (3, 6)
 
 
 def test_the_best_effective_rate_is_marked_and_areas_follow_the_client_rate() -> None:
@@ -504,8 +502,8 @@ def test_every_kind_is_drawn_for_the_page_and_for_papers_with_the_same_bytes(
     import plotly.graph_objects as go
 
     study = by_alpha(centralized=True, document=DOCUMENT) if of == "alpha" else tuned()
-    for plot in study_figure(study, spec).plots():
-        go.Figure(_without_variables(plot.figure))
+    for panel in study_figure(study, spec).panels:
+        go.Figure(_without_variables(draw_panel(panel)))
     first, second = (draw(study, spec, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
     assert first == second
 
@@ -523,7 +521,7 @@ def _without_variables(figure: PlotlyFigure) -> PlotlyFigure:
 def test_no_label_lies_over_another(of: str, spec: dict[str, Any]) -> None:
     study = by_alpha(centralized=True, document=DOCUMENT) if of == "alpha" else tuned()
     with style():
-        picture = study_figure(study, spec).picture()
+        picture = chart_picture(study_figure(study, spec))
         picture.canvas.draw()
         for axes in (axes for axes in picture.axes if axes.get_visible()):
             for scale in (axes.xaxis, axes.yaxis):

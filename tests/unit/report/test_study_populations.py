@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ import pytest
 import fedlens
 from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.report import pictures
 from fedlens.report import study_population_figures as figures
+from fedlens.report.study_figures import study_figure
+from fedlens.results import picture
+from fedlens.results.chart import Panel
 from fedlens.results.populations import (
     CasePopulation,
     needs_populations,
@@ -22,6 +26,7 @@ from fedlens.results.populations import (
 )
 from fedlens.results.rows import Results, read_data, write_data
 from fedlens.studies.study_data import run_partition
+from tests.unit.report.study_curves_fake import by_alpha
 
 pytest.importorskip("matplotlib")
 
@@ -108,74 +113,77 @@ def test_a_study_of_data_alone_needs_no_runs() -> None:
 
 def test_cases_are_chosen_by_dataset_and_named_by_their_dimensions() -> None:
     shown = [_population(0.1, [0, 1], [0, 1], "a"), _population(100.0, [0, 1], [0, 1], "b")]
-    titles = [panel.title for panel in figures.panels(shown, {ALPHA: "alpha"}, {})]
+    titles = [panel.title for panel in figures.named_populations(shown, {ALPHA: "alpha"}, None)]
     assert titles == ["alpha 0.1", "alpha 100"]
-    assert [p.title for p in figures.panels(shown, {}, {"dataset": "b"})] == ["alpha 100"]
+    assert [p.title for p in figures.named_populations(shown, {}, "b")] == ["alpha 100"]
     with pytest.raises(ConfigError, match="no case has the data of 'c'"):
-        figures.panels(shown, {}, {"dataset": "c"})
+        figures.named_populations(shown, {}, "c")
     with pytest.raises(ConfigError, match="no populations"):
-        figures.panels([], {}, {})
+        figures.named_populations([], {}, None)
+
+
+def _study(*populations: CasePopulation) -> Results:
+    return replace(by_alpha(), data={"populations": population_values(populations)})
+
+
+def _panels(spec: dict[str, object], *populations: CasePopulation) -> Sequence[Panel]:
+    return study_figure(_study(*populations), spec).panels
 
 
 def test_the_lines_of_a_distribution_are_the_counts_from_the_largest_down() -> None:
-    shown = figures.panels([_population(0.1, [0, 0, 0, 1, 2, 2], [0, 0, 1, 1, 0, 1])], {}, {})
-    asked = {"counts": ["classes", "examples", "class", "test"], "log": "none"}
-    classes, examples, of_class, test = figures.distribution_figures(shown, asked)
+    one = _population(0.1, [0, 0, 0, 1, 2, 2], [0, 0, 1, 1, 0, 1])
+    asked = {"kind": "distributions", "counts": ["classes", "examples", "class", "test"], "log": "none"}
+    classes, examples, of_class, test = _panels(asked, one)
     assert list(classes.series[0].y) == [2, 2, 1]
     assert list(examples.series[0].y) == [3, 2, 1]
     assert list(of_class.series[0].y) == [3, 3]
     assert list(test.series[0].y) == [2, 0]
-    logarithmic = figures.distribution_figures(shown, {"counts": "test"})[0]
+    [logarithmic] = _panels({"kind": "distributions", "counts": ["test"]}, one)
     assert list(logarithmic.series[0].y) == [2]
     assert "not shown" in logarithmic.note
 
 
 def test_classes_of_the_same_data_are_one_line() -> None:
     two = [_population(0.1, [0, 0, 1], [0, 1, 1]), _population(1.0, [0, 1, 1], [0, 1, 1])]
-    examples, of_class = figures.distribution_figures(
-        figures.panels(two, {}, {}), {"counts": ["examples", "class"]}
-    )
+    examples, of_class = _panels({"kind": "distributions", "counts": ["examples", "class"]}, *two)
     assert (len(examples.series), len(of_class.series)) == (2, 1)
 
 
-def test_wrong_words_of_a_data_figure_are_refused() -> None:
-    shown = figures.panels([_population(0.1, [0, 1], [0, 1])], {}, {})
-    with pytest.raises(ConfigError, match=r"unknown style 'bar'.*bars"):
-        figures.population_plots(shown, {"style": "bar"})
-    with pytest.raises(ConfigError, match="unknown counts 'example'"):
-        figures.distribution_figures(shown, {"counts": "example"})
-    with pytest.raises(ConfigError, match="unknown axes 'z'"):
-        figures.distribution_figures(shown, {"log": "z"})
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("populations", "style", "bar"),
+        ("distributions", "counts", ["example"]),
+        ("distributions", "log", "z"),
+    ],
+)
+def test_wrong_words_of_a_data_figure_are_refused(kind: str, key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        study_figure(_study(_population(0.1, [0, 1], [0, 1])), {"kind": kind, key: value})
 
 
-@pytest.mark.parametrize("style", figures.STYLES)
+@pytest.mark.parametrize("style", ["bars", "matrix", "classes"])
 def test_populations_are_drawn(style: str, tmp_path: Path) -> None:
     one = _population(0.1, [0, 0, 1, 1, 2], [0, 1, 1, 1, 0])
     other = _population(1.0, [0, 1, 1, 1, 2], [0, 1, 1, 1, 0])
-    shown = figures.panels([one, other], {}, {})
-    with pictures.style():
-        picture = figures.population_picture(shown, {"style": style})
-        assert [a.get_title() for a in picture.axes if a.get_title().startswith("alpha")] == [
-            "alpha 0.1",
-            "alpha 1",
-        ]
-        pictures.save(picture, tmp_path / "p.svg")
-    assert len(figures.population_plots(shown, {"style": style})) == 2
+    chart = study_figure(_study(one, other), {"kind": "populations", "style": style})
+    with picture.style():
+        titles = [axes.get_title(loc="left") for axes in picture.chart_picture(chart).axes]
+    assert [title for title in titles if title] == ["alpha 0.1", "alpha 1"]
+    assert picture.draw_chart(chart, tmp_path / "p.svg").stat().st_size > 1000
 
 
-def test_a_bar_has_the_share_of_each_class_and_a_square_its_count(tmp_path: Path) -> None:
-    shown = figures.panels([_population(0.1, [0, 0, 0, 0, 1], [0, 1, 1, 1, 0])], {}, {})
-    with pictures.style():
-        bars = figures.population_picture(shown, {"style": "bars"}).axes[0]
-        squares = figures.population_picture(shown, {"style": "matrix"}).axes[0]
+def test_a_bar_has_the_share_of_each_class_and_a_square_its_count() -> None:
+    one = _population(0.1, [0, 0, 0, 0, 1], [0, 1, 1, 1, 0])
+    charts = [study_figure(_study(one), {"kind": "populations", "style": s}) for s in ("bars", "matrix")]
+    with picture.style():
+        bars, squares = (picture.chart_picture(chart).axes[0] for chart in charts)
     widths = sorted(round(patch.get_width(), 6) for patch in bars.patches)
     assert widths == [0.25, 0.75, 1.0]
     assert squares.images[0].get_array().tolist() == [[1, 1], [3, 0]]  # classes by clients
 
 
 def test_distributions_are_drawn(tmp_path: Path) -> None:
-    shown = figures.panels([_population(0.1, [0, 0, 1], [0, 1, 1])], {}, {})
-    with pictures.style():
-        pictures.save(figures.distribution_picture(shown, {}), tmp_path / "p.svg")
-    assert (tmp_path / "p.svg").stat().st_size > 1000
-    assert len(figures.distribution_plots(shown, {})) == 2
+    chart = study_figure(_study(_population(0.1, [0, 0, 1], [0, 1, 1])), {"kind": "distributions"})
+    assert picture.draw_chart(chart, tmp_path / "p.svg").stat().st_size > 1000
+    assert len(chart.panels) == 2

@@ -19,12 +19,12 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.cli.display.output import CommandOutput
 from fedlens.cli.main import app
 from fedlens.cli.sweep import show
-from fedlens.report.figures import Axis, Figure, Series
-from fedlens.report.study_figure import StudyFigure
 from fedlens.report.study_figures import study_figures
 from fedlens.report.study_page import write_study_page
+from fedlens.results.chart import Axis, Chart, Panel, Series
 from fedlens.results.claims import claim_verdicts
 from fedlens.results.frames import cells_table
+from fedlens.results.picture import draw_chart
 from fedlens.results.rows import (
     Results,
     Row,
@@ -262,11 +262,11 @@ def test_a_wrong_stand_in_is_refused_with_its_line(tmp_path: Path, table: str, w
 def test_pictures_say_what_stands_in(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     caveats = ("Two rounds, nothing learned.",)
-    panel = Figure(
+    panel = Panel(
         "", "c", Axis("x", limits=(0, 1)), Axis("y"), [Series([0.0, 1.0], [0.0, 1.0], "a", "line", "#000")]
     )
-    figure = replace(StudyFigure.of_panels("t", "c", [panel]), caveats=caveats)
-    assert caveats[0] in figure.draw(tmp_path / "a.svg").read_text("utf-8")
+    figure = replace(Chart("t", "c", [panel]), caveats=caveats)
+    assert caveats[0] in draw_chart(figure, tmp_path / "a.svg").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

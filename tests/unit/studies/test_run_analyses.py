@@ -113,7 +113,7 @@ def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Pa
         spec = {"kind": "analysis", "analysis": analysis, "number": number, "over": "mean"}
         (drawn,) = study_figure(results, spec).panels
         key = {"drift": "cosine", "representation": "between_clients"}[analysis]
-        layer = drawn.rows[0]
+        layer = drawn.cells.rows[0]
         found = [
             row[key]
             for line in lines
@@ -121,7 +121,7 @@ def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Pa
             if (row["round"], row["layer"]) == (2, layer)
         ]
         assert len(found) == 2
-        assert drawn.values[0, 1] == pytest.approx(sum(found) / 2)
+        assert drawn.cells.values[0, 1] == pytest.approx(sum(found) / 2)
     assert {row["clients"] for row in lines[0].analyses["drift"]} == {3}
     assert all("by_client" not in row for row in lines[0].analyses["drift"])
 

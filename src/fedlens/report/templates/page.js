@@ -32,19 +32,12 @@
     spec.layout.template = resolve(template, style);
     // A finger that scrolls the page past a chart must not zoom it.
     if (touch) spec.layout.dragmode = false;
-    // Names of clients beside each other need room for themselves.
-    if (spec.layout.xaxis.type === "category") spec.layout.xaxis.nticks = Math.max(4, Math.floor(plot.clientWidth / 30));
     const chosen = figure.querySelector('.toggle [aria-pressed="true"]');
-    for (const key of figure.querySelectorAll('.key[aria-pressed="false"]'))
-      for (const at of withBand(spec.data, Number(key.dataset.trace))) spec.data[at].visible = "legendonly";
-    for (const key of figure.closest(".panels")?.querySelectorAll('.key[data-name][aria-pressed="false"]') ?? [])
+    for (const key of (figure.closest(".panels") ?? figure).querySelectorAll('.key[aria-pressed="false"]'))
       for (const at of named(spec.data, key.dataset.name)) spec.data[at].visible = "legendonly";
     Plotly.react(plot, spec.data, spec.layout, { displayModeBar: false, responsive: true, doubleClick: "reset" });
     if (chosen) apply(plot, chosen);
   };
-
-  // The traces that a legend entry hides: its own, and the band around it.
-  const withBand = (data, k) => [k, ...data.keys()].filter((at, place) => place === 0 || data[at].legendgroup === data[k].name);
 
   // The traces of a name, with the band around a line and the markers that belong to it.
   const named = (data, name) => [...data.keys()].filter((at) => data[at].name === name || data[at].legendgroup === name);
@@ -53,12 +46,6 @@
 
   const listen = (figure) => {
     const plot = figure.querySelector(".plot");
-    for (const key of figure.querySelectorAll(".key"))
-      key.addEventListener("click", () => {
-        const shown = key.getAttribute("aria-pressed") !== "true";
-        key.setAttribute("aria-pressed", shown);
-        Plotly.restyle(plot, { visible: shown ? true : "legendonly" }, withBand(plot.data, Number(key.dataset.trace)));
-      });
     const buttons = [...figure.querySelectorAll(".toggle button")];
     for (const button of buttons)
       button.addEventListener("click", () => {
@@ -68,8 +55,8 @@
   };
 
   // Panels have one legend, which hides a name in all of them.
-  for (const panels of document.querySelectorAll(".panels"))
-    for (const key of panels.querySelectorAll(".key[data-name]"))
+  for (const panels of document.querySelectorAll(".panels, figure[data-plot]"))
+    for (const key of panels.querySelectorAll(".key"))
       key.addEventListener("click", () => {
         const shown = key.getAttribute("aria-pressed") !== "true";
         key.setAttribute("aria-pressed", shown);

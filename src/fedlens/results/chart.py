@@ -1,0 +1,265 @@
+"""One description of a figure: panels of series or cells, axes and words. `report.plotly_figures` draws it on pages,
+`picture` in files for papers."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedlens.base.format import is_share
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+MARKERS_UP_TO = 40  # points of a line
+GREY = "#77828f"
+_WRITTEN_CELLS = 120  # of a matrix, each with its value in it
+
+Align: TypeAlias = Literal["left", "center", "right"]
+Values: TypeAlias = Literal["number", "count", "share", "bytes", "hidden"]
+Shape: TypeAlias = Literal["", "tall", "low", "tower", "strip", "square", "map"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a figure.
+
+    Args:
+        values: how values are written; an axis of "hidden" values has its title alone.
+        limits: the first and the last value shown; None fits them to the data.
+        ticks: where the marks are; empty chooses them.
+        names: the labels of the marks; empty writes their values.
+        name_width: of a label, in characters; a longer one is shortened.
+        gap: where a mark says that the axis is broken, such as between 0 and the smallest value of a log axis.
+    """
+
+    title: str = ""
+    values: Values = "number"
+    log: bool = False
+    limits: tuple[float, float] | None = None
+    ticks: Sequence[float] = ()
+    names: Sequence[str] = ()
+    name_width: int = 18
+    gap: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values y over x, None where a value was not finite.
+
+    A "band" is the outline of an area around the line of the same name: along its upper edge, and back on its lower.
+    Its colour is written as #rrggbb. "points" are filled markers, "open" ones outlines, a "cross" has four arms, and
+    a "level" is a line without markers.
+
+    Args:
+        color: a colour of CSS, or a variable of the page's style.
+        dash: one of `DASHES`.
+        texts: a text for each point, which the page shows at it, before the value.
+        low, high: the ends of an error bar at each point, None where it has none; empty without error bars.
+        sizes: the area of each of some "points", relative to the usual one; empty for the usual one.
+        symbol: of "open" markers; "up" and "down" point to where a bound leaves room.
+        bar: the width of each "bar"; 0 fits it to the distance of the first two.
+        group: the name of the series that it is shown and hidden with; it has no entry in the legend then.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float | None]
+    name: str = ""
+    kind: Literal["line", "bar", "dots", "ring", "band", "points", "open", "cross", "level"] = "line"
+    color: str = "var(--accent)"
+    dash: str = "solid"
+    width: float = 2.25
+    texts: Sequence[str] = ()
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    sizes: Sequence[float] = ()
+    symbol: Literal["circle", "up", "down"] = "circle"
+    bar: float = 0.0
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class VerticalLine:
+    """A dashed vertical line at `x` with its label; `align` is the side of the label that touches the line."""
+
+    x: float
+    label: str
+    align: Align
+
+
+@dataclass(frozen=True)
+class Band:
+    """A shaded stretch of the x axis, from `first` to `last`, with its label."""
+
+    first: float
+    last: float
+    label: str
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A matrix of values, one colour a cell.
+
+    Args:
+        values: float64 [rows, columns], NaN where a cell has no value.
+        rows, columns: the name of each row and column.
+        title: what the colours show.
+        limits: the values of the first and the last colour.
+        form: how values are written.
+        middle: where between the limits the middle colour is; less tells small values apart.
+        rising: whether the first row is at the bottom.
+        counts: int64 [rows, columns], written into the cells; None leaves them empty, but for values that are rising
+            and few.
+    """
+
+    values: NDArray[np.float64]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str
+    limits: tuple[float, float]
+    form: Values = "number"
+    middle: float = 0.5
+    rising: bool = False
+    counts: NDArray[np.int64] | None = None
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """What is written into the cells, row by row; empty for nothing."""
+        if self.counts is not None:
+            return [[f"{count:,}" for count in row] for row in self.counts.tolist()]
+        if not self.rising or self.values.size > _WRITTEN_CELLS:
+            return []
+        share = self.form == "share"
+        words = [[f"{100 * v:.1f}" if share else f"{v:.3g}" for v in row] for row in self.values.tolist()]
+        return [["" if text == "nan" else text for text in row] for row in words]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series or cells on two axes.
+
+    Args:
+        title: the heading.
+        about: a description for readers who cannot see the figure.
+        note: what the panel leaves out, or empty.
+        unified: whether the page shows the values of all series at one x in one box.
+        stacked: bars that stand on each other "up", or lie one after the other "across".
+        shape: how high it is: "tall", "low", "tower", "strip" or "square", or empty for the usual height; a "map" has
+            the same scale on both axes in files.
+        view, others: the name of this view, and the same series seen in another way, of which the page shows one.
+    """
+
+    title: str
+    about: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series] = ()
+    note: str = ""
+    mark: VerticalLine | None = None
+    bands: Sequence[Band] = ()
+    unified: bool = False
+    cells: Cells | None = None
+    stacked: Literal["", "up", "across"] = ""
+    shape: Shape = ""
+    view: str = ""
+    others: Sequence[Panel] = ()
+
+    @property
+    def heading(self) -> str:
+        """The title and the note."""
+        return "; ".join(filter(None, [self.title, self.note]))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: its panels, which share their scales, and its words.
+
+    Args:
+        caption: what the panels show, as sentences.
+        panels: a single one needs no title.
+        gaps: what is missing: failed runs, and runs that are not done.
+        columns: panels beside each other; None fits them to their number.
+        caveats: sentences before the caption, which stand above the picture too: what the figure does not show.
+    """
+
+    title: str
+    caption: str
+    panels: Sequence[Panel]
+    gaps: Sequence[str] = ()
+    columns: int | None = None
+    caveats: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        single = len(self.panels) == 1
+        shape: Shape = "tall" if single or self.columns == 1 else "low"
+        shown = [replace(panel, shape=panel.shape or shape) for panel in self.panels]
+        object.__setattr__(self, "panels", [replace(shown[0], title="")] if single else shown)
+
+
+def matrix(title: str, about: str, cells: Cells, x: Axis, y: Axis, **more: Any) -> Panel:
+    """A panel of cells whose axes name all rows and columns."""
+    return Panel(title, about, named_axis(x, cells.columns), named_axis(y, cells.rows), cells=cells, **more)
+
+
+def named_axis(axis: Axis, names: Sequence[str]) -> Axis:
+    """An axis with a mark for each name, the first at 0."""
+    return replace(axis, ticks=range(len(names)), names=names)
+
+
+def curves(
+    series: Sequence[Series], metric: str, title: str, about: str, bands: Sequence[Band] = ()
+) -> Panel:
+    """A panel of one metric over rounds, with all values of a round in one hover box."""
+    values = [value for line in series for value in line.y if value is not None]
+    last = int(max((max(line.x, default=0) for line in series), default=0))
+    x = Axis("round", "count", limits=x_limits(last), ticks=range(last + 1) if 0 < last < 10 else ())
+    if is_share(metric):
+        y = Axis(values="share", limits=share_limits(values) if values else None)
+    elif values and min(values) > 0 and max(values) / min(values) > 100:
+        y = Axis("log scale", log=True)
+    else:
+        y = Axis()
+    return Panel(title, about, x, y, series, bands=bands, unified=True)
+
+
+def x_limits(last: float) -> tuple[float, float]:
+    """From 0 to `last`, with room for the markers at both ends."""
+    last = last or 1
+    return -0.015 * last, 1.02 * last
+
+
+def share_limits(shares: Sequence[float]) -> tuple[float, float]:
+    """Limits that fit the shares and exceed [0, 1] by at most the width of a marker, so that no tick lies outside."""
+    low, high = min(shares), max(shares)
+    pad = max(0.06 * (high - low), 0.02)
+    top = min(high + pad, 1.01)
+    return max(low - pad, -0.01 * top), top
+
+
+def band(x: Sequence[float], low: Sequence[float], high: Sequence[float], name: str, color: str) -> Series:
+    """The area around the line of a name, from `low` to `high` at each x."""
+    return Series([*x, *x[::-1]], [*high, *low[::-1]], name, "band", color)
+
+
+def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:
+    """A horizontal line across a panel."""
+    return Series(
+        list(limits), [value, value], name, "level", dash=dash, width=1.25, **({"color": GREY} | more)
+    )
+
+
+def short(name: str, width: int) -> str:
+    """A name in one line of at most `width` characters; longer names lose their middle.
+
+    >>> short("a class with a very long name", 16)
+    'a class …ng name'
+    """
+    line = " ".join("".join(c if unicodedata.category(c)[0] != "C" else " " for c in name).split())
+    if len(line) <= width:
+        return line
+    head = math.ceil((width - 1) / 2)
+    return f"{line[:head]}…{line[len(line) - (width - 1 - head) :]}"
