@@ -8,7 +8,6 @@ import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,16 +34,8 @@ _NOT_DATA = (
 _CANDIDATES = 300  # directories beside a run whose settings are looked at
 
 
-@dataclass(frozen=True)
-class Mismatch:
-    """Why a centralized run is no bound: a sentence, and how far the two runs agree (more is closer)."""
-
-    why: str
-    stage: int
-
-
-def mismatch(run: Run, other: Run) -> Mismatch | None:
-    """Why the centralized run `other` is no bound for `run`; None if it is one.
+def mismatch(run: Run, other: Run) -> tuple[str, int] | None:
+    """Why the centralized run `other` is no bound for `run`, and how far the two agree; None if it is one.
 
     Compared, in this order: the dataset; the model; the settings of the data except the partition; the seeds of the
     data and of the initial weights; that `other` is finished and has a value of the same metric; the number of
@@ -53,18 +44,18 @@ def mismatch(run: Run, other: Run) -> Mismatch | None:
     """
     settings = settings_mismatch(run.config, other.config)
     if settings is not None:
-        return Mismatch(*settings)
+        return settings
     if other.status != "finished":
-        return Mismatch(f"is not finished ({other.status})", 4)
+        return f"is not finished ({other.status})", 4
     metric, split = run.metric(), run.split()
     if (other.metric(), other.split()) != (metric, split):
-        return Mismatch(f"has {other.split()} {other.metric()}, and this run has {split} {metric}", 5)
+        return f"has {other.split()} {other.metric()}, and this run has {split} {metric}", 5
     value = other.final(metric)[1]
     if value is None or value <= 0:
-        return Mismatch(f"has no {metric} above 0", 5)
+        return f"has no {metric} above 0", 5
     images, pool = (_number(each.recorded("partition", "examples")) for each in (run, other))
     if images and pool and abs(images - pool) > _SAME_IMAGES * max(images, pool):
-        return Mismatch(f"trains on {pool:,.0f} images, and this run on {images:,.0f}", 6)
+        return f"trains on {pool:,.0f} images, and this run on {images:,.0f}", 6
     own, passed = passes(run), passes(other)
     if own is None or passed is None or passed >= _SAME_PASSES * own:
         return None
@@ -72,33 +63,20 @@ def mismatch(run: Run, other: Run) -> Mismatch | None:
     if gained is not None and gained < CONVERGED:
         return None
     rising = "" if gained is None else f" (it gained {100 * gained:.1f} points in its last quarter)"
-    return Mismatch(
-        f"made {passed:.3g} passes over the data, this run {own:.3g}, and had not converged{rising}", 7
-    )
+    return f"made {passed:.3g} passes over the data, this run {own:.3g}, and had not converged{rising}", 7
 
 
 def settings_mismatch(config: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, int] | None:
     """What differs in the settings of two runs that a bound has to share, and how far they agree; or None."""
-    pairs: list[tuple[str, Any, Any]] = [
-        (
-            "dataset",
-            _table(subtable(config, "data").get("dataset")),
-            _table(subtable(other, "data").get("dataset")),
-        ),
-        ("model", _table(config.get("model")), _table(other.get("model"))),
-        ("data", _data(config), _data(other)),
-        ("seeds", _seeds(config), _seeds(other)),
-    ]
-    for stage, (what, ours, theirs) in enumerate(pairs):
-        changed = diff(ours, theirs)
+    ours, theirs = _shared(config), _shared(other)
+    for stage, what in enumerate(ours):
+        changed = diff(ours[what], theirs[what])
         if not changed:
             continue
         if any(key == "name" for key, _, _ in changed):
-            return f"has another {what}: {theirs.get('name')}, not {ours.get('name')}", stage
+            return f"has another {what}: {theirs[what].get('name')}, not {ours[what].get('name')}", stage
         prefix = f"{what}." if what in ("data", "seeds") else f"{what} "
-        listed = ", ".join(
-            f"{prefix}{key} {_shown(other)}, not {_shown(own)}" for key, own, other in changed[:2]
-        )
+        listed = ", ".join(f"{prefix}{key} {_shown(b)}, not {_shown(a)}" for key, a, b in changed[:2])
         if what == "seeds" and config.get("seed") != other.get("seed"):
             listed = f"seed {other.get('seed')}, not {config.get('seed')}"
         return f"has {listed}", stage
@@ -118,17 +96,15 @@ def best_bound(run: Run, centralized: Sequence[Run]) -> tuple[list[Run], str | N
         if miss is None:
             matching.setdefault(seedless(other), []).append(other)
         else:
-            misses.append((miss.stage, other.name, miss.why))
+            misses.append((miss[1], f"the centralized run {other.name} {miss[0]}"))
     if matching:
         metric = run.metric()
-        return max(
-            matching.values(), key=lambda runs: statistics.fmean(_final(each, metric) for each in runs)
-        ), None
-    if not misses:
-        return [], None
-    closest = max(stage for stage, _, _ in misses)
-    name, why = next((name, why) for stage, name, why in misses if stage == closest)
-    return [], f"the centralized run {name} {why}"
+        means = {
+            text: statistics.fmean(_final(each, metric) for each in runs) for text, runs in matching.items()
+        }
+        return matching[max(means, key=means.__getitem__)], None
+    # Of those that come equally close, the first.
+    return [], max(misses, key=lambda miss: miss[0])[1] if misses else None
 
 
 def seedless(run: Run) -> str:
@@ -230,16 +206,16 @@ def _table(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {"name": value}
 
 
-def _data(config: Mapping[str, Any]) -> dict[str, Any]:
-    data = {key: value for key, value in subtable(config, "data").items() if key not in _NOT_DATA}
-    if not data.get("validation"):
-        data.pop("validation_from", None)
-    return {key: value for key, value in data.items() if changes(f"data.{key}", "bits")}
-
-
-def _seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    seeds = subtable(config, "seeds")
-    return {key: seeds.get(key, config.get("seed", 0)) for key in SEEDS}
+def _shared(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings that a run shares with its bound; those that come first are the furthest from agreeing."""
+    data, seeds = subtable(config, "data"), subtable(config, "seeds")
+    ignored = _NOT_DATA if data.get("validation") else (*_NOT_DATA, "validation_from")
+    return {
+        "dataset": _table(data.get("dataset")),
+        "model": _table(config.get("model")),
+        "data": {k: v for k, v in data.items() if k not in ignored and changes(f"data.{k}", "bits")},
+        "seeds": {key: seeds.get(key, config.get("seed", 0)) for key in SEEDS},
+    }
 
 
 def _final(run: Run, metric: str) -> float:

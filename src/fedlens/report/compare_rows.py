@@ -21,7 +21,7 @@ from fedlens.base.format import (
     size,
 )
 from fedlens.report.bound import CENTRALIZED, best_bound, passes, seedless, seeds_of
-from fedlens.report.client_results import FEW, ClientResult, client_results, with_references, worst_clients
+from fedlens.report.client_results import FEW, client_results, with_references, worst_clients
 from fedlens.results.run import Row, Run, subtable
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
@@ -208,18 +208,18 @@ def _clients(run: Run, runs: Sequence[Run]) -> list[Row]:
     """The main metric at each client in the last round, and the differences to centralized and local-only runs."""
     alone = run.part("algorithm") in (CENTRALIZED, "local-only")
     results = client_results(run) if alone else with_references(run, runs)
-    return [_client(result) for result in results if result.last is not None]
-
-
-def _client(result: ClientResult) -> Row:
-    return {
-        "client": result.client,
-        "examples": result.examples,
-        "held_out": result.held_out,
-        "value": result.last,
-        "to_centralized": result.to_centralized,
-        "to_local_only": result.to_local_only,
-    }
+    return [
+        {
+            "client": result.client,
+            "examples": result.examples,
+            "held_out": result.held_out,
+            "value": result.last,
+            "to_centralized": result.to_centralized,
+            "to_local_only": result.to_local_only,
+        }
+        for result in results
+        if result.last is not None
+    ]
 
 
 def _merged_clients(by_run: Sequence[Sequence[Row]]) -> list[Row]:

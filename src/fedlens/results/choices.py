@@ -4,34 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fedlens.results.rows import Results
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One setting that tuning chose for a method in a case.
-
-    Attributes:
-        values: all that tuning tried of the setting in this cell, numbers in rising order.
-        edge: whether the chosen value lies at the edge of them, see `at_edge`.
-    """
-
-    setting: str
-    value: Any
-    values: tuple[Any, ...]
-    edge: bool
-
-
-def choices(results: Results, method: str, case: Mapping[str, Any]) -> list[Choice]:
-    """The choices of a cell, by setting; empty without tuning, or before tuning is complete."""
-    tried = tried_values(results, method, case)
-    return [
-        Choice(setting, value, tried.get(setting, (value,)), at_edge(tried.get(setting, ()), value))
-        for setting, value in chosen_values(results, method, case).items()
-    ]
+def edges(results: Results, method: str, case: Mapping[str, Any]) -> set[str]:
+    """The settings of a cell of which tuning chose a value at the edge of those that were tried, see `at_edge`."""
+    tried, chosen = tried_values(results, method, case), chosen_values(results, method, case)
+    return {setting for setting, value in chosen.items() if at_edge(tried.get(setting, ()), value)}
 
 
 def chosen_values(results: Results, method: str, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,12 +34,11 @@ def tried_values(results: Results, method: str, case: Mapping[str, Any]) -> dict
     A cell without tuning runs has the values of the grid of the study file.
     """
     tried: dict[str, list[Any]] = {}
-    for entry in results.info.entries:
-        if entry.role == "tune" and entry.method == method and entry.case == case:
-            for setting, value in entry.point.items():
+    for row in results.info.entries:
+        if (row.role, row.method) == ("tune", method) and row.case == case:
+            for setting, value in row.point.items():
                 tried.setdefault(setting, []).append(value)
-    grids = tried or results.info.grids.get(method, {})
-    return {setting: distinct(values) for setting, values in grids.items()}
+    return {name: distinct(values) for name, values in (tried or results.info.grids.get(method, {})).items()}
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:

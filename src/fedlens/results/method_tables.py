@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import MISSING, number
 from fedlens.results.cells import Cell, CellTest
-from fedlens.results.choices import choices as chosen
+from fedlens.results.choices import chosen_values, edges
 from fedlens.results.rows import validation_metric
 from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.results.table_view import PAPER, Spread, StatedRow, TableView, with_paper
@@ -144,11 +144,12 @@ def choices(view: TableView) -> StudyTable:
         )
     metric = validation_metric(view.metric)
     score = f"{metric_name(metric)}{unit(metric)}"
-    found = [(cell, chosen(view.results, cell.method, cell.case)) for cell in view.cells]
-    settings = list(dict.fromkeys(choice.setting for _, each in found for choice in each))
-    rows, searched = [], False
-    for cell, of_cell in found:
-        values = {each.setting: f"{shown(each.value)}{'*' if each.edge else ''}" for each in of_cell}
+    found = [(cell, chosen_values(view.results, cell.method, cell.case)) for cell in view.cells]
+    settings = list(dict.fromkeys(key for _, point in found for key in point))
+    rows, searched, starred = [], False, False
+    for cell, point in found:
+        at_edge = edges(view.results, cell.method, cell.case)
+        values = {key: f"{shown(value)}{'*' if key in at_edge else ''}" for key, value in point.items()}
         texts = [values.get(key, MISSING) for key in settings]
         if settings and not values:
             texts[0] = "not chosen yet"
@@ -157,22 +158,22 @@ def choices(view: TableView) -> StudyTable:
             for row in view.results.rows
             if (row.role, row.method) == ("tune", cell.method) and row.case == cell.case
         ]
-        at_choice = [row for row in tuned if row.point == {each.setting: each.value for each in of_cell}]
+        at_choice = [row for row in tuned if row.point == point]
         scores = [row.final(metric, view.info.last) for row in at_choice]
         measured = [value for value in scores if value is not None]
         known = measured and len(measured) == len(scores)
         rates = {effective_rate(row) for row in view.results.runs(cell.method, cell.case).values()}
         texts += [
-            ", ".join(map(number, sorted(filter(None, rates)))) or MISSING,
+            ", ".join(map(number, sorted(rate for rate in rates if rate is not None))) or MISSING,
             view.value(statistics.fmean(measured), metric) if known else MISSING,
             str(len({row.digest for row in tuned})),  # once each, though successive halving continues it
         ]
-        searched = searched or bool(tuned)
+        searched, starred = searched or bool(tuned), starred or bool(at_edge)
         rows.append([*view.names(cell), *map(TableCell, texts)])
     stars = ""
-    if any(choice.edge for _, each in found for choice in each):
+    if starred:
         stars = "* The value lies at the edge of those that were tried, so a better one may lie beyond."
-    elif all(each for _, each in found):
+    elif all(point for _, point in found):
         stars = "No chosen number lies at the edge of those that were tried."
     caption = joined(
         tuning_words(view.info),

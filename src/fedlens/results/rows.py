@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -110,11 +109,6 @@ class Row:
         """The mean of the last `last` evaluations of `metric`; None if the run failed or lacks it."""
         values = [value for _, value in self.series(metric)][-last:]
         return statistics.fmean(values) if values and self.status != "failed" else None
-
-    def mean_change(self, metric: str, last: int) -> float | None:
-        """The mean size of the last `last` changes from one evaluation to the next; None without a change."""
-        values = [value for _, value in self.series(metric)][-last - 1 :]
-        return statistics.fmean(abs(b - a) for a, b in pairwise(values)) if len(values) > 1 else None
 
     def problem(self, metric: str) -> str | None:
         """Why the run has no final value of `metric` that counts as a result; None if it has one."""
@@ -262,15 +256,6 @@ class Results:
             for row in self.rows
             if (row.method, row.role) == (method, role) and row.case == case and row.status is not None
         }
-
-    def values(self, method: str, case: Mapping[str, Any]) -> dict[int, float]:
-        """The final values of a cell by seed; a seed whose run has none is left out, see `Row.problem`."""
-        finals = {
-            seed: line.final(self.metric, self.info.last)
-            for seed, line in self.runs(method, case).items()
-            if line.problem(self.metric) is None
-        }
-        return {seed: value for seed, value in finals.items() if value is not None}
 
 
 def _fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:

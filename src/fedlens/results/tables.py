@@ -6,15 +6,15 @@ these names and types.
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from fedlens.base.errors import ConfigError, DataError, nearest
+from fedlens.base.registry import settings_model
 from fedlens.results.claims import claims_table
 from fedlens.results.data_tables import datasets, efficiency, pretraining_tables
 from fedlens.results.method_tables import choices, differences, relative, summary
@@ -23,6 +23,7 @@ from fedlens.results.progress_tables import budgets, targets
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.table_format import StudyTable
 from fedlens.results.table_view import TableView, narrowed
+from fedlens.settings.config_errors import explained
 
 TABLES: dict[str, Callable[..., StudyTable]] = {
     kind.__name__: kind
@@ -36,10 +37,16 @@ _REMOVED = {
 }  # options and kinds of earlier versions, and what to do
 
 
+def _file_name(name: str) -> str:
+    if re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)?", name):
+        return name
+    raise ValueError("must be letters, digits, dots, hyphens and underscores")
+
+
 def _common(
     *,
     kind: str,
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "",
+    name: Annotated[str, AfterValidator(_file_name)] = "",
     title: str = "",
     metric: str | None = None,
     methods: list[str] | None = None,
@@ -63,7 +70,7 @@ def study_table(results: Results, spec: Mapping[str, Any], where: str = "tables"
     """
     check_table(spec, where)
     options = dict(spec)
-    common = {name: options.pop(name, None) for name in _types(_common)}
+    common = {name: options.pop(name, None) for name in settings_model(_common).model_fields}
     narrow = narrowed(results, where, common["metric"], common["methods"], common["where"])
     view = TableView(
         narrow,
@@ -133,67 +140,18 @@ def check_table(spec: Mapping[str, Any], where: str) -> None:
     fedlens.base.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
     """
     kind = spec.get("kind")
-    if str(kind) in _REMOVED:
-        raise ConfigError(
-            f"the kind of table '{kind}' was removed", where=f"{where}.kind", hint=_REMOVED[str(kind)]
-        )
+    old = "kind" if str(kind) in _REMOVED else next((option for option in spec if option in _REMOVED), None)
+    if old is not None:
+        what, name = ("kind of table", str(kind)) if old == "kind" else ("option", old)
+        raise ConfigError(f"the {what} '{name}' was removed", where=f"{where}.{old}", hint=_REMOVED[name])
     if not isinstance(kind, str) or kind not in TABLES:
         shown = "a table has no kind" if kind is None else f"unknown kind of table '{kind}'"
         raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))
-    types = {**_types(_common), **_types(TABLES[kind])}
-    for option, value in spec.items():
-        if option in _REMOVED:
-            raise ConfigError(
-                f"the option '{option}' was removed", where=f"{where}.{option}", hint=_REMOVED[option]
-            )
-        if option not in types:
-            raise ConfigError(
-                f"a table of kind '{kind}' has no option '{option}'",
-                where=f"{where}.{option}",
-                hint=nearest(option, types),
-            )
+    common, own = settings_model(_common), settings_model(TABLES[kind])
+    known = [*common.model_fields, *own.model_fields]
+    shared = {option: value for option, value in spec.items() if option in common.model_fields}
+    for model, values in ((common, shared), (own, {k: v for k, v in spec.items() if k not in shared})):
         try:
-            TypeAdapter(types[option]).validate_python(value, strict=True)
+            model.model_validate(values, strict=True)
         except ValidationError as error:
-            raise ConfigError(
-                f"{option} is {value!r}, but {_needed(types[option], error)}", where=f"{where}.{option}"
-            ) from None
-
-
-@cache
-def _types(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The keyword arguments of a function and their types."""
-    hints = get_type_hints(function, include_extras=True)
-    return {
-        name: hints[name]
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-
-
-def _needed(kind: Any, error: ValidationError) -> str:
-    """What a value must be: the bound that it breaks, or else its type."""
-    problem = error.errors()[-1]
-    words = {"greater_than": "more than", "greater_than_equal": "at least", "less_than_equal": "at most"}
-    if problem["type"] in words:
-        return f"must be {words[problem['type']]} {next(iter(problem['ctx'].values()))}"
-    if problem["type"] == "string_pattern_mismatch":
-        return "must be letters, digits, dots, hyphens and underscores"
-    return f"must be {_type_words(kind)}"
-
-
-def _type_words(kind: Any) -> str:
-    """A type in words, as a study file writes its values."""
-    if get_origin(kind) is Annotated:
-        return _type_words(get_args(kind)[0])
-    if get_origin(kind) is Literal:
-        return " or ".join(f'"{value}"' for value in get_args(kind))
-    plain = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
-    lists = {str: "a list of strings", float: "a list of numbers"}
-    if kind in plain:
-        return plain[kind]
-    if get_origin(kind) is list:
-        return lists.get(get_args(kind)[0], "a list")
-    if get_origin(kind) is dict:
-        return "a table"
-    return " or ".join(_type_words(part) for part in get_args(kind) if part is not type(None)) or str(kind)
+            raise explained(error, values, where, lambda key: key, lambda key: known) from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TypeAlias
 
 from fedlens.base.format import smaller_is_better, split_of
@@ -20,8 +22,13 @@ def final(metric: str, last: int) -> Value:
 
 
 def mean_change(metric: str, last: int) -> Value:
-    """The mean size of the last changes of a metric from one evaluation to the next."""
-    return lambda row: row.mean_change(metric, last)
+    """The mean size of the last changes of a metric from one evaluation to the next; None without a change."""
+
+    def value(row: Row) -> float | None:
+        values = [value for _, value in row.series(metric)][-last - 1 :]
+        return statistics.fmean(abs(b - a) for a, b in pairwise(values)) if len(values) > 1 else None
+
+    return value
 
 
 def at_budget(metric: str, kind: str, budget: float) -> Value:

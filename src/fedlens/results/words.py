@@ -7,7 +7,7 @@ from typing import Any
 
 from fedlens.base.format import heading, is_share, label, many, setting, split_of
 from fedlens.results.cells import Cell, CellTest
-from fedlens.results.choices import choices
+from fedlens.results.choices import edges
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.statistics import FEWEST_BOLD, tuned_on
 
@@ -167,7 +167,7 @@ def edge_words(any_star: bool) -> str:
 
 def has_edge(results: Results, cell: Cell) -> bool:
     """Whether tuning chose a value at the edge of its grid in a cell."""
-    return any(choice.edge for choice in choices(results, cell.method, cell.case))
+    return bool(edges(results, cell.method, cell.case))
 
 
 def cell_name(results: Results, cell: Cell) -> str:

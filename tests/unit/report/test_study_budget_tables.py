@@ -151,13 +151,13 @@ def test_the_documents_rounds_to_a_target_are_numbers_of_rounds() -> None:
         ({"kind": "budgets"}, "needs a budget .tables.; set rounds, batches or bytes"),
         (
             {"kind": "budgets", "rounds": [1, "many"]},
-            r"rounds is \[1, 'many'\], but must be a list of numbers",
+            r"'rounds' is \[1, 'many'\], but number 2 in it must be a number",
         ),
         ({"kind": "budgets", "rouns": [1]}, "did you mean 'rounds'"),
         ({"kind": "targets"}, "needs a target"),
         (
             {"kind": "targets", "targets": [0.5], "measures": ["days"]},
-            "measures is .'days'., but must be a list",
+            "number 1 in it must be 'rounds', 'batches' or 'bytes'",
         ),
         ({"kind": "targets", "targets": [0.5], "relative": True}, "no method 'centralized'"),
     ],

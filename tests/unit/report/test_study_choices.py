@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fedlens.results.choices import at_edge, choices, chosen_values, tried_values
+from fedlens.results.choices import at_edge, chosen_values, edges, tried_values
 from fedlens.results.rows import Results, Row, StudyInfo
 
 
@@ -78,10 +78,10 @@ def test_the_choice_of_a_cell_is_the_point_of_its_final_runs() -> None:
 def test_a_value_that_widening_added_counts_in_its_own_cell_only() -> None:
     tuned = [_entry("tune", lr, alpha=alpha) for alpha in (0.1, 10.0) for lr in (0.01, 0.1)]
     results = _results(*tuned, _entry("tune", 1.0), _entry("final", 0.1), _entry("final", 0.1, alpha=10.0))
-    [widened] = choices(results, "fedavg", {"data.partition.alpha": 0.1})
-    [given] = choices(results, "fedavg", {"data.partition.alpha": 10.0})
-    assert (widened.values, widened.edge) == ((0.01, 0.1, 1.0), False)
-    assert (given.values, given.edge) == ((0.01, 0.1), True)
+    widened, given = ("fedavg", {"data.partition.alpha": 0.1}), ("fedavg", {"data.partition.alpha": 10.0})
+    assert tried_values(results, *widened) == {"local.lr": (0.01, 0.1, 1.0)}
+    assert tried_values(results, *given) == {"local.lr": (0.01, 0.1)}
+    assert (edges(results, *widened), edges(results, *given)) == (set(), {"local.lr"})
 
 
 def test_without_tuning_runs_the_grid_of_the_file_is_what_was_tried() -> None:

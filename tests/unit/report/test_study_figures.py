@@ -30,6 +30,7 @@ from fedlens.report.study_figures import (
 )
 from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
+from fedlens.results.cells import cells
 from fedlens.results.chart import Panel, Series
 from fedlens.results.picture import chart_picture, style
 from fedlens.results.populations import CasePopulation, needs_populations, population_values
@@ -67,6 +68,10 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
+def finals(study: Results, method: str, case: Mapping[str, Any]) -> Mapping[int, float]:
+    return next(cell.values for cell in cells(study) if (cell.method, cell.case) == (method, case))
+
+
 @pytest.fixture(autouse=True)
 def _kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the panels of each figure that a test makes, in `PANELS`."""
@@ -98,7 +103,7 @@ def test_a_point_is_the_mean_over_seeds_and_its_band_the_t_interval_of_scipy() -
     [panel] = panels(study, kind="setting", x="alpha")
     mean, band = named(panel, "FedAvg"), named(panel, "FedAvg", "band")
     for k, alpha in enumerate((0.0, 0.1, 1.0, 100.0)):
-        values = list(study.values("fedavg", {ALPHA: alpha}).values())
+        values = list(finals(study, "fedavg", {ALPHA: alpha}).values())
         low, high = stats.t.interval(0.95, 4, statistics.fmean(values), stats.sem(values))
         assert mean.y[k] == pytest.approx(statistics.fmean(values))
         assert (band.y[k], band.y[7 - k]) == pytest.approx((high, low))
@@ -108,7 +113,7 @@ def test_a_point_is_the_mean_over_seeds_and_its_band_the_t_interval_of_scipy() -
 def test_other_bands_are_what_the_caption_says(kind: str) -> None:
     study = by_alpha()
     [panel] = panels(study, kind="setting", x="alpha", band=kind)
-    values = list(study.values("fedavg", {ALPHA: 0.1}).values())
+    values = list(finals(study, "fedavg", {ALPHA: 0.1}).values())
     mean, deviation = statistics.fmean(values), statistics.stdev(values)
     wanted = {"range": (max(values), min(values)), "deviation": (mean + deviation, mean - deviation)}[kind]
     band = named(panel, "FedAvg", "band")
@@ -136,7 +141,7 @@ def test_numbers_of_a_narrow_range_stand_on_a_linear_axis_and_words_on_one_of_ca
 def test_relative_values_are_divided_by_the_centralized_run_of_the_same_seed_and_case() -> None:
     study = by_alpha(centralized=True)
     [panel] = panels(study, kind="setting", x="alpha", relative=True)
-    own, bound = study.values("fedavg", {ALPHA: 0.1}), study.values("centralized", {ALPHA: 0.1})
+    own, bound = finals(study, "fedavg", {ALPHA: 0.1}), finals(study, "centralized", {ALPHA: 0.1})
     assert named(panel, "FedAvg").y[1] == pytest.approx(statistics.fmean(own[s] / bound[s] for s in own))
     assert not any(series.name == "Centralized" for series in panel.series)
 
@@ -413,7 +418,7 @@ def test_a_heat_map_has_the_mean_of_each_cell_and_nan_where_there_is_none() -> N
     found = found.cells
     assert (list(found.rows), list(found.columns)) == (["FedAvg", "FedAvgM"], ["0", "0.1", "1", "100"])
     assert found.values[0, 1] == pytest.approx(
-        statistics.fmean(study.values("fedavg", {ALPHA: 0.1}).values())
+        statistics.fmean(finals(study, "fedavg", {ALPHA: 0.1}).values())
     )
     assert math.isnan(found.values[1, 3])
 
@@ -553,7 +558,7 @@ def test_a_measured_fact_on_the_axis_places_each_case_at_its_mean_over_seeds() -
     [panel] = panels(Results(study.info, placed), kind="setting", x="emd")
     drawn = named(panel, "FedAvg")
     assert list(drawn.x) == pytest.approx([0.07, 0.52, 1.22, 1.82])
-    assert drawn.y[3] == pytest.approx(statistics.fmean(study.values("fedavg", {ALPHA: 0.0}).values()))
+    assert drawn.y[3] == pytest.approx(statistics.fmean(finals(study, "fedavg", {ALPHA: 0.0}).values()))
     # The document's number is about alpha 0, and stands where the runs of alpha 0 do.
     assert [list(s.x) for s in panel.series if s.symbol == "up"] == [pytest.approx([1.82])]
     check_figures(by_alpha(figures=[{"kind": "setting", "x": "emd"}]).info)

@@ -24,7 +24,7 @@ kind = "summary"
         ('[[tables]]\nkind = "sumary"', r"'sumary' .*study.toml, line 8: .*kind.; did you mean 'summary'"),
         (
             '[[tables]]\nkind = "summary"\nspred = "none"',
-            r"no option 'spred' .*line 9: .*did you mean 'spread'",
+            r"unknown setting 'spred' .*line 9: .*did you mean 'spread'",
         ),
         (
             '[[tables]]\nkind = "summary"\ninterval = "bootstrap"',
