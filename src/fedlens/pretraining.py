@@ -22,6 +22,7 @@ from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.base.format import many
 from fedlens.base.shell_command import setting, shell_command
 from fedlens.core.random import Rng
+from fedlens.data.catalogue import AUTO, is_published
 from fedlens.files.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.prepare import Preparation
@@ -32,7 +33,6 @@ from fedlens.run import checkpoint
 from fedlens.run.changes import defining
 from fedlens.run.progress import BareProgress, Progress, Silent
 from fedlens.run.rundir import RunDir
-from fedlens.settings.kept_images import AUTO, is_published
 from fedlens.settings.keys import diff
 from fedlens.use.export import export, json_beside
 from fedlens.use.trained_model import TrainedModel

@@ -40,8 +40,7 @@ from fedlens.algorithms.client_sampling import (
     straggling,
 )
 from fedlens.base.errors import ConfigError
-from fedlens.base.signatures import check_methods, place_of
-from fedlens.base.user_objects import follows_device
+from fedlens.base.signatures import check_methods, follows_device, place_of
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import (

@@ -14,10 +14,9 @@ from typing import Any, get_args
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.benchmark.memory_step import STEPS, StepMemory, planned, trial
 from fedlens.core.dataset_info import DatasetInfo, Kind
-from fedlens.data.catalogue import CATALOGUE
+from fedlens.data.catalogue import CATALOGUE, data_directory
 from fedlens.engines.devices import Computing
 from fedlens.run.environment import describe_environment
-from fedlens.settings.datadir import data_directory
 from fedlens.settings.plan import Plan
 
 

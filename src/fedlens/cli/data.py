@@ -32,8 +32,7 @@ def list_datasets(
 ) -> None:
     """List the datasets: which are on this machine, their sizes and licences, and how to get the others."""
     with reported(debug, as_json):
-        from fedlens.data.catalogue import CATALOGUE, presence
-        from fedlens.settings.datadir import data_directory
+        from fedlens.data.catalogue import CATALOGUE, data_directory, presence
 
         root = data_directory(data_dir)
         found = {name: presence(record, root) for name, record in CATALOGUE.items()}
@@ -111,9 +110,8 @@ def info(
     """Show the facts of a dataset: counts, licence, source, files, and the settings of its reader."""
     with reported(debug, as_json):
         from fedlens.base.registry import settings_model
-        from fedlens.data.catalogue import presence
+        from fedlens.data.catalogue import data_directory, presence
         from fedlens.data.datasets.registry import DATASETS
-        from fedlens.settings.datadir import data_directory
 
         record = _record(name)
         root = data_directory(data_dir)
@@ -255,10 +253,10 @@ def show(
     """Draw random training examples of each class, with their masks or boxes. Texts are printed."""
     with reported(debug):
         from fedlens.base.errors import ConfigError
+        from fedlens.data.catalogue import data_directory
         from fedlens.report.contact_sheet import png
         from fedlens.report.dataset_samples import Samples, sheet
         from fedlens.results.picture import write_picture
-        from fedlens.settings.datadir import data_directory
         from fedlens.settings.make_partition import read_dataset
 
         rows = []

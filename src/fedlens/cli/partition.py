@@ -67,8 +67,8 @@ def make(
 ) -> None:
     """Partition the training examples of a dataset over clients, and save the partition."""
     with reported(debug, as_json):
+        from fedlens.data.catalogue import data_directory
         from fedlens.report.partition_statistics import describe, readable
-        from fedlens.settings.datadir import data_directory
         from fedlens.settings.make_partition import check_free, make_partition
 
         check_free(out, force)

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from fedlens.base.errors import ConfigError, HookError
-from fedlens.base.signatures import OP, check_methods, check_signature
-from fedlens.base.user_objects import offered, offers_all
+from fedlens.base.signatures import OP, check_methods, check_signature, offered, offers_all
 from fedlens.core.protocol import (
     Algorithm,
     BatchedOp,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fedlens.base.signatures import check_methods
-from fedlens.base.user_objects import offers_all
+from fedlens.base.signatures import check_methods, offers_all
 from fedlens.core.protocol import (
     Answer,
     Ask,

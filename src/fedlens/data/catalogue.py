@@ -1,4 +1,4 @@
-"""Facts about every dataset, from catalogue.toml: its licence, and whether its files are on this machine."""
+"""Facts about every dataset, from catalogue.toml, where its files are, and whether its images are shown."""
 
 from __future__ import annotations
 
@@ -198,3 +198,40 @@ def restriction(dataset: str, licence: str) -> str | None:
     facts = CATALOGUE.get(dataset)
     title = facts.title if facts and facts.title else dataset
     return f'This model was trained on {title}, whose licence is "{licence}".'
+
+
+def data_directory(given: Path | None) -> Path:
+    """`--data-dir`, else FEDLENS_DATA, else ~/.cache/fedlens.
+
+    >>> data_directory(Path("here")).as_posix()
+    'here'
+    """
+    if given is not None:
+        return given.expanduser()
+    return Path(os.environ.get("FEDLENS_DATA") or "~/.cache/fedlens").expanduser()
+
+
+AUTO = "auto"
+
+
+def is_published(dataset: object) -> bool:
+    """Whether this name, or function, of a dataset is one of the catalogue and not a user's own data.
+
+    >>> is_published("cifar10"), is_published("image-folder"), is_published("mine.py:scans"), is_published(len)
+    (True, False, False, False)
+    """
+    facts = CATALOGUE.get(dataset) if isinstance(dataset, str) else None
+    return facts is not None and not facts.own
+
+
+def keeps_images(setting: object, dataset: object) -> bool:
+    """Whether a run keeps images of the test data: as `record.images` says, with "auto" of published data alone.
+
+    Args:
+        setting: `record.images`: true, false or "auto".
+        dataset: `data.dataset.name`: a name, or a function of the user.
+
+    >>> keeps_images("auto", "digits"), keeps_images("auto", "coco-json"), keeps_images(True, "coco-json")
+    (True, False, True)
+    """
+    return is_published(dataset) if setting == AUTO else setting is True

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.user_objects import methods
+from fedlens.base.signatures import methods
 from fedlens.files.caches import hub_file
 from fedlens.models.backbone import WithBackbone
 from fedlens.models.user_models import downloads_allowed

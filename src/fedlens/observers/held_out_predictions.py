@@ -20,7 +20,6 @@ from fedlens.files.arrays_file import read_arrays, rewrite_without_images, write
 FORMAT = "fedlens-held-out-1"
 MOST = 100_000  # images of a run
 PICTURED = 48  # images whose pixels are kept
-PIXELS = 1_440_000  # bytes of all of them: as PNG in base64 they take less than 2 MB of a page
 
 
 @dataclass(frozen=True, eq=False)

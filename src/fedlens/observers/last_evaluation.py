@@ -1,24 +1,34 @@
-"""Keeps the measurements of the last round: evaluation.npz and held_out.npz."""
+"""Collects the measurements of the last round, and keeps them: evaluation.npz and held_out.npz."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedlens.algorithms.client_evaluation import EvaluateOwn
 from fedlens.base.errors import FedlensError, told
 from fedlens.core.driver import Tally
-from fedlens.core.protocol import State, Steps
+from fedlens.core.measured import Measured, total
+from fedlens.core.protocol import Answer, Answers, Ask, Op, Reply, Request, State, Steps
+from fedlens.core.schema import nbytes
 from fedlens.core.step_counts import Phase
-from fedlens.observers.evaluation_collector import EvaluationCollector, write_evaluation
-from fedlens.observers.final_evaluation import remove_images, scaled_down
-from fedlens.observers.held_out_predictions import (
+from fedlens.observers.final_evaluation import (
     PIXELS,
+    WORST,
+    FinalEvaluation,
+    most_confident,
+    remove_images,
+    scaled_down,
+)
+from fedlens.observers.held_out_predictions import (
+    MOST,
     HeldOutPredictions,
     most_suspicious,
     remove_held_out_images,
@@ -26,6 +36,7 @@ from fedlens.observers.held_out_predictions import (
 from fedlens.run.build import Built
 from fedlens.run.observer import ObservedRun, Observer, Place
 from fedlens.run.rundir import RunDir
+from fedlens.tasks.central_evaluation import CONFIDENCES, MISTAKES, Evaluate
 
 
 class LastEvaluation(Observer):
@@ -143,3 +154,142 @@ def _with_images(built: Built, predictions: HeldOutPredictions) -> HeldOutPredic
         pictured=rows,
         images=np.stack([scaled_down(image.cpu().numpy(), room) for image in images]),
     )
+
+
+_TEST = "@test"
+_CLIENTS = 1000  # whose measurements are kept
+
+
+class EvaluationCollector:
+    """Passes the asks and answers of an evaluation on, and keeps the measurements of the test data and the clients.
+
+    The requests for the test data also ask for the most confident mistakes, those for the clients' held-out examples
+    for the probabilities of classes. Only asks of `fedlens.tasks.central_evaluation.Evaluate` and
+    `fedlens.algorithms.client_evaluation.EvaluateOwn` are changed, so an algorithm's own evaluation is not.
+
+    Attributes:
+        of_clients: the measurements of each client on what it holds out, of at most 1,000 clients.
+        confidences: the rows of `fedlens.tasks.task.Task.confidences` of each client, until there are 100,000 examples.
+    """
+
+    def __init__(self, ops: Mapping[str, Op]) -> None:
+        self._ops = ops
+        self._parts: list[Measured] = []
+        self._asked = 0  # test examples
+        self.of_clients: dict[int, Measured] = {}
+        self.confidences: dict[int, dict[str, torch.Tensor]] = {}
+        self._held_out = 0  # examples in `confidences`
+
+    def collect(self, steps: Generator[Ask, Answers, Any]) -> Generator[Ask, Answers, Any]:
+        """The same evaluation, observed."""
+        try:
+            ask = next(steps)
+            while True:
+                if isinstance(self._ops.get(ask.op), Evaluate):
+                    answers = yield replace(ask, requests=[self._extended(each) for each in ask.requests])
+                    ask = steps.send(self._kept(answers))
+                elif isinstance(self._ops.get(ask.op), EvaluateOwn):
+                    answers = yield replace(ask, requests=[_with_confidences(each) for each in ask.requests])
+                    ask = steps.send(self._of_clients(answers))
+                else:
+                    ask = steps.send((yield ask))
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            steps.close()
+
+    def _extended(self, request: Request) -> Request:
+        if request.client != _TEST:
+            return request
+        self._asked += request.payload["stop"] - request.payload["start"]
+        return Request(_TEST, {**request.payload, "mistakes": WORST})
+
+    def _kept(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        for answer in answers:
+            if isinstance(answer, Reply) and answer.client == _TEST:
+                self._parts.append(Measured.from_payload(answer.payload).downloaded())
+            yield answer
+
+    def _of_clients(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        for answer in answers:
+            yield answer
+            if isinstance(answer, Reply) and answer.refused is None:
+                measured = Measured.from_payload(answer.payload["after"]).downloaded()
+                self._keep(int(answer.client), measured)
+                # Not a cost of the algorithm, so that its bytes can be compared with those of other rounds.
+                answer.nbytes -= nbytes(_confidences(measured))
+
+    def _keep(self, client: int, measured: Measured) -> None:
+        if len(self.of_clients) < _CLIENTS:
+            self.of_clients[client] = Measured(measured.sums)
+        rows = _confidences(measured)
+        if rows and self._held_out + len(rows["label"]) <= MOST:
+            self.confidences[client] = rows
+            self._held_out += len(rows["label"])
+
+    def measured(self, examples: int) -> Measured | None:
+        """The measurements of all `examples` test examples; None if they were not measured, or not once each."""
+        return total(self._parts) if self._parts and self._asked == examples else None
+
+
+def _confidences(measured: Measured) -> dict[str, torch.Tensor]:
+    """The rows of `fedlens.tasks.task.Task.confidences`."""
+    rows = measured.rows.items()
+    return {name.removeprefix(CONFIDENCES): each for name, each in rows if name.startswith(CONFIDENCES)}
+
+
+def _with_confidences(request: Request) -> Request:
+    return Request(request.client, {**request.payload, "also": "confidences"})
+
+
+def write_evaluation(built: Built, directory: RunDir, round: int, collector: EvaluationCollector) -> None:
+    """Writes the measurements of the last round to `evaluation.npz`; a file of an earlier last round is replaced.
+
+    Raises `RunFailed` if the disk refuses.
+    """
+    measured = collector.measured(built.federation.held["@test"])
+    if measured is not None:
+        final_evaluation(built, round, measured, collector.of_clients).write(directory.evaluation_path)
+        return
+    with suppress(OSError):
+        directory.evaluation_path.unlink()
+
+
+def final_evaluation(
+    built: Built, round: int, measured: Measured, of_clients: Mapping[int, Measured]
+) -> FinalEvaluation:
+    """What `evaluation.npz` keeps of the measurements: the sums and, as the settings say, images of mistakes."""
+    dataset = built.client_data.dataset
+    rows = {
+        name.removeprefix(MISTAKES): values.numpy()
+        for name, values in measured.rows.items()
+        if name.startswith(MISTAKES)
+    }
+    mistakes = most_confident(rows) if rows else {}
+    pictured = built.config.keeps_images and len(dataset.input_shape) == 3 and len(mistakes.get("index", ()))
+    kept = built.task.recorded(measured, len(dataset.classes))
+    clients = sorted(of_clients) if built.task.annotates == "masks" else []
+    return FinalEvaluation(
+        round,
+        dataset.kind,
+        tuple(dataset.classes),
+        dataset.input_shape,
+        {name: value.numpy() for name, value in kept.sums.items()},
+        mistakes,
+        _images(built, mistakes["index"]) if pictured else None,
+        tuple(built.partition.ids[client] for client in clients),
+        _stacked([of_clients[client] for client in clients]),
+    )
+
+
+def _stacked(parts: Sequence[Measured]) -> dict[str, NDArray[Any]]:
+    """The sums that all clients have, [clients, ...] by name."""
+    names = set.intersection(*(set(part.sums) for part in parts)) if parts else set[str]()
+    return {name: np.stack([part.sums[name].numpy() for part in parts]) for name in sorted(names)}
+
+
+def _images(built: Built, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """uint8 [k, C, h, w]: the test images at these positions; one at a time, because files may be large."""
+    test, room = built.client_data.dataset.test, PIXELS // len(index)
+    images = (test.batch(torch.tensor([at]))[0][0].numpy() for at in index.tolist())
+    return np.stack([scaled_down(image, room) for image in images])

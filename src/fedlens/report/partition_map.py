@@ -10,6 +10,7 @@ import numpy as np
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.format import many
+from fedlens.data.catalogue import data_directory
 from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.s2 import cell_borders, read_places
@@ -17,7 +18,6 @@ from fedlens.data.table import Table
 from fedlens.results.chart import Axis, Panel, Series
 from fedlens.results.palette import TEN
 from fedlens.results.run import Run
-from fedlens.settings.datadir import data_directory
 from fedlens.settings.make_partition import read_dataset
 
 _DOTS = 20_000

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedlens.base.shell_command import shell_command
+from fedlens.data.catalogue import data_directory
 from fedlens.results.run import Run, subtable
-from fedlens.settings.datadir import data_directory
 
 
 def resuming_command(run: Run) -> str:

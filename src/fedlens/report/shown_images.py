@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedlens.data.catalogue import AUTO, is_published, keeps_images
 from fedlens.results.run import Run, subtable
-from fedlens.settings.kept_images import AUTO, is_published, keeps_images
 
 HOW = 'The command under "What this page contains" repeats the run with the images.'
 LEAVES_OUT = "record.images = false leaves them out."

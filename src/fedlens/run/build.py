@@ -21,6 +21,7 @@ from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program, State
 from fedlens.core.tree import count, fixed_leaves
 from fedlens.data.boxes import Boxes
+from fedlens.data.catalogue import data_directory
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
 from fedlens.data.federated import federate
@@ -48,7 +49,6 @@ from fedlens.settings.algorithm_check import (
 )
 from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
-from fedlens.settings.datadir import data_directory
 from fedlens.settings.memory_check import check_letters, check_memory
 from fedlens.settings.model_kind import (
     prepared_for,

@@ -16,7 +16,7 @@ from fedlens.core.protocol import Answer, Ask, Payload, State, Steps
 from fedlens.core.step_counts import Phase, Work
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import not_regular
-from fedlens.files.line_digest import LineDigest
+from fedlens.files.jsonl import LineDigest
 from fedlens.run.build import Built
 from fedlens.run.observer import ObservedRun, Observer, Place
 from fedlens.run.progress import Listener

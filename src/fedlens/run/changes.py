@@ -14,8 +14,7 @@ from torch import Tensor
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.shell_command import quoted_command, shell_command
 from fedlens.engines.traits import traits_of
-from fedlens.files.jsonl import is_after
-from fedlens.files.line_digest import difference, read_digest
+from fedlens.files.jsonl import difference, is_after, read_digest
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import Config, plain
 from fedlens.settings.config_source import Source

@@ -8,8 +8,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.signatures import check_methods
-from fedlens.base.user_objects import offered
+from fedlens.base.signatures import check_methods, offered
 from fedlens.core.step_counts import Phase, Work
 from fedlens.core.types import ClientId, client_name
 from fedlens.run.progress import BareProgress, Listener, Progress, ProgressBase

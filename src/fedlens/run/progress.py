@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from fedlens.base.user_objects import offers_all
+from fedlens.base.signatures import offers_all
 from fedlens.core.step_counts import Work
 
 _ROUNDS = 10  # the last rounds that an estimate is based on

@@ -1,9 +1,11 @@
-"""What a run writes before its first round, and whether the data are still the same when it is resumed."""
+"""What a run writes before its first round and takes from all data, and whether data are the same on resuming."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ from fedlens.base.errors import RunDirectoryError
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
 from fedlens.data.vertical.vertical_datasets import with_pictures
+from fedlens.engines.traits import traits_of
 from fedlens.run.build import Built
 from fedlens.run.environment import command_words, describe_environment
 from fedlens.run.initial_weights import write_initial
-from fedlens.run.pooled_facts import CHOSEN, chosen_at_start
 from fedlens.run.rundir import FORMAT, RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import plain
@@ -102,3 +104,44 @@ def data_digest(built: Built) -> str:
     if built.shared is not None:
         built.shared.digest = digest
     return digest
+
+
+CHOSEN = "chosen_from_data"  # in environment.json: the settings that the reader chose at the start
+
+
+def chosen_at_start(directory: RunDir, built: Built) -> Collection[str]:
+    """The settings that the reader chose from the data when the run began: a resumed run finds them in config.toml."""
+    with suppress(RunDirectoryError):  # a damaged file costs no summary
+        kept = (directory.read_environment() or {}).get(CHOSEN)
+        if isinstance(kept, list):
+            return kept
+    return sorted(built.client_data.dataset.chosen)
+
+
+def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
+    """Sentences on what the server knows of the clients' data without an ask, for the run's report.
+
+    `chosen` is the result of `chosen_at_start`.
+    """
+    config, data, federation = built.config, built.client_data.dataset, built.federation
+    each = "of each class " if built.partition.census is not None else ""
+    held_out = ", and how many it holds out" if federation.held_out is not None else ""
+    facts = [f"How many training examples {each}each client holds{held_out}."]
+    if data.classes:
+        facts.append("The names of the classes, those of all clients together.")
+    if federation.parties is not None:
+        facts.append(
+            "Which test and validation examples all parties have: their ids are compared in the open."
+        )
+    if (
+        config.data.normalize == "standard" and data.moments_of and not data.parties
+    ):  # these have moments of their own
+        facts.append(
+            f"The mean and the standard deviation of each channel, of {data.moments_of:,} training images of all "
+            'clients together (data.normalize = "standard"). "unit", "half" and "imagenet" need no image of a client.'
+        )
+    if "size" in chosen:
+        facts.append("The size of the images, chosen from the sizes of all images (data.dataset.size).")
+    if traits_of(config.engine).place == "cluster":
+        facts.append("The training examples themselves: Ray sends them, or their paths, to every node.")
+    return facts

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.base.errors import RunDirectoryError
-from fedlens.base.user_objects import offered
+from fedlens.base.signatures import offered
 from fedlens.core.protocol import ClientId, ModelSpec, Payload, State
 from fedlens.core.schema import nbytes
 from fedlens.core.states import Mark, Saved

@@ -20,9 +20,9 @@ from fedlens.algorithms.registry import default_table
 from fedlens.base.errors import nearest
 from fedlens.base.registry import import_name
 from fedlens.core.random import derive
+from fedlens.data.catalogue import keeps_images
 from fedlens.local.settings import LocalSettings
 from fedlens.settings.config_errors import explained, refuse_loose
-from fedlens.settings.kept_images import keeps_images
 from fedlens.settings.party_settings import PartySettings
 
 

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedlens.base.errors import ConfigError, FedlensError, defined_as, told
 from fedlens.base.registry import Factory, OwnSettings, Registry, settings_model
-from fedlens.base.signatures import accepted, check_methods, needed
-from fedlens.base.user_objects import methods, offered
+from fedlens.base.signatures import accepted, check_methods, methods, needed, offered
 from fedlens.models.prepare import Preparation
 from fedlens.settings.config import Config
 from fedlens.settings.config_errors import Locate, explained, no_such_setting, refuse_loose

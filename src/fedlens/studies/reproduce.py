@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
-from fedlens.data.catalogue import CATALOGUE, presence
+from fedlens.data.catalogue import CATALOGUE, data_directory, presence
 from fedlens.results.rows import Results
-from fedlens.settings.datadir import data_directory
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedlens.base.errors import ConfigError
 from fedlens.benchmark.batch_memory import info_of, measured_memory
 from fedlens.benchmark.memory_step import TrainingTrial, trial
+from fedlens.data.catalogue import data_directory
 from fedlens.data.dataset import Dataset, marks_of, refuse_features
 from fedlens.data.federated import hold_out, hold_out_each
 from fedlens.data.loading import loaded
@@ -36,7 +37,6 @@ from fedlens.results.populations import (
 from fedlens.results.rows import read_data, write_data
 from fedlens.settings.config import plain, read_config
 from fedlens.settings.config_source import Source
-from fedlens.settings.datadir import data_directory
 from fedlens.settings.plan import plan
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method

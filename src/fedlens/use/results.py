@@ -26,7 +26,7 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.run import checkpoint
 from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
-from fedlens.run.pooled_facts import chosen_at_start, pooled_facts
+from fedlens.run.run_description import chosen_at_start, pooled_facts
 from fedlens.run.run_state import RunState
 from fedlens.run.rundir import RunDir, file_names
 from fedlens.run.runner import Runner

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedlens.files import jsonl
-from fedlens.files.line_digest import MARKS, LineDigest, difference, read_digest
+from fedlens.files.jsonl import MARKS, LineDigest, difference, read_digest
 
 LINES = 1000
 

@@ -23,9 +23,9 @@ FOREIGN = {
     "cli/data.py: getattr(part, key)",
     "cli/data.py: hasattr(part, key)",
     "cli/list.py: getattr(import_module(module), name)",
-    "base/user_objects.py: getattr(thing, name)",
-    "base/user_objects.py: hasattr(type(thing), name)",
-    "base/user_objects.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
+    "base/signatures.py: getattr(thing, name)",
+    "base/signatures.py: hasattr(type(thing), name)",
+    "base/signatures.py: hasattr(thing, name)",  # what a user's own file has made, and nothing else
     "base/registry.py: getattr(checked, name)",
     "base/registry.py: getattr(factory, '__name__', type(factory).__name__)",
     "base/registry.py: getattr(importlib.import_module(module), attribute)",
