@@ -44,8 +44,8 @@ from benchmarks.atlas_record import Cost, record_folder, stale_because, write_re
 from benchmarks.atlas_unfinished import SPENT, KeepingProgress, KeptRuns
 from fedlens.base.errors import FedlensError, RunFailed
 from fedlens.base.format import duration, many
-from fedlens.cli.display.output import print_columns, reported, say
-from fedlens.cli.display.sweep_display import SweepDisplay
+from fedlens.cli.display.output import console, print_columns, reported, say
+from fedlens.cli.display.runs_display import RunsDisplay
 from fedlens.cli.signals import stopped_by_signals
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import write_atomically
@@ -262,7 +262,7 @@ def carry_out(atlas: Atlas, each: Next, jobs: int, progress: StudyProgress | Non
         say(kept.keep())
         atlas.write_pages()
 
-    display = KeepingProgress(progress or SweepDisplay(quiet=False, stderr=False), keep)
+    display = KeepingProgress(progress or RunsDisplay(console()), keep)
     with measured(folder / SPENT, atlas.root):
         study.run(folder, jobs=jobs, progress=display, report=False, accept_changes=True)
     kept.complete()

@@ -86,7 +86,7 @@ def _lines(path: Path) -> dict[str, Row]:
     return {line.digest: line for line in read_lines(path)}
 
 
-class KeepingProgress:
+class KeepingProgress(StudyProgress):
     """Passes the progress of a study on, and calls `keep` after each 10 minutes of finished runs."""
 
     def __init__(self, listener: StudyProgress, keep: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from fedlens.base.summary_text import as_call, as_html, as_text
 from fedlens.files.atomic_files import read_regular
 from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
 from fedlens.run.observer import Observer, observer_of
-from fedlens.run.progress import Listener, Progress, Silent
+from fedlens.run.progress import Listener, Progress, ProgressBase
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.toml_lines import key_lines
@@ -135,7 +135,7 @@ class Experiment:
         engine = planned.engine()
         try:
             engine.warm()
-            listener = observer_of(progress or Silent())
+            listener = observer_of(progress or ProgressBase())
             built = build(planned, root, download, engine, listener.note, session=session)
             own = own_observers(planned)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
@@ -181,7 +181,7 @@ def resume(
 
     _check_until(until)
     run = RunDir.open(Path(directory))
-    listener = observer_of(progress or Silent())
+    listener = observer_of(progress or ProgressBase())
     source = settings_of(run, model)
     config = read_config(source.values, source.locate)
     with run.lock():

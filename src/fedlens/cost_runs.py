@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedlens.algorithms.registry import SLOTS, default_table
 from fedlens.api import Experiment, resume
@@ -30,14 +30,18 @@ from fedlens.data.formats.registry import FORMATS
 from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
+from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS
-from fedlens.run.progress import Progress, Silent
+from fedlens.run.progress import Progress
 from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.keys import changing, diff
+from fedlens.studies.line import failed_row, row_of_run
 from fedlens.studies.party_sets import party_settings, party_work
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.progress import EachRound, StudyProgress
 from fedlens.use.device_here import chosen_for
 
 ROLES = ("federated", "iid", "centralized", "local-only")
@@ -49,36 +53,6 @@ _WRITTEN_BY_RUN = ("data.dataset.", "task.", "model.weights_sha256")
 
 class CostStopped(RunFailed):
     """The comparison cannot continue, because the disk is full."""
-
-
-class CostProgress(Protocol):
-    """A listener of `cost`. Nothing it does changes a result."""
-
-    def note(self, text: str) -> None:
-        """One sentence that the user should read before the runs."""
-        ...
-
-    def run_started(self, name: str, position: int, total: int) -> Progress:
-        """Run number `position` of `total` starts; returns the listener of that run."""
-        ...
-
-    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
-        """The run finished, or failed with `error`."""
-        ...
-
-
-class SilentCost:
-    """A listener that does nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def run_started(self, name: str, position: int, total: int) -> Progress:
-        """Nothing."""
-        return Silent()
-
-    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
-        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +73,6 @@ class CostResult:
         return self.directory / "cost.html"
 
 
-@dataclass(frozen=True)
-class CostRun:
-    """One run: its role, its seed and its settings."""
-
-    role: str
-    seed: int
-    settings: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name of its directory."""
-        return f"{self.role}-seed{self.seed}"
-
-
 def cost(
     experiment: Experiment | str | Path,
     overrides: Sequence[str] = (),
@@ -121,7 +81,7 @@ def cost(
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
     download: bool = False,
-    progress: CostProgress | None = None,
+    progress: StudyProgress | None = None,
     report: bool = True,
 ) -> CostResult:
     """Runs an experiment and its baselines over some seeds, and returns what federation costs.
@@ -160,7 +120,7 @@ def cost(
         if isinstance(experiment, Experiment)
         else read_source(str(experiment), overrides)
     )
-    listener = progress or SilentCost()
+    listener = progress or StudyProgress()
     root = data_directory(None if data_dir is None else Path(data_dir))
     config = read_config(source.values, source.locate)
     refuse_baseline(config, source)
@@ -175,7 +135,7 @@ def cost(
     directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
     refuse_other_settings(directory, runs)
     rows: list[dict[str, Any]] = [
-        {"name": run.name, "role": run.role, "seed": run.seed, "error": None} for run in runs
+        {"name": run.key, "role": run.method, "seed": run.seed, "error": None} for run in runs
     ]
     about: dict[str, Any] = {
         "name": config.name,
@@ -195,16 +155,21 @@ def cost(
         listener.note(sentence)
     with stopped_when_full(CostStopped, "the comparison", directory):
         _write_begun(directory, about)
-        for position, (run, row) in enumerate(zip(runs, rows, strict=True), 1):
-            watcher = listener.run_started(run.name, position, len(runs))
+        listener.runs_due(len(runs), 0, len(runs))
+        for run, row in zip(runs, rows, strict=True):
+            path = directory / run.key
+            if not _finished(path):
+                listener.run_started(run)
             try:
-                _carry_out(run, directory / run.name, root, download, watcher, report, session)
-                row["untested"] = why_untested(run, directory / run.name, root, session, work)
+                _carry_out(run, path, root, download, EachRound(run, listener), report, session)
+                row["untested"] = why_untested(run, path, root, session, work)
+                line = row_of_run(Run.open(path))
             except Exception as error:  # the other runs are independent of it
                 if disk_full(error):
                     raise
                 row["error"] = str(error) if isinstance(error, FedlensError) else told(error)
-            listener.run_ended(run.name, position, len(runs), row["error"])
+                line = failed_row(row["error"])
+            listener.run_ended(run, line)
             _write_begun(directory, about)
         return _answered(directory, about, report)
 
@@ -339,7 +304,7 @@ def largest_classes(client_data: ClientDatasets, names: Sequence[str]) -> dict[s
     return shares
 
 
-def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[CostRun]:
+def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[PlannedRun]:
     """All runs, seed by seed."""
     config = read_config(source.values, source.locate)
     roles = [role for role in ROLES if not (role == "iid" and config.data.reassign)]
@@ -354,7 +319,7 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Co
             if "sets" in work
             else ((role, of_role(settings, config, role, work)) for role in roles)
         )
-        runs += [CostRun(role, seed, made) for role, made in each]
+        runs += [PlannedRun(role, {}, {}, "final", seed, made, f"{role}-seed{seed}") for role, made in each]
     return runs
 
 
@@ -388,10 +353,10 @@ def of_role(
     return made
 
 
-def refuse_other_settings(directory: Path, runs: Sequence[CostRun]) -> None:
+def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
     """Raises `RunDirectoryError` if `directory` has a run of one of the names with other settings."""
     for run in runs:
-        path = directory / run.name
+        path = directory / run.key
         refuse_link(path)
         if not (path / "config.toml").is_file():
             continue
@@ -431,8 +396,12 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
 
 
+def _finished(path: Path) -> bool:
+    return (path / "config.toml").is_file() and Run.open(path).status == "finished"
+
+
 def _carry_out(
-    run: CostRun,
+    run: PlannedRun,
     directory: Path,
     root: Path,
     download: bool,
@@ -450,16 +419,15 @@ def _carry_out(
 
 
 def why_untested(
-    run: CostRun, directory: Path, root: Path, session: Session, work: Mapping[str, Any]
+    run: PlannedRun, directory: Path, root: Path, session: Session, work: Mapping[str, Any]
 ) -> str | None:
     """Tests the clients' own models of a finished run on the test images; why not, or None if it is done.
 
     A run with one model for all has tested it, and is left alone. Raises an error of a full disk.
     """
-    from fedlens.results.run import read_run
     from fedlens.use.client_tests import too_costly, write_client_tests
 
-    made = read_run(directory)
+    made = Run.open(directory)
     if made.status != "finished" or made.split() != "validation":
         return None
     tests = made.read_client_tests()
@@ -492,4 +460,4 @@ def _write(directory: Path, content: Mapping[str, Any]) -> None:
     write_atomically(directory / "cost.json", f"{text}\n".encode())
 
 
-__all__ = ["CostProgress", "CostResult", "cost"]
+__all__ = ["CostResult", "cost"]

@@ -31,7 +31,8 @@ from fedlens.result import Result
 from fedlens.results.run import Run
 from fedlens.run import checkpoint
 from fedlens.run.changes import defining
-from fedlens.run.progress import BareProgress, Progress, Silent
+from fedlens.run.observer import observer_of
+from fedlens.run.progress import Progress, ProgressBase
 from fedlens.run.rundir import RunDir
 from fedlens.settings.keys import diff
 from fedlens.use.export import export, json_beside
@@ -147,7 +148,7 @@ def pretrain(
         _remove_unstarted(files, settings)
     done = started and _finished(files.run)
     if done and not force and _complete(files):
-        BareProgress.wrap(progress or Silent()).note(f"{files.weights} is already written")
+        observer_of(progress or ProgressBase()).note(f"{files.weights} is already written")
         return Pretrained(files, Result(files.run), False)
     if not force:
         _refuse_existing(files, started)

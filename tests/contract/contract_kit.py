@@ -12,7 +12,7 @@ import pytest
 from fedlens.api import Experiment, Result
 from fedlens.core.tree import digest
 from fedlens.run import checkpoint
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 
 USERS = str(Path(__file__).with_name("users.py"))
 
@@ -221,7 +221,7 @@ def failures(result: Result) -> dict[str, dict[str, int]]:
     }
 
 
-class Stopping(Silent):
+class Stopping(ProgressBase):
     """Ctrl-C as soon as a round is written down."""
 
     def __init__(self, round: int) -> None:

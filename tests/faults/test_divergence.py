@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment, resume
 from fedlens.base.errors import RunFailed
 from fedlens.cli.main import app
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.faults import faulty
 from tests.faults.run_kit import outcome, sha
 from tests.unit.engines.ray_kit import NEEDS_RAY
@@ -30,7 +30,7 @@ ENGINES: dict[str, Any] = {
 }
 
 
-class Listener(Silent):
+class Listener(ProgressBase):
     """Collects what is said, and may stop the run after a round."""
 
     def __init__(self, stop: int | None = None) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fedlens import Experiment, load_result
 from fedlens.base.errors import HookError, one_line, told
 from fedlens.core.schema import METRICS, Bound, Schema
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.faults import faulty
 from tests.faults.run_kit import sha
 from tests.faults.test_refused_replies import ENGINES, FILE, experiment
@@ -129,7 +129,7 @@ def test_a_worker_that_ends_is_reported_with_its_exit_code_or_signal(
     assert run.summary["failures"] == {"3": {said: 1}}
 
 
-class PressesCtrlC(Silent):
+class PressesCtrlC(ProgressBase):
     """Ctrl-C at the end of round 1, as a signal that arrives in the middle of round 2."""
 
     def round_done(self, metrics: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from fedlens.api import Experiment, resume
 from fedlens.base.errors import RunFailed
 from fedlens.core.protocol import Reply
 from fedlens.engines import ray_cluster
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.contract.contract_kit import outcome
 from tests.unit.engines.engine_kit import answers_to, ask, expected, same, vectors
 from tests.unit.engines.ray_kit import NEEDS_RAY, all_ready, fresh
@@ -71,7 +71,7 @@ def test_a_node_that_vanishes_and_a_cluster_that_does(
         cluster.shutdown()
 
 
-class Sawing(Silent):
+class Sawing(ProgressBase):
     """Kills the node of this machine after a round."""
 
     def round_done(self, metrics: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from fedlens import Experiment, resume
 from fedlens.base.errors import RunDirectoryError
 from fedlens.cli.main import app
 from fedlens.run import checkpoint
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.faults import faulty
 from tests.faults.run_kit import experiment, fedlens, lives, outcome, summary
 from tests.unit.data.layouts import IDX_FILES, with_facts, write_mnist
@@ -24,7 +24,7 @@ from tests.unit.data.layouts import IDX_FILES, with_facts, write_mnist
 ROUNDS = 5
 
 
-class Stops(Silent):
+class Stops(ProgressBase):
     """Ctrl-C after a round, and all that was said."""
 
     def __init__(self, after: int | None = None) -> None:

@@ -18,7 +18,7 @@ from fedlens.base.errors import RunDirectoryError, RunFailed
 from fedlens.core.payload import encode
 from fedlens.files import model_digest
 from fedlens.run import checkpoint
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from fedlens.run.run_state import RunState
 from fedlens.run.state_files import StateFiles, fault_of
 from tests.faults.run_kit import lives, outcome, summary
@@ -84,7 +84,7 @@ clients = true
 """
 
 
-class Stopping(Silent):
+class Stopping(ProgressBase):
     """Ctrl-C as soon as a round is written down."""
 
     def __init__(self, round: int) -> None:
@@ -95,7 +95,7 @@ class Stopping(Silent):
             raise KeyboardInterrupt
 
 
-class Listening(Silent):
+class Listening(ProgressBase):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -230,7 +230,7 @@ def test_between_checkpoints_only_states_that_somebody_has_are_on_the_disk(whole
     """Long rounds without a checkpoint would else fill it. The states of the best round, not saved yet, are kept."""
     counts: list[int] = []
 
-    class Counting(Silent):
+    class Counting(ProgressBase):
         def round_done(self, metrics: dict[str, Any]) -> None:
             counts.append(len(list(Path("broken/states").glob("*"))))
 
@@ -317,7 +317,7 @@ def test_a_state_that_is_lost_while_the_run_goes_on_ends_it_with_a_sentence(whol
     path = stopped("broken", 4, "engine.state_memory=4")
     kept = shutil.copytree(path / "states", "kept")
 
-    class Losing(Silent):
+    class Losing(ProgressBase):
         def round_done(self, metrics: dict[str, Any]) -> None:
             for file in (path / "states").iterdir():
                 file.unlink()

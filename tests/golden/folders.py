@@ -30,8 +30,8 @@ import torch
 from fedlens import Experiment, Study, cost
 from fedlens.api import resume
 from fedlens.core.states import ClientStates
-from fedlens.run.progress import ProgressBase, Silent
-from fedlens.studies.progress import SilentStudy
+from fedlens.run.progress import ProgressBase
+from fedlens.studies.progress import StudyProgress
 
 ARCHIVES = Path(__file__).with_name("folders")
 KEPT = (
@@ -148,24 +148,19 @@ def _in_a_child(work: Callable[[], Any]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-class _StopStudy(SilentStudy):
+class _StopStudy(StudyProgress):
     def round_done(self, run: Any, round: int, rounds: int) -> None:
         if run.method == "fedavgm" and run.seed == 1 and round == 2:
             raise KeyboardInterrupt
 
 
-class _StopCost:
+class _StopCost(StudyProgress):
     """Interrupts the last of the four runs."""
 
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def run_started(self, name: str, position: int, total: int) -> ProgressBase:
-        """The listener of a run."""
-        return Stop(2, interrupted) if position == total else Silent()
-
-    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
-        """Nothing."""
+    def round_done(self, run: Any, round: int, rounds: int) -> None:
+        """Stops the run."""
+        if run.method == "local-only" and round == 2:
+            raise KeyboardInterrupt
 
 
 def make(name: str) -> None:

@@ -34,7 +34,7 @@ from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.engines.executor import Executor, Item
 from fedlens.local.optimizers import descend
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.contract.contract_kit import nightly_but
 
 ROUND = 5  # of six: inputs are compared in the first three, and the last one is evaluated in more detail
@@ -51,7 +51,7 @@ DATA: dict[str, Any] = {"dataset": images, "partition": {"name": "iid", "clients
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
-class Rounds(Silent):
+class Rounds(ProgressBase):
     """Counts the events up to the end of each round."""
 
     def __init__(self, simgpu: ModuleType) -> None:

@@ -12,11 +12,11 @@ from fedlens.api import resume
 from fedlens.base.errors import ConfigError
 from fedlens.engines import devices, hardware, on_gpus
 from fedlens.run import build
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.contract.contract_kit import Stopping, experiment, outcome, weights
 
 
-class Notes(Silent):
+class Notes(ProgressBase):
     """Keeps what is said."""
 
     def __init__(self) -> None:

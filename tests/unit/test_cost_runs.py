@@ -14,18 +14,21 @@ from typer.testing import CliRunner
 import fedlens
 from fedlens import cost_runs
 from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
-from fedlens.cli.cost import RunTitle
+from fedlens.cli.cost import _outcome
 from fedlens.cli.main import app
-from fedlens.cost_runs import CostResult, SilentCost, cost, of_role, planned_runs
+from fedlens.cost_runs import CostResult, cost, of_role, planned_runs
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes
 from fedlens.report.party_cost import write_party_page
+from fedlens.results.rows import Row
 from fedlens.results.run import Run, read_run
-from fedlens.run.progress import Progress, Silent
 from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
+from fedlens.studies.line import row_of_run
+from fedlens.studies.planned import PlannedRun
+from fedlens.studies.progress import StudyProgress
 from fedlens.use import client_tests
 
 SETTINGS: dict[str, Any] = {
@@ -118,32 +121,24 @@ def test_a_share_that_the_experiment_holds_out_stays() -> None:
     assert source.values["evaluation"] == {"clients": "all"}
 
 
-class Watching(SilentCost):
+class Watching(StudyProgress):
     """Collects the runs that train a round, and stops in the middle of one."""
 
     def __init__(self, stop_in: str = "") -> None:
         self.trained: list[str] = []
         self.stop_in = stop_in
 
-    def run_started(self, name: str, position: int, total: int) -> Progress:
-        watching = self
-
-        class Run(Silent):
-            def round_done(self, metrics: dict[str, Any]) -> None:
-                if metrics["round"] and name not in watching.trained:
-                    watching.trained.append(name)
-                if name == watching.stop_in and metrics["round"] == 1:
-                    raise KeyboardInterrupt
-
-        return Run()
+    def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
+        if round and run.key not in self.trained:
+            self.trained.append(run.key)
+        if run.key == self.stop_in and round == 1:
+            raise KeyboardInterrupt
 
 
 def test_an_answer_stays_until_the_next_one_replaces_it(result: CostResult, tmp_path: Path) -> None:
-    class Stops(SilentCost):
-        def run_started(self, name: str, position: int, total: int) -> Progress:
-            if position == 2:
-                raise KeyboardInterrupt
-            return Silent()
+    class Stops(StudyProgress):
+        def run_ended(self, run: PlannedRun, line: Row) -> None:
+            raise KeyboardInterrupt
 
     answer = result.directory / "cost.json"
     before = answer.read_bytes()
@@ -161,26 +156,25 @@ def test_an_answer_stays_until_the_next_one_replaces_it(result: CostResult, tmp_
         assert len(begun["runs"]) == 4
 
 
-class Listening(SilentCost):
-    """Collects what is said, with the number of runs that had started by then."""
+class Listening(StudyProgress):
+    """Collects what is said, with the number of runs that were due by then."""
 
     def __init__(self) -> None:
-        self.started = 0
+        self.due = 0
         self.said: list[tuple[int, str]] = []
 
     def note(self, text: str) -> None:
-        self.said.append((self.started, text))
+        self.said.append((self.due, text))
 
-    def run_started(self, name: str, position: int, total: int) -> Progress:
-        self.started = position
-        return Silent()
+    def runs_due(self, due: int, done: int, total: int) -> None:
+        self.due = due
 
 
 def test_two_seeds_are_told_before_the_runs_what_they_cannot_answer(result: CostResult) -> None:
     listening = Listening()
     cost(experiment(), seeds=2, out=result.directory, progress=listening, report=False)
-    ((started, said),) = [(started, said) for started, said in listening.said if "interval" in said]
-    assert started == 0
+    ((due, said),) = [(due, said) for due, said in listening.said if "interval" in said]
+    assert (due, listening.due) == (0, 8)
     assert said.startswith("2 seeds give differences without an interval")
     assert "--seeds 3 or more for that (12 runs instead of 8;" in said
     assert cost_runs.few_seeds(3, 12) == []
@@ -188,10 +182,8 @@ def test_two_seeds_are_told_before_the_runs_what_they_cannot_answer(result: Cost
 
 def test_a_line_of_the_log_has_the_measure_of_the_page(result: CostResult) -> None:
     for run in result.answer["runs"]:
-        title = RunTitle("[1/8] x", lambda *shown: None)
-        title.finished(read_run(result.directory / run["name"]).summary)
-        value = f"{100 * run['clients']:.1f} %"
-        assert title.outcome.startswith(f"the clients' mean accuracy on held-out images {value}, ")
+        said = _outcome(row_of_run(read_run(result.directory / run["name"])), "final")
+        assert said == f"the clients' mean accuracy on held-out images {100 * run['clients']:.1f} %"
 
 
 def test_the_bytes_of_a_client_are_those_of_the_messages_of_its_runs(result: CostResult) -> None:
@@ -257,9 +249,9 @@ def test_models_that_would_take_longer_to_test_than_to_train_are_not_tested(
     run = next(
         run
         for run in planned_runs(Source({**SETTINGS, "evaluation": {}}), 1, {"steps": 1})
-        if run.role == "local-only"
+        if run.method == "local-only"
     )
-    directory = result.directory / run.name
+    directory = result.directory / run.key
     monkeypatch.setattr(RunDir, "read_client_tests", lambda self: None)
     work = {**result.answer["work"], "clients": 10**6}
     why = cost_runs.why_untested(run, directory, Path(), Session(), work)
@@ -302,8 +294,8 @@ def test_a_directory_with_other_settings_is_refused_with_the_key(result: CostRes
 def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carry_out = cost_runs._carry_out
 
-    def failing(run: cost_runs.CostRun, *rest: Any) -> None:
-        if run.role == "local-only":
+    def failing(run: PlannedRun, *rest: Any) -> None:
+        if run.method == "local-only":
             raise RunFailed("the disk is full")
         carry_out(run, *rest)
 
@@ -382,7 +374,7 @@ def test_the_usual_selection_of_an_algorithm_goes_to_local_only() -> None:
 
 def test_an_experiment_that_is_its_own_twin_has_no_other() -> None:
     settings = {**SETTINGS, "data": {**SETTINGS["data"], "reassign": True}, "evaluation": {}}
-    roles = [run.role for run in planned_runs(Source(settings), 1, {"steps": 1})]
+    roles = [run.method for run in planned_runs(Source(settings), 1, {"steps": 1})]
     assert roles == ["federated", "centralized", "local-only"]
 
 
@@ -395,9 +387,10 @@ def test_the_command_answers_prints_json_and_says_by_its_exit_code_that_a_run_fa
     def answered(recipe: str, overrides: list[str], **more: Any) -> CostResult:
         calls.append((recipe, overrides, more["seeds"], more["out"]))
         more["progress"].note("said first")
-        for k, run in enumerate(result.answer["runs"], 1):
-            more["progress"].run_started(run["name"], k, 8)
-            more["progress"].run_ended(run["name"], k, 8, None)
+        more["progress"].runs_due(8, 0, 8)
+        for run in result.answer["runs"]:
+            row = row_of_run(read_run(result.directory / run["name"]))
+            more["progress"].run_ended(PlannedRun(run["role"], {}, {}, "final", 0, {}, run["name"]), row)
         return result
 
     monkeypatch.setattr(cost_runs, "cost", answered)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import shlex
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedlens.base.format import metric_value, split_of
 from fedlens.base.printable import printable
-from fedlens.cli.display.output import Interrupted, print_columns, reported, stdout_kept_clean
+from fedlens.cli.display.output import Interrupted, console, print_columns, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
-from fedlens.run.progress import Forecast, Silent
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedlens.cost_runs import CostResult
+    from fedlens.results.rows import Role, Row
 
 CLIENTS_SHOWN = 10
-_EVERY = 15.0  # seconds between two lines of one run, where the output is no terminal
 
 
 def cost(
@@ -48,10 +45,11 @@ def cost(
     writes one page with the answer. The same command continues an interrupted series and adds seeds.
     """
     with reported(debug, as_json) as output:
+        from fedlens.cli.display.runs_display import RunsDisplay
         from fedlens.cost_runs import cost as run_all
 
         overrides = [*(changes or ()), *([f"engine.name={engine}"] if engine else [])]
-        display = CostDisplay(quiet=quiet, stderr=as_json)
+        display = RunsDisplay(console(stderr=as_json), quiet, _outcome, one_by_one=True)
         try:
             with stdout_kept_clean(as_json):
                 result = run_all(
@@ -76,111 +74,16 @@ def cost(
             raise typer.Exit(1)
 
 
-class CostDisplay:
-    """Shows which run of how many is training: a line that changes on a terminal, a line a run elsewhere."""
+def _outcome(line: Row, role: Role) -> str:
+    """The one measure that every run has when it ends, whatever its models and its data, or why it failed."""
+    from fedlens.cli.display.runs_display import outcome
+    from fedlens.report.cost_measures import measure
 
-    def __init__(self, *, quiet: bool, stderr: bool) -> None:
-        from rich.console import Console
-
-        self._console: Console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-        self._quiet = quiet
-        self._live = self._console.status("preparing the data") if self._console.is_terminal else None
-        self._run: RunTitle | None = None
-        self._started, self._trained, self._seconds = 0.0, 0, 0.0  # the runs that trained in this process
-        if self._live is not None and not quiet:
-            self._live.start()
-
-    def note(self, text: str) -> None:
-        """Prints a sentence about the settings."""
-        self._print(text)
-
-    def run_started(self, name: str, position: int, total: int) -> RunTitle:
-        """Starts the line of a run."""
-        self._run = RunTitle(f"[{position:>{len(str(total))}}/{total}] {name}", self._show)
-        self._show(self._run.title, now=True)
-        self._started = time.monotonic()
-        return self._run
-
-    def run_ended(self, name: str, position: int, total: int, error: str | None) -> None:
-        """Prints the outcome of a run."""
-        assert self._run is not None
-        left = ""
-        if self._run.trained and not error:
-            self._trained, self._seconds = self._trained + 1, self._seconds + time.monotonic() - self._started
-            left = time_left(self._seconds / self._trained, total - position)
-        self._print(f"{self._run.title}: {f'failed: {error}' if error else self._run.outcome}{left}")
-
-    def close(self) -> None:
-        """Removes the changing line; may be called twice."""
-        if self._live is not None:
-            self._live.stop()
-
-    def _show(self, text: str, now: bool = False) -> None:
-        if self._live is not None:
-            self._live.update(text)
-        elif not now:
-            self._print(text)
-
-    def _print(self, text: str) -> None:
-        if not self._quiet:
-            self._console.print(printable(text), soft_wrap=True)
-
-
-def time_left(seconds: float, runs: int) -> str:
-    """The time for `runs` more runs of so many seconds each, after a comma; empty for none.
-
-    >>> time_left(24.2, 15), time_left(24.2, 0)
-    ('; about 6 min left for 15 runs', '')
-    """
-    from fedlens.base.format import duration, many
-
-    whole = seconds * runs
-    rounded = 60 * round(whole / 60) if whole >= 90 else max(1, round(whole))
-    return f"; about {duration(rounded).replace('.0 s', ' s')} left for {many(runs, 'run')}" if runs else ""
-
-
-class RunTitle(Silent):
-    """The progress of one run as one line; a listener of the run."""
-
-    def __init__(self, title: str, show: Any) -> None:
-        self.title, self.outcome = title, "finished before"
-        self.trained = False
-        self._show, self._rounds, self._shown = show, 0, time.monotonic()
-        self._forecast = Forecast()
-
-    def started(self, plan: dict[str, Any]) -> None:
-        """Called before the first round."""
-        self._rounds = int(plan["rounds"])
-        self._forecast = Forecast(self._rounds)
-
-    def round_done(self, metrics: dict[str, Any]) -> None:
-        """Shows the round, at most every 15 seconds."""
-        from fedlens.base.format import duration
-
-        now = time.monotonic()
-        self.trained = True
-        self._forecast.round_done(metrics["round"], metrics.get("elapsed"), metrics.get("seconds"), now)
-        left = self._forecast.run_left(now)
-        if now - self._shown >= _EVERY:
-            self._shown = now
-            after = f", {duration(left)} left in this run" if left is not None else ""
-            self._show(f"{self.title}: round {metrics['round']} of {self._rounds}{after}")
-
-    def note(self, text: str) -> None:
-        """Nothing: what concerns one run is in its summary."""
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """Keeps the outcome."""
-        from fedlens.base.format import duration, finite, many, metric_value
-        from fedlens.report.cost_measures import measure
-
-        # The one measure that every run has when it ends, whatever its models and its data.
-        at_clients = summary.get("clients") or {}
-        seconds = duration(finite((summary.get("totals") or {}).get("seconds")))
-        metric, value = str(at_clients.get("metric")), finite(at_clients.get("mean"))
-        result = "" if value is None else f"{measure(metric, 'clients')} {metric_value(metric, value)}, "
-        warnings = len(summary.get("warnings") or ())
-        self.outcome = f"{result}{seconds}" + (f", {many(warnings, 'warning')}" if warnings else "")
+    _, metric = split_of(line.main) or ("", "")
+    value = line.final(f"clients_{metric}_mean")
+    if line.status != "finished" or value is None:
+        return outcome(line, role)
+    return f"{measure(metric, 'clients')} {metric_value(metric, value)}"
 
 
 def show(result: CostResult, quiet: bool) -> None:

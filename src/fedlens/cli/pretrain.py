@@ -27,7 +27,7 @@ from fedlens.cli.run_with_progress import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.display.progress_display import ProgressDisplay
+    from fedlens.cli.display.run_display import RunDisplay
 
 
 def pretrain(
@@ -58,7 +58,7 @@ def pretrain(
     with reported(debug, as_json) as output:
         settings = overrides(changes or (), rounds, seed, engine)
 
-        def start(progress: ProgressDisplay) -> Result:
+        def start(progress: RunDisplay) -> Result:
             from fedlens.pretraining import pretrain as pretrained
 
             made = pretrained(

@@ -12,7 +12,7 @@ from fedlens.cli.run_with_progress import train
 
 if TYPE_CHECKING:
     from fedlens.api import Result
-    from fedlens.cli.display.progress_display import ProgressDisplay
+    from fedlens.cli.display.run_display import RunDisplay
 
 
 def resume(
@@ -33,7 +33,7 @@ def resume(
 ) -> None:
     """Resume an interrupted or killed run from its last checkpoint."""
 
-    def start(progress: ProgressDisplay) -> Result:
+    def start(progress: RunDisplay) -> Result:
         from fedlens import api
 
         return api.resume(

@@ -17,19 +17,20 @@ from fedlens.cli.display.output import (
     Interrupted,
     OutputLost,
     complain,
+    console,
     error_object,
     error_parts,
     flush_output,
     stdout_kept_clean,
 )
-from fedlens.cli.display.progress_display import ProgressDisplay, make_display
+from fedlens.cli.display.run_display import RunDisplay
 
 if TYPE_CHECKING:
     from fedlens.api import Result
 
 
 def train(
-    start: Callable[[ProgressDisplay], Result],
+    start: Callable[[RunDisplay], Result],
     *,
     quiet: bool,
     output: CommandOutput,
@@ -45,7 +46,7 @@ def train(
     Raises what `start` raises; `Interrupted` says how to resume, `OutputLost` that the result could not be printed.
     With `strict`, raises `typer.Exit` with code 1 if the run has warnings.
     """
-    display = make_display(quiet=quiet, stderr=output.as_json)
+    display = RunDisplay(console(stderr=output.as_json), quiet)
     try:
         with stdout_kept_clean(output.as_json):
             try:
@@ -76,7 +77,7 @@ def train(
         raise typer.Exit(1)
 
 
-def _check_written(display: ProgressDisplay, output: CommandOutput) -> None:
+def _check_written(display: RunDisplay, output: CommandOutput) -> None:
     """Raises `OutputLost` if what the command prints on standard output was lost for another reason than its reader."""
     flush_output()
     if display.lost is not None and not output.as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.base.shell_command import shell_command
-from fedlens.cli.display.output import CommandOutput, Interrupted, reported, say, stdout_kept_clean
+from fedlens.cli.display.output import CommandOutput, Interrupted, console, reported, say, stdout_kept_clean
 from fedlens.cli.options import AcceptChanges, Changes, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
 
     Raises `Interrupted` with the command that continues it, and `typer.Exit` with code 1 if runs failed.
     """
-    from fedlens.cli.display.sweep_display import SweepDisplay
+    from fedlens.cli.display.runs_display import RunsDisplay
     from fedlens.studies.changed_study import refuse_changed
 
     change = refuse_changed(Path(how["out"]).expanduser(), study.plan(), dry_run or how["accept_changes"])
@@ -128,7 +128,7 @@ def run_study(study: Study, output: CommandOutput, *, quiet: bool, dry_run: bool
                 say(*change.sentences())
             return
         how["jobs"] = estimated.jobs if how["jobs"] is None else how["jobs"]
-    display = SweepDisplay(quiet=quiet, stderr=output.as_json)
+    display = RunsDisplay(console(stderr=output.as_json), quiet)
     try:
         with stdout_kept_clean(output.as_json):
             result = study.run(progress=display, **how)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.signatures import check_methods, offered
+from fedlens.base.signatures import check_methods, offered, offers_all
 from fedlens.core.step_counts import Phase, Work
 from fedlens.core.types import ClientId, client_name
-from fedlens.run.progress import BareProgress, Listener, Progress, ProgressBase
+from fedlens.run.progress import Listener, Progress, ProgressBase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -191,13 +191,19 @@ class Observer(Listener):
         return {}
 
 
-@dataclass
 class Listening(Observer):
-    """A listener that gets the lines of rounds alone, as an observer."""
+    """A listener that gets the lines of rounds alone, as an observer.
 
-    listener: ProgressBase
+    One that has only the four methods of `Progress` does not hear of work, and gets problems as notes.
+    """
+
     place = Place.SHOW
     ends_run = True
+
+    def __init__(self, listener: Progress) -> None:
+        self.listener = listener
+        whole = offers_all(listener, "progress", Listener, Progress)
+        self._whole = cast("ProgressBase", listener) if whole else None
 
     def started(self, plan: dict[str, Any]) -> None:
         """Passed on."""
@@ -205,7 +211,8 @@ class Listening(Observer):
 
     def working(self, work: Work) -> None:
         """Passed on."""
-        self.listener.working(work)
+        if self._whole is not None:
+            self._whole.working(work)
 
     def round_done(self, state: State, tally: Tally, metrics: dict[str, Any]) -> None:
         """Passed on, without the state and the tally."""
@@ -217,7 +224,7 @@ class Listening(Observer):
 
     def problem(self, text: str) -> None:
         """Passed on."""
-        self.listener.problem(text)
+        (self.listener.note if self._whole is None else self._whole.problem)(text)
 
     def finished(self, summary: dict[str, Any]) -> None:
         """Passed on."""
@@ -239,4 +246,4 @@ def observer_of(listener: Progress | Observer, where: str = "progress") -> Obser
             where=where,
             hint="inherit from fedlens.Observer, or define started, round_done, note and finished",
         )
-    return Listening(BareProgress.wrap(listener))
+    return Listening(listener)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import FedlensError, RunFailed, told
@@ -13,13 +13,14 @@ from fedlens.base.interrupts import from_code
 from fedlens.files.atomic_files import make_folder
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.results.rows import Row
-from fedlens.run.progress import Silent
+from fedlens.results.run import Run
 from fedlens.settings.own_files import refuse_edited
-from fedlens.studies.line import failed_line, line_of
+from fedlens.studies.line import failed_row, row_of_run
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 from fedlens.studies.pretrained import settings_in
 from fedlens.studies.pretrained_cache import keep_cached, take_cached
+from fedlens.studies.progress import EachRound, StudyProgress
 from fedlens.studies.run_analyses import analyzed, records
 from fedlens.studies.stop_diverged import StopDiverged, refuse_diverged
 
@@ -48,19 +49,11 @@ class RunOptions:
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-class RoundListener(Protocol):
-    """Called after each round of a run."""
-
-    def __call__(self, run: PlannedRun, round: int, rounds: int) -> None:
-        """Round number `round` of `rounds` is done."""
-        ...
-
-
 class StudyStopped(RunFailed):
     """The study cannot continue, for example because the disk is full."""
 
 
-def carry_out(due: DueRun, options: RunOptions, session: Session, listener: RoundListener) -> Row:
+def carry_out(due: DueRun, options: RunOptions, session: Session, listener: StudyProgress) -> Row:
     """Starts the run or resumes it, up to its round `until`, and returns its line.
 
     A run that fails is a line with the status "failed" and the reason. Raises `StudyStopped` if the disk is full, and
@@ -74,7 +67,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
         if options.stop_diverged:
             refuse_diverged(directory)
         write_planned(run, directory, ended=True)
-        line = line_of(run, directory)
+        line = row_of_run(Run.open(directory), run)
         if line.status != "finished":
             return line
         if run.role == "pretrain":
@@ -92,10 +85,10 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Roun
 
 
 def _start_or_resume(
-    due: DueRun, directory: Path, options: RunOptions, session: Session, listener: RoundListener
+    due: DueRun, directory: Path, options: RunOptions, session: Session, listener: StudyProgress
 ) -> None:
     run = due.run
-    progress = _Rounds(run, directory, listener)
+    progress = _Planned(run, listener, directory)
     shared: dict[str, Any] = {
         "data_dir": options.data_dir,
         "progress": StopDiverged(progress) if options.stop_diverged else progress,
@@ -114,21 +107,17 @@ def _start_or_resume(
         Experiment(**settings).run(directory, download=options.download, **shared)
 
 
-class _Rounds(Silent):
-    """Reports the rounds of a run, and writes planned.json when the run starts."""
+class _Planned(EachRound):
+    """Also writes planned.json when the run starts."""
 
-    def __init__(self, run: PlannedRun, directory: Path, listener: RoundListener) -> None:
-        self._run, self._directory, self._listener = run, directory, listener
-        self._rounds = 0
+    def __init__(self, run: PlannedRun, listener: StudyProgress, directory: Path) -> None:
+        super().__init__(run, listener)
+        self._directory = directory
 
     def started(self, plan: dict[str, Any]) -> None:
-        """Called before the first round, when config.toml exists."""
-        self._rounds = int(plan["rounds"])
+        """Called when config.toml exists."""
+        super().started(plan)
         write_planned(self._run, self._directory, ended=False)
-
-    def round_done(self, metrics: dict[str, Any]) -> None:
-        """Reports the round."""
-        self._listener(self._run, int(metrics["round"]), self._rounds)
 
 
 def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
@@ -138,9 +127,9 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
     """
     reason = reason.replace(str(directory), run.directory)
     try:
-        line = line_of(run, directory)
+        line = row_of_run(Run.open(directory), run)
     except Exception:  # it has no measurements, or its files caused the failure
-        return failed_line(run, reason)
+        return failed_row(reason, run)
     return replace(line, status="failed", reason=reason)
 
 

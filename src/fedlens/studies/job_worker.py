@@ -20,6 +20,7 @@ from fedlens.engines.devices import show_only
 from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out
 from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import working
 
 _EVERY = 0.3  # seconds between two messages on the rounds of a run
@@ -82,13 +83,13 @@ class _Interrupt:
             self._within = False
 
 
-class _Rounds:
+class _Rounds(StudyProgress):
     """Sends the number of the round from time to time."""
 
     def __init__(self, driver: Connection) -> None:
         self._driver, self._sent = driver, 0.0
 
-    def __call__(self, run: PlannedRun, round: int, rounds: int) -> None:
+    def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
         now = time.monotonic()
         if now - self._sent >= _EVERY:
             self._sent = now

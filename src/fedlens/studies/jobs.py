@@ -23,7 +23,7 @@ from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
 from fedlens.studies.gpu_runs import device_of
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import working
 
 TRIES = 2  # of a run whose worker is killed
@@ -88,7 +88,7 @@ class InProcess:
     def __init__(self, options: RunOptions, progress: StudyProgress | None = None) -> None:
         from fedlens.run.session import Session
 
-        self._options, self._progress = options, progress or SilentStudy()
+        self._options, self._progress = options, progress or StudyProgress()
         self._session = Session()
 
     def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
@@ -96,7 +96,7 @@ class InProcess:
         with working(self._options.runs.parent):
             for one in due:
                 self._progress.run_started(one.run)
-                ended(one.run, carry_out(one, self._options, self._session, self._progress.round_done))
+                ended(one.run, carry_out(one, self._options, self._session, self._progress))
 
     def close(self) -> None:
         """Does nothing: this object starts no process."""
@@ -135,7 +135,7 @@ class WorkerJobs:
         free: Sequence[int] = (),
     ) -> None:
         self._options, self._wanted, self._free = options, jobs, free
-        self._threads, self._progress = threads, progress or SilentStudy()
+        self._threads, self._progress = threads, progress or StudyProgress()
         self._pool = WorkerPool(threads)
         self._pool.start()  # imports torch in the background
         self._jobs: list[_Job] = []

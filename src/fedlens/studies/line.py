@@ -1,9 +1,8 @@
-"""The line of a run in a study's results, from its run directory."""
+"""The row of a run in the results of a study, from its run directory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from fedlens import __version__
@@ -20,8 +19,8 @@ _STATUS: Mapping[str, Status] = {"finished": "finished", "failed": "failed", "pa
 _TRAINING = "local_loss"
 
 
-def line_of(planned: PlannedRun, directory: Path) -> Row:
-    """The line of a run that finished, failed, or is paused (status "stopped", `rounds` the round of the pause).
+def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
+    """The row of a run that finished, failed, or is paused (status "stopped", `rounds` the round of the pause).
 
     The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up, down and between
     clients of one that takes part in the round, the mean over those that did. Metrics are those of the server's data
@@ -29,17 +28,18 @@ def line_of(planned: PlannedRun, directory: Path) -> Row:
     `Row` are `warnings`, the number of warnings of the run. Sums of counts are exact, other values are rounded to
     7 significant digits.
 
-    Raises `RunDirectoryError` if `directory` has no run, or the run has not ended.
+    Args:
+        planned: its place in a study, which gives its digest and name.
+
+    Raises `RunDirectoryError` if the run has not ended.
     """
-    run = Run.open(directory)
     status = _STATUS.get(run.status)
     if status is None:
-        raise RunDirectoryError("the run has not ended", where=str(directory), hint="resume it")
+        raise RunDirectoryError("the run has not ended", where=str(run.path), hint="resume it")
     done = run.rounds_done
     reason = run.summary.get("error") if status == "failed" else None
     return Row(
-        planned.digest,
-        planned.directory,
+        *_named(planned),
         status,
         f"paused after round {done}" if status == "stopped" else reason,
         done,
@@ -51,9 +51,13 @@ def line_of(planned: PlannedRun, directory: Path) -> Row:
     )
 
 
-def failed_line(planned: PlannedRun, reason: str) -> Row:
-    """The line of a run that failed before it had a directory."""
-    return Row(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+def failed_row(reason: str, planned: PlannedRun | None = None) -> Row:
+    """The row of a run that failed before it had a directory."""
+    return Row(*_named(planned), "failed", reason, 0, "", {"round": []}, {}, __version__)
+
+
+def _named(planned: PlannedRun | None) -> tuple[str, str]:
+    return ("", "") if planned is None else (planned.digest, planned.directory)
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

@@ -1,51 +1,46 @@
-"""Follows the progress of a study."""
+"""Follows the progress of runs that belong together."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any
 
 from fedlens.results.rows import Row
+from fedlens.run.progress import ProgressBase
 from fedlens.studies.planned import PlannedRun
 
 
-class StudyProgress(Protocol):
-    """A listener for the progress of a study. It never changes a result."""
+class StudyProgress:
+    """A listener for the progress of a study, or of `cost`. It never changes a result.
+
+    Inherit from it to override some methods; the others do nothing.
+    """
 
     def note(self, text: str) -> None:
         """Receives one sentence for the user."""
-        ...
 
     def runs_due(self, due: int, done: int, total: int) -> None:
         """`due` runs start now, `done` have ended, of about `total`. Called again for each rung of tuning."""
-        ...
 
     def run_started(self, run: PlannedRun) -> None:
         """A run starts, or is resumed."""
-        ...
 
     def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
         """A run is at round `round` of `rounds`; not every round is reported."""
-        ...
 
     def run_ended(self, run: PlannedRun, line: Row) -> None:
         """A run has ended: finished, stopped or failed."""
-        ...
 
 
-class SilentStudy:
-    """A listener that does nothing."""
+class EachRound(ProgressBase):
+    """Reports the rounds of a run to the listener of the study or of `cost`."""
 
-    def note(self, text: str) -> None:
-        """Does nothing."""
+    def __init__(self, run: PlannedRun, listener: StudyProgress) -> None:
+        self._run, self._listener, self._rounds = run, listener, 0
 
-    def runs_due(self, due: int, done: int, total: int) -> None:
-        """Does nothing."""
+    def started(self, plan: dict[str, Any]) -> None:
+        """Called before the first round."""
+        self._rounds = int(plan["rounds"])
 
-    def run_started(self, run: PlannedRun) -> None:
-        """Does nothing."""
-
-    def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
-        """Does nothing."""
-
-    def run_ended(self, run: PlannedRun, line: Row) -> None:
-        """Does nothing."""
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        """Reports the round."""
+        self._listener.round_done(self._run, int(metrics["round"]), self._rounds)

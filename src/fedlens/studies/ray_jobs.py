@@ -26,8 +26,8 @@ from fedlens.files.full_disk import CONTINUE
 from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out, line_of_failure
 from fedlens.studies.jobs import TRIES, Ended
-from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.planned import DueRun
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import working
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RayJobs:
         self, options: RunOptions, threads: int, address: str, progress: StudyProgress | None = None
     ) -> None:
         self._options = replace(options, runs=options.runs.resolve())
-        self._threads, self._progress = threads, progress or SilentStudy()
+        self._threads, self._progress = threads, progress or StudyProgress()
         self._ray = import_ray()
         local = address == LOCAL
         self._cluster = connect(
@@ -252,15 +252,11 @@ def _carried_out(task: RayTask, options: RunOptions, session: Session, archive: 
     line, stopped = None, None
     with suppress(KeyboardInterrupt):  # the driver cancelled the task; the run is saved
         try:
-            line = carry_out(task.due, options, session, _unheard)
+            line = carry_out(task.due, options, session, StudyProgress())
         except StudyStopped as error:
             stopped = error
     directory = options.runs / task.due.run.directory
     return RayAnswer(line, stopped, packed(directory) if archive and directory.is_dir() else None)
-
-
-def _unheard(run: PlannedRun, round: int, rounds: int) -> None:
-    """Rounds are not reported from nodes."""
 
 
 def shared(task: RayTask) -> bool:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import RunFailed
 from fedlens.core.step_counts import Work
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
 from fedlens.results.run import Run
-from fedlens.run.progress import BareProgress, Progress, ProgressBase, Silent
+from fedlens.run.observer import Listening
+from fedlens.run.progress import Progress, ProgressBase
 from fedlens.studies.halving import DIVERGED
+
+if TYPE_CHECKING:
+    from fedlens.core.driver import Tally
+    from fedlens.core.protocol import State
 
 KINDS = ("loss-not-finite", "loss-jump", COLLAPSE)  # of `fedlens.observers.divergence`
 
@@ -20,7 +25,7 @@ class RunDiverged(RunFailed):
     """A run that was stopped because its loss diverged; its study counts it as failed."""
 
 
-class StopDiverged(ProgressBase):
+class StopDiverged(Listening):
     """A listener that ends a run when its loss is not finite, or stays at 100 times its earlier level or above.
 
     It also ends a self-supervised run whose embeddings have collapsed, as the run itself does unless it is resumed.
@@ -29,17 +34,18 @@ class StopDiverged(ProgressBase):
     not change the round after which the run ends. All calls are passed on to `listener`.
 
     >>> stop = StopDiverged()
-    >>> stop.round_done({"round": 0, "test_loss": 2.3})
+    >>> stop.take([{"round": 0, "test_loss": 2.3}])
     >>> try:
     ...     for round in (1, 2, 3):
-    ...         stop.round_done({"round": round, "test_loss": 900.0})
+    ...         stop.take([{"round": round, "test_loss": 900.0}])
+    ...         stop.refuse()
     ... except RunDiverged as error:
     ...     print(error)
     diverged in round 3: The test loss has been more than 100 times the lowest value before (2.3) since round 1: ...
     """
 
     def __init__(self, listener: Progress | None = None) -> None:
-        self._listener = BareProgress.wrap(listener or Silent())
+        super().__init__(listener or ProgressBase())
         self._divergence = Divergence(rounds=1, lr=1.0)
         self._why: str | None = None
 
@@ -48,30 +54,18 @@ class StopDiverged(ProgressBase):
         advice = plan.get("collapse_advice")
         self._divergence = Divergence(rounds=plan.get("rounds", 1), lr=1.0, collapse_advice=advice)
         self.take(Run.open(Path(plan["directory"])).metrics)
-        self._listener.started(plan)
+        super().started(plan)
 
     def working(self, work: Work) -> None:
         """Passes the call on. Raises `RunDiverged` if the rounds before the start have diverged already."""
-        self._listener.working(work)
+        super().working(work)
         self.refuse()
 
-    def round_done(self, metrics: dict[str, Any]) -> None:
+    def round_done(self, state: State, tally: Tally, metrics: dict[str, Any]) -> None:
         """Passes the call on. Raises `RunDiverged` if the loss has diverged in this round."""
-        self._listener.round_done(metrics)
+        super().round_done(state, tally, metrics)
         self.take([metrics])
         self.refuse()
-
-    def note(self, text: str) -> None:
-        """Passed on."""
-        self._listener.note(text)
-
-    def problem(self, text: str) -> None:
-        """Passed on."""
-        self._listener.problem(text)
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """Passed on."""
-        self._listener.finished(summary)
 
     def take(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Checks lines of metrics.jsonl."""

@@ -22,7 +22,7 @@ from fedlens.studies.estimate import StudyEstimate, estimate
 from fedlens.studies.gpu_runs import gpus_to_share
 from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
 from fedlens.studies.planned import DueRun
-from fedlens.studies.progress import SilentStudy, StudyProgress
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.reproductions import COPY, study_command
 from fedlens.studies.run_settings import worker_name
 from fedlens.studies.store import StudyStore
@@ -198,7 +198,7 @@ class Study:
         """
         if jobs is not None and jobs < 0:
             raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
-        folder, listener = Path(out or self.folder).expanduser(), progress or SilentStudy()
+        folder, listener = Path(out or self.folder).expanduser(), progress or StudyProgress()
         plan, store = self.plan().with_command(self._command(folder, data_dir)), StudyStore(folder)
         if address is None and (jobs is None or download):  # workers need not download the same files at once
             estimated = self.estimate(folder, jobs=jobs, data_dir=data_dir, download=download, timed=False)

@@ -8,7 +8,7 @@ from typing import Protocol
 from fedlens.base.errors import RunFailed
 from fedlens.results.rows import Row, StudyInfo, write_info
 from fedlens.studies.jobs import Jobs
-from fedlens.studies.line import failed_line
+from fedlens.studies.line import failed_row
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.pretrained import pretraining_problem
 from fedlens.studies.progress import StudyProgress
@@ -82,7 +82,7 @@ def sweep(
                 if problem is None:
                     ready.append(one)
                 else:
-                    ended(one.run, failed_line(one.run, problem))
+                    ended(one.run, failed_row(problem, one.run))
             if ready:
                 jobs = jobs or start(ready)
                 jobs.carry_out(ready, ended)

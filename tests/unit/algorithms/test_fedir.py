@@ -10,9 +10,9 @@ from fedlens.algorithms.fedir import DISCLOSURE, fedir, reweighted
 from fedlens.algorithms.registry import ALGORITHMS, RULES
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import read_settings
-from fedlens.cli.display.progress_display import opening_lines
+from fedlens.cli.display.run_display import opening_lines
 from fedlens.local.chain import chain
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.identity.identity_kit import parts, world
 
 LOCAL = {"lr": 0.1}
@@ -71,7 +71,7 @@ def small(tmp_path: Path, **more):
     return made.run(tmp_path / "run", progress=told), told.plan
 
 
-class Listening(Silent):
+class Listening(ProgressBase):
     def started(self, plan) -> None:
         self.plan = plan
 

@@ -164,11 +164,11 @@ def test_on_a_terminal_one_line_lives(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from rich.console import Console
 
-    from fedlens.cli.display.progress_display import ProgressDisplay
+    from fedlens.cli.display.run_display import RunDisplay
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120, highlight=False, markup=False)
-    seen = ProgressDisplay(console)
+    seen = RunDisplay(console)
     plan = {"name": "a", "rounds": 10, "clients": 4, "clients_per_round": 2, "directory": "d", "model": "m"}
     seen.started(plan)
     seen.round_done({"round": 0, "test_accuracy": 0.1, "test_loss": 2.3, "elapsed": 0.0})

@@ -21,7 +21,7 @@ from fedlens.engines.inline import Inline
 from fedlens.engines.registry import ENGINES as REGISTRY
 from fedlens.engines.vectorized import Vectorized
 from fedlens.run.build import images_of_the_run
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from fedlens.settings.config import read_config
 from tests.contract.contract_kit import Stopping, weights
 from tests.identity.identity_kit import course, model, parts, same, world
@@ -201,7 +201,7 @@ def test_the_images_of_a_run_are_counted_as_often_as_they_are_looked_at() -> Non
         assert images_of_the_run(config, world().info, 2) == pytest.approx(expected)
 
 
-class Notes(Silent):
+class Notes(ProgressBase):
     """Keeps what is said."""
 
     def __init__(self) -> None:

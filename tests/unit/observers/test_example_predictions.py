@@ -14,7 +14,7 @@ from fedlens import Experiment, Result, resume
 from fedlens.base.errors import RunDirectoryError
 from fedlens.data.normalize import normalize
 from fedlens.observers.example_predictions import LOWEST, PIXELS, ExamplePredictions, found_boxes
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from fedlens.run.rundir import RunDir
 from fedlens.use.trained_model import read_trained
 from tests.unit.use import placed_kit as kit
@@ -103,7 +103,7 @@ def assert_equal(one: ExamplePredictions, other: ExamplePredictions) -> None:
         assert np.array_equal(array, arrays(other)[name]), name
 
 
-class StopsAfter(Silent):
+class StopsAfter(ProgressBase):
     """Stops the run like a person with Ctrl-C, after a round."""
 
     def __init__(self, round: int) -> None:
@@ -199,7 +199,7 @@ def test_a_task_whose_predictions_fail_ends_with_a_note(tmp_path: Path) -> None:
         "        raise RuntimeError('no boxes today')\n"
     )
 
-    class Notes(Silent):
+    class Notes(ProgressBase):
         def __init__(self) -> None:
             self.notes: list[str] = []
 

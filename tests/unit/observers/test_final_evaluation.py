@@ -19,7 +19,7 @@ from fedlens.api import _report
 from fedlens.data.dataset import Dataset
 from fedlens.observers.final_evaluation import PIXELS, WORST, FinalEvaluation
 from fedlens.report.classification_figures import Calibration, ClassResults
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.unit.report.reading import read_page
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -146,7 +146,7 @@ def test_without_record_images_no_pixel_is_in_the_run_directory(tmp_path: Path) 
     shown, hidden = run(tmp_path / "a"), run(tmp_path / "b", record={"images": False})
     images = digits().test.inputs[evaluation_of(shown).mistakes["index"]]
     for result in (shown, hidden):
-        _report(result.directory, Silent())
+        _report(result.directory, ProgressBase())
     assert evaluation_of(hidden).mistakes["index"].tolist() == evaluation_of(shown).mistakes["index"].tolist()
     assert contains(shown.directory, images)
     assert not contains(hidden.directory, images)
@@ -157,7 +157,7 @@ def test_without_record_images_no_pixel_is_in_the_run_directory(tmp_path: Path) 
 def test_images_of_a_users_own_data_are_kept_only_if_the_settings_say_so(tmp_path: Path) -> None:
     own, published = run(tmp_path / "own", record={}), run(tmp_path / "digits", "digits", record={})
     images = digits().test.inputs[evaluation_of(own).mistakes["index"]]
-    _report(own.directory, Silent())
+    _report(own.directory, ProgressBase())
     assert not contains(own.directory, images)
     assert evaluation_of(published).images is not None
     page = read_page((own.directory / "report.html").read_text(encoding="utf-8"))
@@ -200,7 +200,7 @@ def test_only_a_global_model_is_measured(tmp_path: Path, algorithm: str) -> None
     more = {"validation": 0.2, "validation_from": "client"}
     result = run(tmp_path / "run", algorithm=algorithm, data=data | more)
     assert (result.directory / "evaluation.npz").exists() == (algorithm == "centralized")
-    _report(result.directory, Silent())
+    _report(result.directory, ProgressBase())
     page = (result.directory / "report.html").read_text(encoding="utf-8")
     assert ("Each client has a model of its own" in page) == (algorithm == "local-only")
 

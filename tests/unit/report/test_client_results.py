@@ -28,7 +28,7 @@ from fedlens.report.client_results import (
 from fedlens.report.run_commands import measuring_command
 from fedlens.report.run_page import write_report
 from fedlens.results.run import read_run
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
 from tests.unit.report.reading import assert_self_contained, read_page
 
@@ -125,7 +125,7 @@ def test_training_rows_and_measured_rows_stand_beside_each_other(
     assert [vars(row) for row in client_results(read_run(result.directory))] == runs["fedavg"].clients
 
 
-class Stops(Silent):
+class Stops(ProgressBase):
     def round_done(self, metrics: dict[str, Any]) -> None:
         if metrics["round"] == 2:
             raise KeyboardInterrupt

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.cli.display.progress_display import closing_lines, round_line
+from fedlens.cli.display.run_display import closing_lines, round_line
 from fedlens.report.compare import compare, readable, write_comparison
 from fedlens.report.run_page import write_report
 from fedlens.results.run import read_run

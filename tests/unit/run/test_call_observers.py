@@ -19,7 +19,7 @@ from fedlens.core.protocol import Reply
 from fedlens.run import changes, checkpoint
 from fedlens.run.call_observers import Observers
 from fedlens.run.observer import Place
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from fedlens.run.run_state import RunState
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config
@@ -385,7 +385,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(own: Path, tmp_path: Path) ->
     assert any("symbolic link" in text or "regular" in text for text in heard.problems), heard.problems
 
 
-class Heard(Silent):
+class Heard(ProgressBase):
     def __init__(self) -> None:
         self.problems: list[str] = []
 
@@ -504,7 +504,7 @@ def test_the_example_writes_curves_to_tensorboard_and_a_resumed_run_shows_each_r
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    class Stop(Silent):
+    class Stop(ProgressBase):
         def round_done(self, metrics: dict[str, Any]) -> None:
             if metrics["round"] == 2:
                 raise KeyboardInterrupt

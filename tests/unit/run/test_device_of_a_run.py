@@ -14,7 +14,7 @@ from fedlens.engines.hardware import Hardware
 from fedlens.run import build
 from fedlens.run.changes import changed, defining
 from fedlens.run.environment import changed_bits
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
@@ -27,7 +27,7 @@ SETTINGS = {
 }
 
 
-class Notes(Silent):
+class Notes(ProgressBase):
     """Keeps what is said."""
 
     def __init__(self) -> None:

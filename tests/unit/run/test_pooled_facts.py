@@ -16,7 +16,7 @@ from fedlens import Experiment, Result, resume
 from fedlens.data.dataset import Dataset
 from fedlens.report.run_page import write_report
 from fedlens.run import run_description
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from tests.unit.data.pictures import pixels
 from tests.unit.data.vertical.tables import write_parties
 from tests.unit.report.reading import read_page
@@ -100,7 +100,7 @@ def interrupted(*given: Any) -> None:
 
 
 def test_messages_are_counted_over_a_pause(tmp_path: Path) -> None:
-    class Stops(Silent):
+    class Stops(ProgressBase):
         def round_done(self, metrics: dict[str, Any]) -> None:
             if metrics["round"] == 1:
                 raise KeyboardInterrupt

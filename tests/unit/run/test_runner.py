@@ -20,7 +20,7 @@ from fedlens.core.states import Saved
 from fedlens.files import jsonl
 from fedlens.run import checkpoint, run_saver
 from fedlens.run.failed_round import diverged, no_accepted_update
-from fedlens.run.progress import Silent
+from fedlens.run.progress import ProgressBase
 from fedlens.run.run_state import RunState, replace_tensors
 
 LEAST: dict[str, Any] = {
@@ -32,7 +32,7 @@ LEAST: dict[str, Any] = {
 }
 
 
-class Listener(Silent):
+class Listener(ProgressBase):
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any]] = []
 
@@ -281,7 +281,7 @@ def test_what_is_said_when_there_is_no_hope() -> None:
 
 
 def test_failures_are_counted_once_however_often_a_run_is_resumed(tmp_path: Path) -> None:
-    class Stop(Silent):
+    class Stop(ProgressBase):
         def round_done(self, metrics: dict[str, Any]) -> None:
             if metrics["round"] == 2:
                 raise KeyboardInterrupt
@@ -337,7 +337,7 @@ def test_a_run_without_a_report_leaves_everything_else(tmp_path: Path) -> None:
 
 @pytest.mark.report_page
 def test_a_run_resumed_without_a_report_keeps_no_old_one(tmp_path: Path) -> None:
-    class Stop(Silent):
+    class Stop(ProgressBase):
         def round_done(self, metrics: dict[str, Any]) -> None:
             if metrics["round"] == 2:
                 raise KeyboardInterrupt

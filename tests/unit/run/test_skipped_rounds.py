@@ -16,7 +16,7 @@ from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.algorithms.averaging import Parts, averaging
 from fedlens.algorithms.scaffold import scaffold
 from fedlens.base.errors import ConfigError, RunFailed
-from fedlens.cli.display.progress_display import closing_lines, round_line
+from fedlens.cli.display.run_display import closing_lines, round_line
 from fedlens.core.reduction import Refusal, Update
 from fedlens.core.tree import map_tree, zeros_like
 from fedlens.observers.read_recordings import recorded_rounds

@@ -17,6 +17,7 @@ from fedlens.settings import own_files as module
 from fedlens.settings.own_files import edited_files, own_files, refuse_edited_since
 from fedlens.studies.carry_out import RunOptions, carry_out
 from fedlens.studies.planned import DueRun
+from fedlens.studies.progress import StudyProgress
 from tests.unit.studies.study_kit import Heard, planned
 
 MINE = """
@@ -159,7 +160,7 @@ def test_a_file_whose_runs_failed_may_be_repaired(folder: Path) -> None:
 
 def test_a_run_fails_in_a_process_that_reads_another_content_than_the_plan(folder: Path) -> None:
     due = DueRun(replace(planned(0), files={"mine.py": "0" * 64}))
-    line = carry_out(due, RunOptions(folder / "runs"), Session(), lambda run, round, rounds: None)
+    line = carry_out(due, RunOptions(folder / "runs"), Session(), StudyProgress())
     assert line.status == "failed"
     assert "mine.py was edited after the study started" in str(line.reason)
 

@@ -12,7 +12,7 @@ from fedlens.results.rows import LINES, Row, StudyInfo
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.jobs import InProcess, Jobs
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.progress import SilentStudy
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import StudyStore
 from fedlens.studies.sweep import sweep
 
@@ -83,7 +83,7 @@ class FixedPlan:
         )
 
 
-class Heard(SilentStudy):
+class Heard(StudyProgress):
     """Keeps what a study says."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Heard(SilentStudy):
 
 def carried_out(folder: Path, plan: FixedPlan, start: Any = None, progress: Any = None) -> StudyStore:
     """The store of the folder after a sweep, in this process unless `start` says otherwise."""
-    store, listener = StudyStore(folder), progress or SilentStudy()
+    store, listener = StudyStore(folder), progress or StudyProgress()
 
     def in_process(due: Sequence[DueRun]) -> Jobs:
         return InProcess(RunOptions(store.runs), listener)

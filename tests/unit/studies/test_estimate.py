@@ -18,6 +18,7 @@ from fedlens.results.rows import LINES, write_lines
 from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, carry_out
 from fedlens.studies.estimate import BASIS, estimate, mean_rounds
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.run_cost import EVALUATION, RunCost, RunCosts, Speed, _speed_of, _Timed
 from fedlens.studies.study_plan import StudyPlan
 
@@ -171,12 +172,12 @@ def test_an_estimate_counts_the_runs_that_are_left(tmp_path: Path) -> None:
     assert json.loads(json.dumps(vars(found)))["left"] == 4
     options = RunOptions(tmp_path / "runs")
     session = Session()
-    lines = [carry_out(due, options, session, lambda *_: None) for due in plan.due({})[:3]]
+    lines = [carry_out(due, options, session, StudyProgress()) for due in plan.due({})[:3]]
     write_lines(tmp_path / LINES, lines)
     rest = estimate(plan, tmp_path, jobs=2)
     assert (rest.left, rest.sentences[0]) == (1, "4 runs; 3 of them are done.")
     assert rest.hours == rest.core_hours  # one run cannot be divided
-    write_lines(tmp_path / LINES, [*lines, carry_out(plan.due({})[3], options, session, lambda *_: None)])
+    write_lines(tmp_path / LINES, [*lines, carry_out(plan.due({})[3], options, session, StudyProgress())])
     assert estimate(plan, tmp_path).sentences == ["4 runs; 4 of them are done."]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedlens.studies.carry_out import RunOptions
 from fedlens.studies.planned import DueRun
-from fedlens.studies.progress import SilentStudy
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.ray_jobs import LOCAL, RayJobs
 from fedlens.studies.store import StudyStore
 from fedlens.studies.study_plan import StudyPlan
@@ -61,7 +61,10 @@ def test_a_node_that_does_not_share_the_folder_is_sent_the_pretraining(
     store = StudyStore(tmp_path / "there")
     with store.lock():
         sweep(
-            StudyPlan.load(STUDY), store, lambda due: Hidden(RunOptions(store.runs), 1, LOCAL), SilentStudy()
+            StudyPlan.load(STUDY),
+            store,
+            lambda due: Hidden(RunOptions(store.runs), 1, LOCAL),
+            StudyProgress(),
         )
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     run(tmp_path / "here")

@@ -12,7 +12,7 @@ from fedlens import Study
 from fedlens.results.choices import chosen_values, edges
 from fedlens.results.rows import Results
 from fedlens.studies.planned import PlannedRun
-from fedlens.studies.progress import SilentStudy
+from fedlens.studies.progress import StudyProgress
 from tests.unit.studies.study_kit import without_clock
 
 STUDY: dict[str, Any] = {
@@ -31,7 +31,7 @@ STUDY: dict[str, Any] = {
 }
 
 
-class _Interrupt(SilentStudy):
+class _Interrupt(StudyProgress):
     """Ctrl-C after a number of rounds, over all runs."""
 
     def __init__(self, after: int) -> None:

@@ -6,9 +6,7 @@ rounds at most.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,58 +23,33 @@ from fedlens.base.format import (
     size,
     split_of,
 )
-from fedlens.base.printable import printable
 from fedlens.cli.display.client_table import client_lines, worst_text
-from fedlens.cli.display.output import complain, console, discard, unwritten
-from fedlens.cli.display.status_line import StatusLine, fitting
-from fedlens.cli.heartbeat import Heartbeat
+from fedlens.cli.display.forecast import Forecast
+from fedlens.cli.display.live_display import LiveDisplay
 from fedlens.report.cost_measures import measure
-from fedlens.run.progress import Forecast, ProgressBase
+from fedlens.run.progress import ProgressBase
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress
 
     from fedlens.core.step_counts import Work
 
 _TERMINAL_LINES = 200  # rounds of a run that stay on a terminal
-_BAR = 24  # columns, at most a sixth of the terminal
 SILENCE = 15.0  # seconds after which a line is printed, without a terminal
-_BEAT, _TERMINAL_BEAT = 1.0, 0.25  # seconds
 
 
-class ProgressDisplay(ProgressBase):
-    """The progress of a run, for `Experiment.run`; keeps the run directory for the messages at the end.
+class RunDisplay(LiveDisplay, ProgressBase):
+    """The progress of a run, for `Experiment.run`; keeps the run directory for the messages at the end."""
 
-    Args:
-        console: where it is printed.
-        quiet: print only the path of the result, and problems.
-        clock: seconds, for the estimates.
-        beating: move the display in the background too, from `started` to `close`; else only what arrives moves it.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        beating: bool = False,
-    ) -> None:
+    def __init__(self, console: Console, quiet: bool = False, **how: Any) -> None:
+        super().__init__(console, quiet, **how)
         self.directory: Path | None = None
-        self.lost: OSError | None = None  # why nothing more can be printed
-        self._console, self._quiet, self._clock = console, quiet, clock
         self._rounds: int | None = None
-        self._bar: Progress | None = None
-        self._column: BarColumn
         self._forecast = Forecast()
-        self._line = StatusLine(self._forecast)
         self._last: list[str] = []  # metrics and speed of the last rounds, on a terminal
         self._shown = 0  # the last round with a line on a terminal
         self._done = 0  # the last round that is done
         self._due = 0.0  # when silence has lasted too long
-        self._busy = threading.Lock()
-        self._beating = beating
-        self._heartbeat: Heartbeat | None = None
 
     def started(self, plan: dict[str, Any]) -> None:
         """Called before the first round."""
@@ -86,82 +59,35 @@ class ProgressDisplay(ProgressBase):
             return
         for line in opening_lines(plan):
             self._print(line, soft_wrap=not self._console.is_terminal)
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-            self._column = BarColumn(bar_width=_BAR)
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                self._column,
-                TextColumn("{task.fields[more]}", markup=False),
-                console=self._console,
-                transient=True,
-                auto_refresh=False,  # what cannot be printed is handled here
-            )
-            self._bar.add_task(self._line.short(0), total=self._rounds, more="")
-            self._guarded(self._bar.start)
-        if self._beating:
-            self._heartbeat = Heartbeat(self.tick, _TERMINAL_BEAT if self._bar else _BEAT)
-            self._heartbeat.start()
+        self.begin(self._forecast.short(0), self._rounds)
 
     def working(self, work: Work) -> None:
         """Called when clients are asked, and after each answer."""
         if self._quiet:
             return
-        now = self._clock()
-        self._forecast.follow(work, now)
+        self._forecast.follow(work, self._clock())
         if self._bar is None:
-            self._tick(now)
+            self.tick()
 
-    def tick(self) -> None:
-        """Updates the display, however long nothing has arrived; called by another thread."""
-        self._tick(self._clock())
-
-    def _tick(self, now: float) -> None:
-        # Never waits: the other thread is printing already.
-        if not self._busy.acquire(blocking=False):
-            return
-        try:
-            if self._bar is not None:
-                self._update_bar(now)
-                return
-            estimate = self._line.first_estimate(now)
-            if estimate:
-                self._print(estimate, soft_wrap=True)
-            elif now >= self._due and (line := self._line.text(now)):
-                self._print(line, soft_wrap=True)
-        finally:
-            self._busy.release()
-
-    def _update_bar(self, now: float) -> None:
-        assert self._bar is not None
-        work, head = self._forecast.work, self._line.short(self._done)
-        left, width = self._line.left(now), self._console.width
-        room = width - len(f"* {head}   ")
-        self._column.bar_width = max(1, min(_BAR, width // 6, room - len(left)))
-        done: float = self._done
-        if work is not None and work.phase == "training":
-            done = work.round - 1 + work.fraction
-        self._bar.update(
-            self._bar.task_ids[0],
-            completed=done,
-            description=head,
-            more=fitting([left, *self._last], room - self._column.bar_width),
-        )
-        self._guarded(self._bar.refresh)
+    def _update(self, now: float) -> None:
+        work, forecast = self._forecast.work, self._forecast
+        if self._bar is not None:
+            training = work is not None and work.phase == "training"
+            done = work.round - 1 + work.fraction if work is not None and training else self._done
+            self._move(forecast.short(self._done), done, self._rounds, [forecast.left(now), *self._last])
+        elif line := forecast.first_estimate(now) or (forecast.text(now) if now >= self._due else None):
+            self._print(line, soft_wrap=True)
 
     def round_done(self, metrics: dict[str, Any]) -> None:
         """Called after each round; `metrics` is its line of metrics.jsonl."""
         if self._quiet:
             return
         now, self._done = self._clock(), int(metrics["round"])
-        self._forecast.round_done(
-            self._done, finite(metrics.get("elapsed")), finite(metrics.get("seconds")), now
-        )
+        elapsed, seconds = (finite(metrics.get(key)) for key in ("elapsed", "seconds"))
+        self._forecast.round_done(self._done, elapsed, seconds, now)
         if self._bar is None:
             self._print(round_line(metrics, self._rounds), soft_wrap=True)
-            if better := self._line.better_estimate(now):
+            if better := self._forecast.better_estimate(now):
                 self._print(better, soft_wrap=True)
             return
         if values := [f"{metric} {metric_value(metric, value)}" for metric, value in tested(metrics)]:
@@ -171,32 +97,13 @@ class ProgressDisplay(ProgressBase):
             self._shown = self._done
             line = round_line(metrics, self._rounds, self._console.width)
             self._print(line, no_wrap=True, overflow="ellipsis")
-        self._tick(now)
+        self.tick()
 
     def _stays(self, evaluated: bool) -> bool:
         """Whether the round that is done keeps a line above the bar: in a long run only some evaluated rounds."""
         if self._rounds is None or self._rounds <= _TERMINAL_LINES or self._done in (0, self._rounds):
             return True
         return evaluated and self._done - self._shown >= self._rounds / _TERMINAL_LINES
-
-    def note(self, text: str) -> None:
-        """Prints a sentence that the user should read, for example that a damaged checkpoint was skipped."""
-        if not self._quiet:
-            self._print(f"note: {text}", style="yellow", soft_wrap=True)
-
-    def problem(self, text: str) -> None:
-        """Prints on standard error what went wrong and did not end the run, also with --quiet."""
-        complain("warning", text)
-
-    def finished(self, summary: dict[str, Any]) -> None:
-        """Called after the last round; `result` prints the outcome."""
-
-    def close(self) -> None:
-        """Removes the progress bar; may be called twice."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        if self._bar is not None:
-            self._guarded(self._bar.stop)
 
     def result(
         self, summary: dict[str, Any], directory: Path, files: Mapping[str, Path] | None = None
@@ -206,42 +113,22 @@ class ProgressDisplay(ProgressBase):
 
         page = RunDir(directory).report_path
         result = page if page.is_file() else directory
-        if not self._quiet:
-            for line in [
-                *closing_lines(summary),
-                *(client_lines(directory) if summary.get("clients") else ()),
-            ]:
-                self._print(line, soft_wrap=True)
-            for line in warning_lines(summary):
-                self._print(line, style="yellow", soft_wrap=True)
-            label = "result page" if result == page else "run directory"
-            self._print(f"{label}: {result}", style="bold", soft_wrap=True)
-            for name, path in (files or {}).items():
-                self._print(f"{name}: {path}", style="bold", soft_wrap=True)
-        elif not self._console.stderr:
-            self._print(str(next(iter((files or {}).values()), result)), soft_wrap=True)
+        if self._quiet:
+            if not self._console.stderr:
+                self._print(str(next(iter((files or {}).values()), result)), soft_wrap=True)
+            return
+        clients = client_lines(directory) if summary.get("clients") else ()
+        for line in [*closing_lines(summary), *clients]:
+            self._print(line, soft_wrap=True)
+        for line in warning_lines(summary):
+            self._print(line, style="yellow", soft_wrap=True)
+        label = "result page" if result == page else "run directory"
+        for name, path in {label: result, **(files or {})}.items():
+            self._print(f"{name}: {path}", style="bold", soft_wrap=True)
 
     def _print(self, text: str, **how: Any) -> None:
         self._due = self._clock() + SILENCE
-        self._guarded(lambda: self._console.print(printable(text), **how))
-
-    def _guarded(self, show: Callable[[], None]) -> None:
-        """Calls `show`, unless the output is lost. A lost output does not end a run: it is said once."""
-        if self.lost is not None:
-            return
-        try:
-            show()
-        except OSError as error:
-            self.lost = error
-            self._quiet = True
-            discard(self._console.file)
-            if not self._console.stderr:
-                complain("warning", f"{unwritten(error)}; the run continues without output")
-
-
-def make_display(*, quiet: bool, stderr: bool) -> ProgressDisplay:
-    """The display of a run, on standard output or standard error."""
-    return ProgressDisplay(console(stderr=stderr), quiet, beating=True)
+        super()._print(text, **how)
 
 
 def tested(metrics: dict[str, Any]) -> list[tuple[str, float | None]]:

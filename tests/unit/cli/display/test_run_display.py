@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedlens.cli.display.progress_display import ProgressDisplay
+from fedlens.cli.display.run_display import RunDisplay
 from fedlens.core.step_counts import StepCount, Work
 
 PLAN = {"name": "a", "rounds": 100, "clients": 40, "clients_per_round": 10, "directory": "d", "model": "m"}
@@ -25,7 +25,7 @@ class Screen:
         shown = Console(
             file=self.file, force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
         )
-        self.display = ProgressDisplay(shown, clock=lambda: self.now)
+        self.display = RunDisplay(shown, clock=lambda: self.now, beating=False)
         self.display.started(PLAN | {"rounds": rounds})
         self.seen = 0
 
