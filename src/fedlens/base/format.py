@@ -245,7 +245,11 @@ def heading(metric: str) -> str:
     >>> heading("accuracy_balanced"), heading("mean_iou"), heading("map")
     ('Balanced accuracy', 'Mean IoU', 'mAP')
     """
-    text = label(metric)
+    return capitalized(label(metric))
+
+
+def capitalized(text: str) -> str:
+    """A text with a large first letter, but for words such as "mAP"."""
     return text if text[1:2].isupper() else text[:1].upper() + text[1:]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedlens.base.format import is_share, label
+from fedlens.base.format import heading, is_share, label
 from fedlens.results.chart import (
     GREY,
     Axis,
@@ -19,8 +20,8 @@ from fedlens.results.chart import (
     Series,
     band,
     matrix,
-    share_limits,
-    x_limits,
+    round_axis,
+    value_axis,
 )
 from fedlens.results.palette import TEN
 
@@ -61,22 +62,20 @@ def analysis_figures(analysis: str, rows: Rows) -> list[Chart]:
     return found.figures(rows) if found is not None and rows else []
 
 
-def round_axis(rounds: Sequence[float]) -> Axis:
-    """The axis of rounds."""
-    last = max(rounds, default=1)
-    return Axis("round", "count", limits=x_limits(last), ticks=range(int(last) + 1) if last < 10 else ())
-
-
-def value_axis(metric: str, values: Sequence[float | None], title: str = "") -> Axis:
-    """The axis of a metric that shows these values."""
-    finite = [value for value in values if value is not None]
-    if is_share(metric):
-        return Axis(title or label(metric), values="share", limits=share_limits(finite) if finite else None)
-    return Axis(title or label(metric))
+def _over_rounds(title: str, about: str, rows: Rows, y: Axis, *lines: tuple[str, str, str]) -> list[Panel]:
+    """A panel of lines over rounds, each a key of the rows, a name and a colour; none without any value."""
+    series = []
+    for key, name, color in lines:
+        points = [(row["round"], row[key]) for row in rows if row.get(key) is not None]
+        if points:
+            at, values = zip(*points, strict=True)
+            series.append(Series(list(at), list(values), name, "line", color))
+    last = max((row["round"] for row in rows), default=1)
+    return [Panel(title, about, round_axis(last), y, series)] if series else []
 
 
 def dynamics_figures(rows: Rows) -> list[Chart]:
-    """Panel 2 of chen2022: the global model, slanted lines to the local models, and vertical ones back."""
+    """Figure 2 of chen2022: the global model, slanted lines to the local models, and vertical ones back."""
     metric = str(rows[0]["metric"])
     slanted_x: list[float] = []
     slanted_y: list[float | None] = []
@@ -103,29 +102,27 @@ def dynamics_figures(rows: Rows) -> list[Chart]:
     back = sum(row["aggregation_gain"] for row in rows) / len(rows)
     form = "{:+.1%}" if is_share(metric) else "{:+.4g}"
     about = f"On average a round gains {form.format(gained)} by local training and {form.format(back)} by aggregation."
-    figure = Panel("", about, round_axis(places), value_axis(metric, values), series)
-    caption = f"{_start(metric)} of the global model (dots) and of the local models (rings). {about}"
+    y = value_axis(metric, values, label(metric))
+    figure = Panel("", about, round_axis(places[-1]), y, series)
+    caption = f"{heading(metric)} of the global model (dots) and of the local models (rings). {about}"
     return [Chart("Training dynamics", caption, [figure])]
 
 
 def optimal_figures(rows: Rows) -> list[Chart]:
-    """Panel 3 of chen2022: averaging, and the best convex combination of the same local models."""
+    """Figure 3 of chen2022: averaging, and the best convex combination of the same local models."""
     metric = str(rows[0]["metric"])
-    rounds = [row["round"] for row in rows]
-    average, optimal = [row["average"] for row in rows], [row["optimal"] for row in rows]
-    series = [
-        Series(rounds, optimal, "best convex combination", color=ORANGE, dash="dash"),
-        Series(rounds, average, "average", color=BLUE),
-    ]
     gap = max(rows, key=lambda row: row["gap"])
     form = "{:.1%}" if is_share(metric) else "{:.4g}"
     caption = (
-        f"{_start(metric)} of the average of the local models, and of the combination with the "
+        f"{heading(metric)} of the average of the local models, and of the combination with the "
         f"weights that score best. The largest gap is {form.format(gap['gap'])}, in round "
         f"{gap['round']}."
     )
-    figure = Panel("", caption, round_axis(rounds), value_axis(metric, [*average, *optimal]), series)
-    return [Chart("Optimal aggregation", caption, [figure])]
+    y = value_axis(metric, [row[key] for row in rows for key in ("average", "optimal")], label(metric))
+    best = ("optimal", "best convex combination", ORANGE)
+    [panel] = _over_rounds("", caption, rows, y, best, ("average", "average", BLUE))
+    dashed = replace(panel.series[0], dash="dash")
+    return [Chart("Optimal aggregation", caption, [replace(panel, series=[dashed, panel.series[1]])])]
 
 
 def surface_figures(rows: Rows) -> list[Chart]:
@@ -153,7 +150,7 @@ def surface_figures(rows: Rows) -> list[Chart]:
         f"Loss of {len(rows[0]['losses']):,} uniformly drawn convex combinations of the local models "
         "(mean and 95 % interval), and of their weighted average."
     )
-    panels = [Panel("all rounds", caption, round_axis(rounds), value_axis("loss", []), over)]
+    panels = [Panel("all rounds", caption, round_axis(max(rounds)), Axis("loss"), over)]
     panels += [_histogram(row) for row in chosen]
     return [Chart("Loss surface", caption, panels, columns=2)]
 
@@ -209,37 +206,31 @@ def line_figures(rows: Rows) -> list[Chart]:
         )
         for k, ((round, first, second), points) in enumerate(shown_pairs)
     ]
-    rounds = [round for round, _, _ in pairs]
-    barriers = [points[0]["barrier"] for points in pairs.values()]
-    highest = max(range(len(barriers)), key=lambda k: barriers[k])
+    barriers = [{"round": round, **points[0]} for (round, _, _), points in pairs.items()]
+    highest = max(barriers, key=lambda row: row["barrier"])
     caption = (
         "Loss between two models, t from the first to the second. The highest barrier is "
-        f"{barriers[highest]:.3g}, in round {rounds[highest]}."
+        f"{highest['barrier']:.3g}, in round {highest['round']}."
     )
     panels = [Panel("loss along the line", caption, Axis("t", limits=(-0.02, 1.02)), Axis("loss"), series)]
     if len(pairs) > 1:
-        line = Series(rounds, barriers, "barrier", color=GREY)
-        panels.append(Panel("barrier", "Barrier by round.", round_axis(rounds), Axis("barrier"), [line]))
+        y, line = Axis("barrier"), ("barrier", "barrier", GREY)
+        panels += _over_rounds("barrier", "Barrier by round.", barriers, y, line)
     return [Chart("Lines between models", caption, panels, columns=2)]
 
 
 def drift_figures(rows: Rows) -> list[Chart]:
     """The agreement of the clients' updates by round, and by layer."""
     total = [row for row in rows if row["layer"] == "all"]
-    rounds = [row["round"] for row in total]
+    lines = (
+        ("cosine", "cosine to the mean update", BLUE),
+        ("agreeing", "effective number of agreeing clients", GREEN),
+        ("diversity", "gradient diversity", ORANGE),
+    )
     panels = [
-        Panel(
-            title,
-            f"{title} by round.",
-            round_axis(rounds),
-            Axis(title),
-            [Series(rounds, [row[key] for row in total], title, color=color)],
-        )
-        for key, title, color in (
-            ("cosine", "cosine to the mean update", BLUE),
-            ("agreeing", "effective number of agreeing clients", GREEN),
-            ("diversity", "gradient diversity", ORANGE),
-        )
+        panel
+        for line in lines
+        for panel in _over_rounds(line[1], f"{line[1]} by round.", total, Axis(line[1]), line)
     ]
     last = total[-1]
     caption = (
@@ -273,17 +264,17 @@ def representation_figures(rows: Rows) -> list[Chart]:
     about = "Linear CKA between the local models of a round, the mean over pairs, by layer and round."
     figures = _layer_map("Similarity of representations", about, layered, "between_clients", "CKA")
     separated = [row for row in rows if "between_clients" not in row]
-    rounds = list(dict.fromkeys(row["round"] for row in separated))
-    panels = []
-    for key, title, color in (
-        ("knn_accuracy", "k-NN accuracy", GREEN),
-        ("within", "variability within classes (NC1)", ORANGE),
-        ("simplex", "distance from the simplex (NC2)", BLUE),
-    ):
-        points = [(row["round"], row[key]) for row in separated if row.get(key) is not None]
-        if points:
-            line = Series([at for at, _ in points], [value for _, value in points], title, color=color)
-            panels.append(Panel(title, f"{title} by round.", round_axis(rounds), value_axis(key, []), [line]))
+    panels = [
+        panel
+        for line in (
+            ("knn_accuracy", "k-NN accuracy", GREEN),
+            ("within", "variability within classes (NC1)", ORANGE),
+            ("simplex", "distance from the simplex (NC2)", BLUE),
+        )
+        for panel in _over_rounds(
+            line[1], f"{line[1]} by round.", separated, value_axis(line[0], [], label(line[0])), line
+        )
+    ]
     if panels:
         caption = "The features of the global model after each round, before its last layer."
         figures.append(Chart("Separation of classes", caption, panels, columns=3))
@@ -298,13 +289,16 @@ def calibration_figures(rows: Rows) -> list[Chart]:
         ("local", "local models, mean", RED),
         ("after", "after", BLUE),
     )
-    lines = []
-    for model, title, color in styles:
-        means = []
-        for round in rounds:
-            errors = [row["error"] for row in rows if row["round"] == round and row["model"] == model]
-            means.append(sum(errors) / len(errors))
-        lines.append(Series(rounds, means, title, color=color))
+    means = [
+        {"round": round}
+        | {
+            model: statistics.fmean(
+                row["error"] for row in rows if row["round"] == round and row["model"] == model
+            )
+            for model, *_ in styles
+        }
+        for round in rounds
+    ]
     last = [row for row in rows if row["round"] == rounds[-1]]
     diagrams = [Series([0, 1], [0, 1], "calibrated", "level", GREY, dash="dot", width=1.25)]
     for model, title, color in styles:
@@ -314,19 +308,10 @@ def calibration_figures(rows: Rows) -> list[Chart]:
         f"Expected calibration error by round, and accuracy by confidence in round {rounds[-1]}: of "
         "the global model before and after the round, and of the local models together."
     )
-    shares = Axis("confidence", values="share", limits=(-0.01, 1.01))
-    panels = [
-        Panel(
-            "calibration error", caption, round_axis(rounds), Axis("calibration error", values="share"), lines
-        ),
-        Panel(
-            f"round {rounds[-1]}",
-            caption,
-            shares,
-            Axis("accuracy", values="share", limits=(-0.01, 1.01)),
-            diagrams,
-        ),
-    ]
+    x, y = (Axis(title, "share", limits=(-0.01, 1.01)) for title in ("confidence", "accuracy"))
+    error = "calibration error"
+    panels = _over_rounds(error, caption, means, Axis(error, "share"), *styles)
+    panels.append(Panel(f"round {rounds[-1]}", caption, x, y, diagrams))
     return [Chart("Calibration", caption, panels, columns=2)]
 
 
@@ -349,11 +334,6 @@ def _places(values: Sequence[float]) -> list[str]:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
-
-
-def _start(metric: str) -> str:
-    words = label(metric)
-    return words[:1].upper() + words[1:]
 
 
 _SHOWN: dict[str, Shown] = {

@@ -68,7 +68,7 @@ def _section(name: str, entry: Mapping[str, Any], folder: Path) -> Section:
     figures = []
     for number, figure in enumerate(analysis_figures(name, rows)):
         files = [str(file) for file in entry["figures"]][number : number + 1]
-        figures.append(ShownFigure(figure.title, figure.caption, figure.gaps, figure.panels, files))
+        figures.append(ShownFigure(figure, files))
     flat = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in rows]
     head = list(dict.fromkeys(key for row in flat for key in row))
     settings = [f"{key} = {setting(value)}" for key, value in entry["settings"].items()]

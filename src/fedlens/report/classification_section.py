@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from fedlens.base.format import MISSING, count, many, metric_value, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.report import classification_figures as data
+from fedlens.report.classification_figures import confused_pairs
 from fedlens.report.client_section import SCROLLS_FROM, ClientValue
-from fedlens.report.confusion import confused_pairs
 from fedlens.report.own_curves import tested_model
 from fedlens.report.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images, why_left_out
 from fedlens.results.run import Run

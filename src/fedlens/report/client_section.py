@@ -11,8 +11,7 @@ import numpy as np
 from fedlens.base.format import MISSING, count, heading, is_share, label, many, metric_gap, metric_value
 from fedlens.report.client_results import ClientHistories, ClientResult
 from fedlens.report.plotly_figures import DOTS
-from fedlens.results import chart as figures
-from fedlens.results.chart import Axis, Panel, Series
+from fedlens.results.chart import Axis, Panel, Series, level, value_axis
 from fedlens.results.run import Run
 
 SCROLLS_FROM = 50  # rows from which the table has a height of its own
@@ -137,14 +136,7 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Pane
     worst = metric_value(metric, values[0])
     mean_text = metric_value(metric, mean)
     series = [
-        Series(
-            [low, high],
-            [mean, mean],
-            color="var(--local)",
-            dash="dash",
-            width=1.5,
-            texts=["mean", "mean"],
-        ),
+        level(mean, (low, high), "", "dash", color="var(--local)", texts=["mean", "mean"]),
         Series(sizes[1:], values[1:], kind="dots", texts=texts[1:]),
         Series(sizes[:1], values[:1], kind="dots", color="var(--bad)", texts=texts[:1]),
     ]
@@ -152,7 +144,7 @@ def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Pane
         title=f"{title} of each client by its training examples",
         about=f"One dot a client. The mean is {mean_text}; the worst client is {texts[0]} with {worst}.",
         x=Axis("training examples", "count", log=wide, limits=(low, high)),
-        y=figures.curves(series, metric, "", "").y if is_share(metric) else Axis(label(metric)),
+        y=value_axis(metric, [*values, mean], "" if is_share(metric) else label(metric)),
         series=series,
         note=f"dashed: the mean, {mean_text}; red: {texts[0]}, {worst}{drawn}",
     )
@@ -170,12 +162,12 @@ def _curve(rows: Sequence[ClientResult], metric: str) -> Panel | None:
         series.append(_sorted_line(before, values, "before tuning", color="var(--local)", dash="dash"))
     title = heading(metric)
     lowest, highest = (metric_value(metric, row.last) for row in (measured[0], measured[-1]))
-    shares = figures.curves(series, metric, "", "").y
+    shown = [value for line in series for value in line.y]
     return Panel(
         title=f"{title} of the clients, sorted",
         about=f"The {label(metric)} of {many(len(measured), 'client')} in rising order, from {lowest} to {highest}.",
         x=Axis("clients, from the lowest value up", "share", limits=(-0.015, 1.015)),
-        y=shares if is_share(metric) else Axis(label(metric)),
+        y=value_axis(metric, shown, "" if is_share(metric) else label(metric)),
         series=series,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.base.format import MISSING, is_share, label, many, metric_value, number, size
+from fedlens.base.format import MISSING, capitalized, is_share, label, many, metric_value, number, size
 
 MEASURES = ("test", "clients")
 WORDS = {
@@ -42,8 +42,7 @@ def measure_heading(metric: str, on: str) -> str:
     >>> measure_heading("map", "test")
     'Test mAP'
     """
-    name = measure(metric, on)
-    return name[:1].upper() + name[1:]
+    return capitalized(measure(metric, on))
 
 
 def spread_text(metric: str, spread: Mapping[str, Any] | None) -> str:
@@ -73,7 +72,7 @@ def cards(answer: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str, str
     for on in shown_measures(answer):
         row = []
         for role, each in answer["overall"].items():
-            name = WORDS[role][:1].upper() + WORDS[role][1:]
+            name = capitalized(WORDS[role])
             value = NOT_MEASURED if each[on] is None else spread_text(answer["metric"], each[on])
             row.append((name, value, _what(answer, role, on)))
         rows.append((measure_heading(answer["metric"], on), row))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.format import MISSING, duration, is_share, many, metric_value, signed
+from fedlens.report.compare import seed_curve
 from fedlens.report.cost_labels import cost_label_card, labels_method, low_client_sentences
 from fedlens.report.cost_measures import (
     MEASURES,
@@ -23,7 +24,6 @@ from fedlens.report.cost_measures import (
 from fedlens.report.cost_sentences import below_largest, interval_text, wide_note
 from fedlens.report.data_notes import notes_card
 from fedlens.report.render import write_page
-from fedlens.report.seed_curves import seed_curve
 from fedlens.results import chart as figures
 from fedlens.results.palette import TEN
 from fedlens.results.run import Run, read_run

@@ -15,12 +15,12 @@ from fedlens.base.format import many, number
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition
-from fedlens.results.chart import Align, Axis, Cells, Panel, Series, VerticalLine, named_axis, short
+from fedlens.results.chart import NAMED, Align, Axis, Cells, Panel, Series, VerticalLine, named_axis, short
 from fedlens.results.palette import class_colors
 
 EMD_BINS = 40  # over the whole range, 0 to 2, so that the histograms of two partitions can be compared
 CLIENTS_IN_ORDER = 20  # in a matrix; more are sorted by their main class
-NAMED, _ID_WIDTH = 25, 16  # names on an axis, and their characters
+_ID_WIDTH = 16  # characters of a client's name on an axis
 _COUNTED = 400  # cells with their count in them
 _BARS, _BARS_OF_MANY, _COLORS = 100, 60, 100
 _MATRIX_CLIENTS, _MATRIX_CLASSES = 300, 250
@@ -108,13 +108,14 @@ def class_matrix(sample: PartitionSample) -> Panel:
         0.2 if sample.fine() else 0.5,
         counts=sample.counts if sample.counts.size <= _COUNTED and max(clients, classes) <= NAMED else None,
     )
-    x = Axis("class" if sample.grouping else f"{classes} classes", "hidden")
-    y = Axis(f"{clients} clients, by main class", "hidden")
+    x = named_axis(Axis(), sample.labels, "class" if sample.grouping else f"{classes} classes")
+    title = f"{clients} clients, by main class"
+    y = named_axis(Axis("client", name_width=_ID_WIDTH), sample.ids, title, CLIENTS_IN_ORDER)
     return Panel(
         f"Share of each class, {sample.clients_shown}",
         "Heat map of the share of each class in the data of each client.",
-        named_axis(Axis(), sample.labels) if classes <= NAMED else x,
-        named_axis(Axis("client", name_width=_ID_WIDTH), sample.ids) if clients <= CLIENTS_IN_ORDER else y,
+        x,
+        y,
         note=sample.grouping,
         cells=cells,
         shape="tower",

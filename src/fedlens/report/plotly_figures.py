@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedlens.results.chart import MARKERS_UP_TO, Axis, Band, Cells, Panel, Series, VerticalLine, short
+from fedlens.results.chart import MARKERS_UP_TO, Axis, Cells, Panel, Series, short
 
 PlotlyFigure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layout"
 
@@ -30,9 +30,7 @@ _SYMBOLS = {"circle": "circle-open", "up": "triangle-up-open", "down": "triangle
 def draw(panel: Panel) -> PlotlyFigure:
     """The panel as traces and a layout."""
     axes = {"xaxis": _axis(panel.x), "yaxis": _axis(panel.y, panel.series)}
-    layout: dict[str, Any] = axes | _mark(panel.mark) | _gap(panel.x)
-    if panel.bands:
-        layout |= _bands(panel.bands)
+    layout: dict[str, Any] = axes | _marks(panel)
     if panel.stacked:
         layout |= {"barmode": "stack", "bargap": 0.15 if panel.stacked == "up" else 0}
     if panel.unified:
@@ -172,18 +170,29 @@ def _error_bars(series: Series) -> dict[str, Any]:
     return {"array": above, "arrayminus": below, "thickness": 1.25, "width": 3, "color": series.color}
 
 
-def _gap(axis: Axis) -> dict[str, Any]:
-    """A mark on the x axis where it is broken."""
-    if axis.gap is None:
-        return {}
-    place = {
-        "x": math.log10(axis.gap) if axis.log else axis.gap,
-        "y": 0,
-        "yref": "paper",
-        "yanchor": "middle",
-    }
-    look = {"text": "//", "showarrow": False, "bgcolor": "var(--card)", "borderpad": 0}
-    return {"annotations": [place | look]}
+def _marks(panel: Panel) -> dict[str, Any]:
+    """The vertical line and its label, shaded stretches of the x axis, and a mark on it where it is broken."""
+    on_paper = {"yref": "paper", "showarrow": False}
+    layout: dict[str, Any] = {}
+    if (axis := panel.x).gap is not None:
+        at = math.log10(axis.gap) if axis.log else axis.gap
+        look = {"text": "//", "bgcolor": "var(--card)", "borderpad": 0}
+        layout["annotations"] = [{"x": at, "y": 0, "yanchor": "middle"} | on_paper | look]
+    if (mark := panel.mark) is not None:
+        color = "var(--validation)"
+        line = {"type": "line", "x0": mark.x, "x1": mark.x, "y0": 0, "y1": 1, "yref": "paper"}
+        label = {"text": mark.label, "xanchor": mark.align, "yanchor": "bottom", "font": {"color": color}}
+        layout["margin"] = {"l": 8, "r": 12, "t": 24, "b": 8}
+        layout["shapes"] = [line | {"line": {"color": color, "width": 2, "dash": "dash"}}]
+        layout["annotations"] = [{"x": mark.x, "y": 1} | on_paper | label]
+    if panel.bands:
+        # Half a round wider on both sides, so that a single round can be seen.
+        look = {"fillcolor": "var(--bad)", "opacity": 0.12, "line": {"width": 0}, "layer": "below"}
+        place = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1}
+        layout["shapes"] = [
+            place | look | {"x0": each.first - 0.5, "x1": each.last + 0.5} for each in panel.bands
+        ]
+    return layout
 
 
 def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
@@ -212,33 +221,6 @@ def _decades(series: Iterable[Series]) -> float:
     """How many powers of ten the positive values of some series span."""
     values = [value for line in series for value in line.y if value is not None and value > 0]
     return math.log10(max(values)) - math.log10(min(values)) if values else 0.0
-
-
-def _mark(mark: VerticalLine | None) -> dict[str, Any]:
-    if mark is None:
-        return {}
-    color = "var(--validation)"
-    line = {"color": color, "width": 2, "dash": "dash"}
-    label = {"text": mark.label, "xanchor": mark.align, "yanchor": "bottom", "font": {"color": color}}
-    return {
-        "margin": {"l": 8, "r": 12, "t": 24, "b": 8},
-        "shapes": [
-            {"type": "line", "x0": mark.x, "x1": mark.x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
-        ],
-        "annotations": [{"x": mark.x, "y": 1, "yref": "paper", "showarrow": False, **label}],
-    }
-
-
-def _bands(bands: Sequence[Band]) -> dict[str, Any]:
-    """Stretches of the x axis, half a round wider on both sides, so that a single round can be seen."""
-    color = "var(--bad)"
-    place = {"yref": "paper", "y0": 0, "y1": 1, "layer": "below"}
-    shapes = [
-        {"type": "rect", "x0": band.first - 0.5, "x1": band.last + 0.5, **place}
-        | {"fillcolor": color, "opacity": 0.12, "line": {"width": 0}}
-        for band in bands
-    ]
-    return {"shapes": shapes}
 
 
 def _heat(cells: Cells, panel: Panel) -> dict[str, Any]:

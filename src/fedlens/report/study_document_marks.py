@@ -118,22 +118,11 @@ def mark_series(
     for mark in marks:
         color = mark.line.color if mark.line else GREY
         name, group = ("", NAME) if series else (NAME, "")
+        look: dict[str, Any] = {"color": color, "texts": [mark.text] * 2, "group": group}
         if mark.x is None:
-            texts = [mark.text] * 2
-            more: dict[str, Any] = {"color": color, "texts": texts, "group": group}
-            series.append(level(mark.y, limits, name, "dashdot", **more))
+            series.append(level(mark.y, limits, name, "dashdot", **look))
             continue
         at = float(mark.x) if place is None else place.beside(mark.x, mark.number, len(mark.panel.lines))
-        series.append(
-            Series(
-                [at],
-                [mark.y],
-                name,
-                "open",
-                color,
-                texts=[mark.text],
-                symbol=mark.symbol,
-                group=group,
-            )
-        )
+        look |= {"texts": [mark.text], "symbol": mark.symbol}
+        series.append(Series([at], [mark.y], name, "open", **look))
     return series

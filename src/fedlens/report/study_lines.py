@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_document_marks import document_marks, mark_series
+from fedlens.base.format import capitalized
+from fedlens.report.study_document_marks import document_marks
 from fedlens.report.study_groups import CENTRALIZED, FACTS, SeedGroups, bare
 from fedlens.report.study_panels import (
     Columns,
@@ -19,25 +20,20 @@ from fedlens.report.study_panels import (
     Spread,
     XScale,
     arrange,
-    banded,
-    chance_level,
     metric_title,
     no_values,
     selected,
     spread,
     x_scale,
-    y_axis,
 )
 from fedlens.report.study_population_figures import emd_row, shown_populations
-from fedlens.report.study_values import Finals, caption_of, has_values, runs_of, start
+from fedlens.report.study_values import StudyPanels, has_values, runs_of
 from fedlens.results import chart as figures
 from fedlens.results.cells import METHOD, Cell
-from fedlens.results.chart import GREY, Axis, Chart, Panel, Series, level
+from fedlens.results.chart import GREY, Axis, Chart, Series, banded
 from fedlens.results.rows import Results, Role, Row
 
 _BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
-
-_INK = "#3c4350"  # of the paper's marks on bars
 
 Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
 
@@ -115,13 +111,14 @@ def setting_figure(
     above_panels = [emd_row(shown_populations(study, None, where), place.axis)] if above else []
     if above_panels:
         place = replace(place, axis=above_panels[0].x)
-    final = Finals(shown, name, relative)
+    title = f"{capitalized(metric_title(name, relative))} against {shown.label(key)}"
+    drawing = StudyPanels(shown, chosen, layout, title, name, relative, band, stated)
     texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
     drawn = [
         [
             series
             for k, line in enumerate(panel.lines)
-            for series in _setting_line(line, key, place, final, band, k, len(panel.lines), texts, shown)
+            for series in _setting_line(drawing, line, key, place, k, len(panel.lines), texts)
         ]
         for panel in layout.panels
     ]
@@ -130,30 +127,11 @@ def setting_figure(
     ):
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     drawn = _as_bars(drawn) if bars else drawn
-    ends = place.axis.limits or (0.0, 1.0)
-    guess = None if relative else chance_level(chosen, name, chance, drawn, y)
-    for series_of, panel in zip(drawn, layout.panels, strict=True):
-        if guess is not None:
-            series_of.append(level(guess, ends, "chance"))
-        marks = mark_series([mark for mark in stated if mark.panel is panel], place, ends)
-        series_of += [replace(m, color=_INK if m.color != GREY else GREY) for m in marks] if bars else marks
-    title = f"{start(metric_title(name, relative))} against {shown.label(key)}"
-    up = y_axis(name, metric_title(name, relative), drawn, relative, y)
-    if bars:
-        up = replace(up, limits=(0.0, max((up.limits or (0.0, 1.0))[1], 0.0)))
     unified = not texts and place.kind != "category"
-    built = [
-        Panel(panel.title, f"{title} {panel.title}", place.axis, up, series_of, unified=unified)
-        for panel, series_of in zip(layout.panels, drawn, strict=True)
-    ]
-    caption = caption_of(study, title, chosen, band, shown.role, relative, bool(stated), guess, layout)
-    if above_panels:
-        caption, built, columns = (
-            f"{caption} Above: the clients of each case by their EMD.",
-            [*above_panels, *built],
-            1,
-        )
-    return Chart(title, caption, built, shown.gaps(asked), columns)
+    gaps, columns = shown.gaps(asked), 1 if above_panels else columns
+    chart = drawing.chart(place.axis, drawn, y, chance, columns, gaps, place, unified, above_panels)
+    more = " Above: the clients of each case by their EMD." if above_panels else ""
+    return replace(chart, caption=chart.caption + more) if more else chart
 
 
 def _refuse_misplaced(above: str | None, x: str, bars: bool, kind: str) -> None:
@@ -208,7 +186,7 @@ def curve_figure(
         ]
         for panel in layout.panels
     ]
-    title = f"{start(metric_title(name))} over {_OVER[x][0] if x != 'round' else 'rounds'}"
+    title = f"{capitalized(metric_title(name))} over {_OVER[x][0] if x != 'round' else 'rounds'}"
     ends = [max(series.x) for panel in drawn for series in panel]
     # A round of centralized training has as many batches as there are data, and sends nothing.
     compared = [max(series.x) for panel in drawn for series in panel if x == "round" or series.color != GREY]
@@ -222,24 +200,14 @@ def curve_figure(
     # Budgets of a document that are far beyond the rounds of this scale would squeeze the curves.
     first = min((x for panel in drawn for series in panel for x in series.x if x > 0), default=1.0)
     limits = (0.8 * first, 1.2 * last) if wide else figures.x_limits(last)
-    guess = chance_level(chosen, name, chance, drawn, y)
-    for series_of, panel in zip(drawn, layout.panels, strict=True):
-        if guess is not None:
-            series_of.append(level(guess, limits, "chance"))
-        series_of += mark_series([mark for mark in stated if mark.panel is panel], None, limits)
     words, form = _OVER[x]
     whole = x == "round" and 0 < last < 10
     axis = Axis(words, form, log=wide, limits=limits, ticks=range(int(last) + 1) if whole else ())
-    up = y_axis(name, metric_title(name), drawn, wanted=y)
-    built = [
-        Panel(panel.title, f"{title} {panel.title}", axis, up, series_of, unified=True)
-        for panel, series_of in zip(layout.panels, drawn, strict=True)
-    ]
-    caption = caption_of(study, title, chosen, band, runs, False, bool(stated), guess, layout)
     gaps = shown.gaps(chosen)
     if any(group.lost and group.done for group in chosen):
         gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
-    return Chart(title, caption, built, gaps, columns)
+    drawing = StudyPanels(shown, chosen, layout, title, name, band=band, stated=stated)
+    return drawing.chart(axis, drawn, y, chance, columns, gaps, unified=True)
 
 
 def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
@@ -248,47 +216,23 @@ def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
 
 
 def _setting_line(
-    line: LineRuns,
-    key: str,
-    place: XScale,
-    final: Finals,
-    band: Spread,
-    number: int,
-    lines: int,
-    texts: bool,
-    shown: SeedGroups,
+    drawing: StudyPanels, line: LineRuns, key: str, place: XScale, number: int, lines: int, texts: bool
 ) -> list[Series]:
+    shown = drawing.shown
     groups = sorted(line.groups, key=lambda group: place.at(group.keys[key]))
-    values = [final(group) for group in groups]
+    values = [drawing.finals(group) for group in groups]
     means = [statistics.fmean(each) if each else None for each in values]
-    ends = [spread(each, band, "" if final.relative else final.metric) for each in values]
+    ends = [spread(each, drawing.band, "" if drawing.relative else drawing.metric) for each in values]
     x = [place.beside(group.keys[key], number, lines) for group in groups]
     words = [f"{shown.label(key)} {shown.words(key, group.keys[key])}" for group in groups]
     if place.kind == "category":
         # No line joins values that have no order.
-        bars = [end or (None, None) for end in ends]
-        return [
-            Series(
-                x,
-                means,
-                line.name,
-                "points",
-                line.color,
-                texts=words,
-                low=[bar[0] for bar in bars],
-                high=[bar[1] for bar in bars],
-            )
-        ]
-    return banded(x, means, ends, line, words if texts else ())
+        low, high = ([end and end[side] for end in ends] for side in (0, 1))
+        return [Series(x, means, line.name, "points", line.color, texts=words, low=low, high=high)]
+    return banded(x, means, ends, line.name, line.color, line.dash, words if texts else ())
 
 
-def _curve(
-    line: LineRuns,
-    group: Cell,
-    metric: str,
-    over: Over,
-    band: Spread,
-) -> list[Series]:
+def _curve(line: LineRuns, group: Cell, metric: str, over: Over, band: Spread) -> list[Series]:
     """The curve of some seeds at the rounds that all of them have evaluated."""
     runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over))]
     shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
@@ -297,7 +241,9 @@ def _curve(
     at = [statistics.fmean(run[k][0] for run in runs) for k in shared]
     values = [[run[k][1] for run in runs] for k in shared]
     means = [statistics.fmean(each) for each in values]
-    return banded(at, means, [spread(each, band, metric) for each in values], line)
+    return banded(
+        at, means, [spread(each, band, metric) for each in values], line.name, line.color, line.dash
+    )
 
 
 def _by_round(run: Row, metric: str, over: Over) -> dict[int, tuple[float, float]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedlens.base.format import is_share, smaller_is_better
+from fedlens.base.format import capitalized, is_share, smaller_is_better
 from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare, rates_of
 from fedlens.report.study_panels import (
     Columns,
@@ -16,16 +17,14 @@ from fedlens.report.study_panels import (
     LineRuns,
     Names,
     arrange,
-    chance_level,
     decades,
     metric_title,
     no_values,
     selected,
-    y_axis,
 )
-from fedlens.report.study_values import Finals, caption_of, runs_of, start
+from fedlens.report.study_values import StudyPanels, runs_of
 from fedlens.results.cells import METHOD, Cell
-from fedlens.results.chart import Axis, Cells, Chart, Panel, Series, Values, level, matrix
+from fedlens.results.chart import Axis, Cells, Chart, Series, Values, matrix
 from fedlens.results.rows import Results, Role
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
@@ -59,9 +58,9 @@ def heat_figure(
     if relative:
         chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
     layout = arrange(shown, chosen, [across, up], [], panels)
-    final = Finals(shown, name, relative)
-    means = {id(group): statistics.fmean(each) for group in chosen if (each := final(group))}
-    title = f"{start(metric_title(name, relative))} by {shown.label(across)} and {shown.label(up)}"
+    title = f"{capitalized(metric_title(name, relative))} by {shown.label(across)} and {shown.label(up)}"
+    drawing = StudyPanels(shown, chosen, layout, title, name, relative)
+    means = {id(group): statistics.fmean(each) for group in chosen if (each := drawing.finals(group))}
     if not means:
         raise no_values(title, shown.gaps(chosen))
     low, high = min(means.values()), max(means.values())
@@ -80,8 +79,7 @@ def heat_figure(
         built.append(
             matrix(panel.title, f"{title} {panel.title}", cells, *map(Axis, map(shown.label, (across, up))))
         )
-    caption = caption_of(study, title, chosen, "none", shown.role, relative, False, None, layout)
-    return Chart(title, caption, built, shown.gaps(chosen), columns)
+    return Chart(title, drawing.caption(), built, shown.gaps(chosen), columns)
 
 
 def effective_rate_figure(
@@ -110,36 +108,26 @@ def effective_rate_figure(
     name = metric or shown.metric
     chosen = selected(shown, where, methods)
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
-    final = Finals(shown, name, relative=False)
+    title = f"{capitalized(metric_title(name))} against effective learning rate"
+    drawing = StudyPanels(shown, chosen, layout, title, name)
     largest = max((rates[1] for group in chosen if (rates := rates_of(group))), default=1.0)
     drawn = [
-        [each for line in panel.lines for each in _markers(shown, line, final, largest)]
-        for panel in layout.panels
+        [each for line in panel.lines for each in _markers(drawing, line, largest)] for panel in layout.panels
     ]
-    title = f"{start(metric_title(name))} against effective learning rate"
     at = [x for panel in drawn for series in panel for x in series.x]
     if not at:
         raise no_values(title, shown.gaps(chosen))
     limits = (min(at) / 1.6, max(at) * 1.6)
-    guess = chance_level(chosen, name, chance, drawn, y)
-    if guess is not None:
-        for series_of in drawn:
-            series_of.append(level(guess, limits, "chance"))
     ticks = decades(*limits)
     every = 2 if len(ticks) > _MOST_NAMED else 1  # 0.0001 and 0.001 would run into each other
     names = ["" if place % every else f"{each:g}" for place, each in enumerate(ticks)]
     axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
-    up = y_axis(name, metric_title(name), drawn, wanted=y)
-    built = [
-        Panel(panel.title, f"{title} {panel.title}", axis, up, series)
-        for panel, series in zip(layout.panels, drawn, strict=True)
-    ]
-    caption = caption_of(study, title, chosen, "none", shown.role, False, False, guess, layout)
-    caption += (
+    chart = drawing.chart(axis, drawn, y, chance, columns, shown.gaps(chosen))
+    more = (
         " The effective rate is the client rate / (1 - momentum of the server). Areas are proportional to the "
         "client rate, down to a smallest size; a cross marks the best."
     )
-    return Chart(title, caption, built, shown.gaps(chosen), columns)
+    return replace(chart, caption=chart.caption + more)
 
 
 def _rate_keys(shown: SeedGroups) -> list[str]:
@@ -153,16 +141,16 @@ def _present(shown: SeedGroups, key: str, groups: Sequence[Cell]) -> list[Any]:
     return [value for value in shown.all_values(key) if value in values]
 
 
-def _markers(shown: SeedGroups, line: LineRuns, final: Finals, largest: float) -> list[Series]:
+def _markers(drawing: StudyPanels, line: LineRuns, largest: float) -> list[Series]:
     points = []
     for group in line.groups:
-        rates, values = rates_of(group), final(group)
+        rates, values = rates_of(group), drawing.finals(group)
         if rates is not None and values:
             points.append((*rates, statistics.fmean(values)))
     if not points:
         return []
     points.sort()
-    pick = min if smaller_is_better(bare(final.metric)) else max
+    pick = min if smaller_is_better(bare(drawing.metric)) else max
     best = pick(points, key=lambda point: point[2])
     effective, local, values = (list(column) for column in zip(*points, strict=True))
     sizes = [max(_SMALLEST, _LARGEST * rate / largest) for rate in local]

@@ -14,7 +14,7 @@ from fedlens.report.render import write_page
 from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import SeedGroups
 from fedlens.results.cells import METHOD, why_lost
-from fedlens.results.chart import Panel
+from fedlens.results.chart import Chart
 from fedlens.results.populations import DATA_FIGURES, needs_runs, read_populations
 from fedlens.results.rows import Results, Row
 from fedlens.results.tables import study_tables
@@ -27,10 +27,7 @@ PAGE, FOLDER = "study.html", "figures"
 class ShownFigure:
     """A figure on the page, with the names of its files for papers."""
 
-    title: str
-    caption: str
-    gaps: Sequence[str]
-    panels: Sequence[Panel] = ()
+    chart: Chart
     files: Sequence[str] = ()
     of_data: bool = False  # shows the data of each client
 
@@ -70,12 +67,10 @@ def write_study_page(folder: Path) -> Path:
 
 
 def _shown(named: NamedFigure, folder: Path) -> ShownFigure:
-    figure = named.figure
-    if figure is None:
-        return ShownFigure(named.name, "", [named.missing])
+    if named.figure is None:
+        return ShownFigure(Chart(named.name, "", [], [named.missing]))
     files = sorted(path.name for path in (folder / FOLDER).glob(f"{named.name}.*"))
-    of_data = named.kind in DATA_FIGURES
-    return ShownFigure(figure.title, figure.caption, figure.gaps, figure.panels, files, of_data)
+    return ShownFigure(named.figure, files, named.kind in DATA_FIGURES)
 
 
 def _client_names(results: Results) -> list[str]:

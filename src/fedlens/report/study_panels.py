@@ -13,7 +13,7 @@ from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.format import is_share, label
 from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare
 from fedlens.results.cells import METHOD, Cell
-from fedlens.results.chart import DASHES, GREY, Axis, Series, band, share_limits
+from fedlens.results.chart import DASHES, GREY, Axis, Series, share_limits
 from fedlens.results.choices import is_number
 from fedlens.results.palette import TEN
 from fedlens.results.statistics import t_interval
@@ -316,42 +316,6 @@ SPREADS = {
     "range": "the range over seeds",
     "deviation": "one standard deviation over seeds",
 }
-
-
-def banded(
-    x: Sequence[float],
-    y: Sequence[float | None],
-    ends: Sequence[tuple[float, float] | None],
-    line: LineRuns,
-    texts: Sequence[str] = (),
-) -> list[Series]:
-    """A line with its bands; a point whose neighbours have no band has an error bar."""
-    series: list[Series] = []
-    stretches: list[list[int]] = [[]]
-    for k, end in enumerate(ends):
-        if end is None or y[k] is None:
-            stretches.append([])
-        else:
-            stretches[-1].append(k)
-    alone: set[int] = set()
-    for stretch in filter(None, stretches):
-        if len(stretch) == 1:
-            alone.add(stretch[0])
-            continue
-        lows, highs = zip(*(ends[k] or (0.0, 0.0) for k in stretch), strict=True)
-        series.append(band([x[k] for k in stretch], lows, highs, line.name, line.color))
-    bars = [ends[k] if k in alone else None for k in range(len(x))] if alone else []
-    main = Series(
-        list(x),
-        list(y),
-        line.name,
-        color=line.color,
-        dash=line.dash,
-        texts=texts,
-        low=[bar[0] if bar else None for bar in bars],
-        high=[bar[1] if bar else None for bar in bars],
-    )
-    return [*series, main]
 
 
 def y_axis(

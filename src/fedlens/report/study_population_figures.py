@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.format import many, setting
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition
-from fedlens.report.partition_figures import NAMED, emd_counts
+from fedlens.report.partition_figures import emd_counts
 from fedlens.report.study_panels import Columns
 from fedlens.results.chart import Axis, Cells, Chart, Panel, Series, named_axis, short
 from fedlens.results.palette import TEN, class_colors, shade
@@ -131,9 +131,8 @@ def distributions_figure(
     """
     shown = shown_populations(study, dataset, where)
     caption = f"Counts from the largest down, one line a case. Seed {shown[0].population.seed}."
-    return Chart(
-        "Counts by rank", caption, distribution_panels(shown, counts or ("classes", "examples"), log)
-    )
+    panels = [_ranks(shown, name, log) for name in counts or ("classes", "examples")]
+    return Chart("Counts by rank", caption, panels)
 
 
 def shown_populations(
@@ -194,9 +193,8 @@ def _squares(sample: PartitionSample, top: int) -> Panel:
         "count",
         middle,
     )
-    x = named_axis(Axis("client"), sample.ids) if clients <= NAMED else Axis(f"{clients} clients", "hidden")
-    y = Axis(f"{classes} classes", "hidden")
-    y = named_axis(Axis(name_width=14), sample.labels) if classes <= NAMED else y
+    x = named_axis(Axis("client"), sample.ids, f"{clients} clients")
+    y = named_axis(Axis(name_width=14), sample.labels, f"{classes} classes")
     about = f"Heat map of the classes of {many(clients, 'client')}."
     return Panel("", about, x, y, cells=cells)
 
@@ -218,15 +216,8 @@ def _clients_of_classes(sample: PartitionSample, top: int) -> Panel:
     return Panel("", about, x, Axis(sample.unit, "count"), series, stacked="up")
 
 
-def distribution_panels(shown: Sequence[NamedPopulation], counts: Sequence[str], log: str) -> list[Panel]:
-    """One panel for each of `counts`: a line for each population, its counts from the largest down.
-
-    Populations with the same line in a panel of classes are drawn once.
-    """
-    return [_ranks(shown, name, log) for name in counts]
-
-
 def _ranks(shown: Sequence[NamedPopulation], name: str, log: str) -> Panel:
+    """A line for each population, its counts from the largest down; those of classes that are the same once."""
     lines: list[Series] = []
     drawn: set[tuple[str, tuple[float, ...]]] = set()
     longest, highest, empty = 1, 1.0, 0

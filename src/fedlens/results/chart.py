@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +17,7 @@ from fedlens.base.format import is_share
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS_UP_TO = 40  # points of a line
 GREY = "#77828f"
+NAMED = 25  # names on an axis
 _WRITTEN_CELLS = 120  # of a matrix, each with its value in it
 
 Align: TypeAlias = Literal["left", "center", "right"]
@@ -205,8 +206,10 @@ def matrix(title: str, about: str, cells: Cells, x: Axis, y: Axis, **more: Any) 
     return Panel(title, about, named_axis(x, cells.columns), named_axis(y, cells.rows), cells=cells, **more)
 
 
-def named_axis(axis: Axis, names: Sequence[str]) -> Axis:
-    """An axis with a mark for each name, the first at 0."""
+def named_axis(axis: Axis, names: Sequence[str], many: str = "", most: int = NAMED) -> Axis:
+    """An axis with a mark for each name, the first at 0; of more than `most`, with the title `many` and no marks."""
+    if many and len(names) > most:
+        return Axis(many, "hidden")
     return replace(axis, ticks=range(len(names)), names=names)
 
 
@@ -216,14 +219,24 @@ def curves(
     """A panel of one metric over rounds, with all values of a round in one hover box."""
     values = [value for line in series for value in line.y if value is not None]
     last = int(max((max(line.x, default=0) for line in series), default=0))
-    x = Axis("round", "count", limits=x_limits(last), ticks=range(last + 1) if 0 < last < 10 else ())
-    if is_share(metric):
-        y = Axis(values="share", limits=share_limits(values) if values else None)
-    elif values and min(values) > 0 and max(values) / min(values) > 100:
+    y = value_axis(metric, values)
+    if not is_share(metric) and values and min(values) > 0 and max(values) / min(values) > 100:
         y = Axis("log scale", log=True)
-    else:
-        y = Axis()
-    return Panel(title, about, x, y, series, bands=bands, unified=True)
+    return Panel(title, about, round_axis(last), y, series, bands=bands, unified=True)
+
+
+def round_axis(last: float) -> Axis:
+    """The axis of the rounds from 0 to the last one."""
+    ticks = range(int(last) + 1) if 0 < last < 10 else ()
+    return Axis("round", "count", limits=x_limits(last), ticks=ticks)
+
+
+def value_axis(metric: str, values: Iterable[float | None], title: str = "") -> Axis:
+    """The axis of a metric that shows these values."""
+    finite = [value for value in values if value is not None]
+    if is_share(metric):
+        return Axis(title, "share", limits=share_limits(finite) if finite else None)
+    return Axis(title)
 
 
 def x_limits(last: float) -> tuple[float, float]:
@@ -243,6 +256,44 @@ def share_limits(shares: Sequence[float]) -> tuple[float, float]:
 def band(x: Sequence[float], low: Sequence[float], high: Sequence[float], name: str, color: str) -> Series:
     """The area around the line of a name, from `low` to `high` at each x."""
     return Series([*x, *x[::-1]], [*high, *low[::-1]], name, "band", color)
+
+
+def banded(
+    x: Sequence[float],
+    y: Sequence[float | None],
+    ends: Sequence[tuple[float, float] | None],
+    name: str,
+    color: str,
+    dash: str = "solid",
+    texts: Sequence[str] = (),
+) -> list[Series]:
+    """A line with its bands; a point whose neighbours have no band has an error bar."""
+    series: list[Series] = []
+    stretches: list[list[int]] = [[]]
+    for k, end in enumerate(ends):
+        if end is None or y[k] is None:
+            stretches.append([])
+        else:
+            stretches[-1].append(k)
+    alone: set[int] = set()
+    for stretch in filter(None, stretches):
+        if len(stretch) == 1:
+            alone.add(stretch[0])
+            continue
+        lows, highs = zip(*(ends[k] or (0.0, 0.0) for k in stretch), strict=True)
+        series.append(band([x[k] for k in stretch], lows, highs, name, color))
+    bars = [ends[k] if k in alone else None for k in range(len(x))] if alone else []
+    main = Series(
+        list(x),
+        list(y),
+        name,
+        color=color,
+        dash=dash,
+        texts=texts,
+        low=[bar[0] if bar else None for bar in bars],
+        high=[bar[1] if bar else None for bar in bars],
+    )
+    return [*series, main]
 
 
 def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:

@@ -127,6 +127,7 @@ def chart_picture(chart: Chart) -> Picture:
         # Panels share their scales, so the titles of the axes stand at the edge alone.
         if k % wide and panel.y.title == panels[k - 1].y.title:
             axes.set_ylabel("")
+            axes.tick_params(labelleft=panel.y.names != panels[k - 1].y.names or not panel.y.names)
         if shared and k + wide < len(panels):
             axes.set_xlabel("")
         if tilted and panel.x.names:
@@ -292,6 +293,8 @@ def _draw_cells(axes: Axes, cells: Cells) -> None:
 
 def _add_scales(picture: Picture, grid: Any, panels: Sequence[Panel], wide: int) -> None:
     """The scale of the colours of cells: one for all panels, or one for each stretch of a row with the same limits."""
+    from matplotlib.ticker import MaxNLocator
+
     scales = [(panel.cells.limits, panel.cells.title) if panel.cells else None for panel in panels]
     alike = len(set(scales)) == 1
     for k, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
@@ -301,8 +304,9 @@ def _add_scales(picture: Picture, grid: Any, panels: Sequence[Panel], wide: int)
         ):
             continue
         form = percent_mark if panel.cells.form == "share" else None
+        ticks = MaxNLocator(nbins=5, integer=True) if panel.cells.form == "count" else None
         beside = list(grid) if alike else axes
-        bar = picture.colorbar(axes.images[0], ax=beside, aspect=30, pad=0.01, format=form)
+        bar = picture.colorbar(axes.images[0], ax=beside, aspect=30, pad=0.01, format=form, ticks=ticks)
         bar.set_label(panel.cells.title)
         bar.outline.set_visible(False)
 

@@ -25,8 +25,15 @@ from fedlens.observers.final_evaluation import (
     remove_images,
     scaled_down,
 )
-from fedlens.report.classification_figures import Calibration, ClassResults, class_accuracies, confusion_map
-from fedlens.report.confusion import ConfusionMatrix, clustered_order, confused_pairs
+from fedlens.report.classification_figures import (
+    Calibration,
+    ClassResults,
+    ConfusionMatrix,
+    class_accuracies,
+    clustered_order,
+    confused_pairs,
+    confusion_map,
+)
 from fedlens.report.pictures import draw_evaluation
 from fedlens.report.run_page import write_report
 from tests.unit.report.fake_run import make_run

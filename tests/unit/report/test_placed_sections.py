@@ -12,9 +12,9 @@ from sklearn.metrics import jaccard_score
 
 from fedlens.base.format import heading, is_share, label
 from fedlens.observers.final_evaluation import FinalEvaluation
-from fedlens.report.detection_figures import BoxResults, precision_recall
+from fedlens.report.detection_section import BoxResults, precision_recall
 from fedlens.report.run_page import write_report
-from fedlens.report.segmentation_figures import OverlapResults
+from fedlens.report.segmentation_section import OverlapResults
 from tests.unit.report.fake_run import line, make_run
 from tests.unit.report.reading import Page, assert_self_contained, read_page
 
