@@ -996,13 +996,13 @@ MUTATIONS = [
         "results/statistics.py",
         "(len(order) - rank) * value",
         "len(order) * value",
-        "unit/report/test_study_statistics.py",
+        "unit/results/test_statistics.py",
     ),
     Mutation(
         "results/statistics.py",
         "return min(max(1, len(set(seeds)))",
         "return max(max(1, len(set(seeds)))",
-        "unit/report/test_study_statistics.py",
+        "unit/results/test_statistics.py",
     ),
 ]
 

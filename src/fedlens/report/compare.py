@@ -14,13 +14,13 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.format import finite, heading, is_share
 from fedlens.report.bound import CENTRALIZED
 from fedlens.report.compare_clients import client_notes, client_table
-from fedlens.report.compare_rows import RunGroup, notes, readable, run_groups
+from fedlens.report.compare_rows import Record, RunGroup, notes, readable, run_groups
 from fedlens.report.find_runs import read_runs
 from fedlens.report.render import write_page
 from fedlens.results import chart as figures
 from fedlens.results.palette import TEN
 from fedlens.results.picture import draw_chart
-from fedlens.results.run import Row, Run
+from fedlens.results.run import Run
 
 
 def seed_curve(
@@ -80,7 +80,7 @@ class Comparison:
         return cls(run_groups(runs, each=each), skipped)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Record]:
         """See `compare`."""
         return [group.row for group in self.groups]
 
@@ -90,7 +90,7 @@ class Comparison:
         return [*notes(self.rows), *client_notes(self.groups)]
 
 
-def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Row]:
+def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Record]:
     """One row per run: its settings, its metrics and its cost. Runs that differ only in the seed are one row.
 
     `paths` are run directories, folders with runs below them, and patterns; runs that cannot be read are left out.
@@ -232,7 +232,7 @@ def _reached(run: Run, keys: Sequence[str]) -> dict[int, float]:
     return dict(zip((line["round"] for line in run.metrics), accumulate(steps), strict=True))
 
 
-def _table(rows: Sequence[Row]) -> dict[str, Any]:
+def _table(rows: Sequence[Record]) -> dict[str, Any]:
     texts = readable(rows)
     winners = _winners(rows)
     names = []
@@ -259,7 +259,7 @@ def _broken(cells: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _winners(rows: Sequence[Row]) -> set[int]:
+def _winners(rows: Sequence[Record]) -> set[int]:
     """The best federated run of each task that several of them share."""
     tasks: dict[tuple[Any, ...], list[int]] = {}
     for k, row in enumerate(rows):
@@ -268,7 +268,7 @@ def _winners(rows: Sequence[Row]) -> set[int]:
     return {max(members, key=lambda k: rows[k]["final"]) for members in tasks.values() if len(members) > 1}
 
 
-def _style(position: int, row: Row) -> tuple[str, str]:
+def _style(position: int, row: Record) -> tuple[str, str]:
     """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
     repeats = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
     return TEN[position % len(TEN)], figures.DASHES[repeats % len(figures.DASHES)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedlens.base.format import MISSING, metric_value, signed, smaller_is_better
-from fedlens.report.compare_rows import RunGroup
-from fedlens.results.run import Row
+from fedlens.report.compare_rows import Record, RunGroup
 
 
 def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]]:
@@ -82,12 +81,12 @@ def _held_out(group: RunGroup) -> set[str | None]:
     return {run.recorded("partition", "held_out_digest") for run in group.runs}
 
 
-def _alone(ordered: Sequence[Row], baselines: Sequence[str]) -> bool:
+def _alone(ordered: Sequence[Record], baselines: Sequence[str]) -> bool:
     """Whether only one run is no baseline, so that a difference can only be its own."""
     return sum(row["algorithm"] not in baselines for row in ordered) == 1
 
 
-def _cell(row: Row, client: Row | None, key: str) -> str:
+def _cell(row: Record, client: Record | None, key: str) -> str:
     if client is None or client[key] is None:
         return MISSING
     if key == "value":

@@ -22,8 +22,9 @@ from fedlens.base.format import (
 )
 from fedlens.report.bound import CENTRALIZED, best_bound, passes, seedless, seeds_of
 from fedlens.report.client_results import FEW, client_results, with_references, worst_clients
-from fedlens.results.run import Row, Run, subtable
+from fedlens.results.run import Run, subtable
 
+Record = dict[str, Any]
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "rounds": count,
     "runs": count,
@@ -48,7 +49,7 @@ class RunGroup:
     """Runs that are one row, and the row."""
 
     runs: Sequence[Run]
-    row: Row
+    row: Record
 
     @property
     def population(self) -> str | None:
@@ -116,7 +117,7 @@ def population(run: Run) -> str:
     )
 
 
-def merged(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
+def merged(runs: Sequence[Run], rows: Sequence[Record]) -> Record:
     """One row for runs that differ in the seed alone: means, and deviations in `std`."""
     if len(rows) == 1:
         return rows[0]
@@ -145,7 +146,7 @@ def merged(runs: Sequence[Run], rows: Sequence[Row]) -> Row:
     return row
 
 
-def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -> Row:
+def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -> Record:
     metric = run.metric()
     _, final = run.final(metric)
     best_round, best, chosen_on = run.best(metric)
@@ -153,7 +154,7 @@ def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -
     accuracy = metric == "accuracy"
     spread = run.spread().get(metric, {})
     seed = run.summary.get("seed", run.config.get("seed"))
-    row: Row = {
+    row: Record = {
         "run": name,
         "runs": 1,
         "status": run.status,
@@ -191,7 +192,7 @@ def _row(run: Run, name: str, centralized: Sequence[Run], runs: Sequence[Run]) -
     return row | _relative(run, final, centralized)
 
 
-def _relative(run: Run, final: float | None, centralized: Sequence[Run]) -> Row:
+def _relative(run: Run, final: float | None, centralized: Sequence[Run]) -> Record:
     """relative_accuracy with its bound, or a note why there is none."""
     if run.part("algorithm") == CENTRALIZED:
         known = final is not None and final > 0 and run.status == "finished"
@@ -204,7 +205,7 @@ def _relative(run: Run, final: float | None, centralized: Sequence[Run]) -> Row:
     return {"relative_accuracy": None if final is None else final / bound, "bound": about}
 
 
-def _clients(run: Run, runs: Sequence[Run]) -> list[Row]:
+def _clients(run: Run, runs: Sequence[Run]) -> list[Record]:
     """The main metric at each client in the last round, and the differences to centralized and local-only runs."""
     alone = run.part("algorithm") in (CENTRALIZED, "local-only")
     results = client_results(run) if alone else with_references(run, runs)
@@ -222,7 +223,7 @@ def _clients(run: Run, runs: Sequence[Run]) -> list[Row]:
     ]
 
 
-def _merged_clients(by_run: Sequence[Sequence[Row]]) -> list[Row]:
+def _merged_clients(by_run: Sequence[Sequence[Record]]) -> list[Record]:
     """The means of each client that all runs measured, the worst first."""
     by_client = [{row["client"]: row for row in rows} for rows in by_run]
     rows = []
@@ -257,7 +258,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
+def readable(rows: Sequence[Record]) -> list[dict[str, str]]:
     """The rows of `compare` as text for a table, with the same columns in every row.
 
     The column `runs` needs a row of several seeds, `relative` a run with a relative accuracy, the columns of clients a
@@ -267,7 +268,7 @@ def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
     metrics = {row["metric"] for row in rows}
     suffix = "" if len(metrics) > 1 else " " + label("".join(metrics))
 
-    def text(row: Row, key: str) -> str:
+    def text(row: Record, key: str) -> str:
         if key in ("final", "best"):
             return _with_deviation(row, key) + ("" if suffix else f" {row['metric']}")
         if key == "relative_accuracy" or key.startswith("clients_"):
@@ -298,7 +299,7 @@ def readable(rows: Sequence[Row]) -> list[dict[str, str]]:
     return [{title: text(row, key) for key, title in titles.items()} for row in rows]
 
 
-def _with_deviation(row: Row, key: str) -> str:
+def _with_deviation(row: Record, key: str) -> str:
     """A value, and the deviation over seeds in the same unit."""
     share = key == "relative_accuracy" or is_share(row["metric"])
     value = percent(row[key]) if share else metric_value(row["metric"], row[key])
@@ -308,7 +309,7 @@ def _with_deviation(row: Row, key: str) -> str:
     return f"{value} ± {100 * deviation:.1f}" if share else f"{value} ± {number(deviation)}"
 
 
-def notes(rows: Sequence[Row]) -> list[str]:
+def notes(rows: Sequence[Record]) -> list[str]:
     """What a reader of the table has to know: the bounds of relative accuracy, why one is missing, warnings."""
     said: dict[str, list[str]] = {}
     for row in rows:
@@ -325,6 +326,6 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join(runs)}: {sentence}" for sentence, runs in said.items()]
 
 
-def _length(row: Row) -> str:
+def _length(row: Record) -> str:
     """How long a run trained: " (60 passes over the data)"."""
     return f" ({row['passes']:.3g} passes over the data)" if row["passes"] else ""

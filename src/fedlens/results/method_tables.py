@@ -12,7 +12,7 @@ from fedlens.results.cells import Cell, CellTest
 from fedlens.results.choices import chosen_values, edges
 from fedlens.results.rows import validation_metric
 from fedlens.results.table_format import StudyTable, TableCell
-from fedlens.results.table_view import PAPER, Spread, StatedRow, TableView, with_paper
+from fedlens.results.table_view import Column, Spread, TableView
 from fedlens.results.values import better, effective_rate
 from fedlens.results.words import (
     INTERVAL,
@@ -57,7 +57,6 @@ def summary(
         up = test is not None and better(view.metric, test.difference.mean) > 0
         return TableCell(text, bold=up, italic=test is not None and not up)
 
-    grid = _grid(view, cell_of, rows, lambda method, case: view.stated_text(view.stated(method, case)))
     widths = {
         "interval": f"mean ± half the {INTERVAL} of the mean",
         "deviation": "mean ± standard deviation",
@@ -77,7 +76,11 @@ def summary(
             several,
         ),
     )
-    return view.table(f"{metric_name(view.metric)} of each method", words, *grid)
+
+    def stated_of(method: str, case: Mapping[str, Any]) -> str:
+        return view.stated_text(view.stated(method, case))
+
+    return _grid(view, f"{metric_name(view.metric)} of each method", words, rows, cell_of, stated_of)
 
 
 def differences(view: TableView, *, baseline: str | None = None) -> StudyTable:
@@ -99,8 +102,10 @@ def differences(view: TableView, *, baseline: str | None = None) -> StudyTable:
             hint="remove the table, or add a method",
         )
     compared = view.compared(base)
-    head = [*view.dimension_head, "Method", "Difference", "Interval", "Seeds", "p", "Adjusted p"]
     rows = [_difference(view, each) for each in compared]
+    heads = ("Difference", "Interval", "Seeds", "p", "Adjusted p")
+    columns = [Column(head, [row[k] for row in rows]) for k, head in enumerate(heads)]
+    names = [view.names(each.cell, _star(view, each.cell)) for each in compared]
     unit_words = " in percentage points" if unit(view.metric) else ""
     words = (
         f"{metric_name(view.metric)}: difference to {view.label(base)}{unit_words}, "
@@ -110,13 +115,13 @@ def differences(view: TableView, *, baseline: str | None = None) -> StudyTable:
         f"Interval: {INTERVAL} of the mean difference, each for itself and not corrected for their number.",
         _tests(view, compared, f"differs from {view.label(base)}"),
     )
-    return view.table(f"Differences to {view.label(base)}", words, head, rows, len(view.dimension_head) + 1)
+    title = f"Differences to {view.label(base)}"
+    return view.table(title, words, ([*view.dimension_head, "Method"], names), columns)
 
 
 def _difference(view: TableView, each: CellTest) -> list[TableCell]:
-    names = view.names(each.cell, _star(view, each.cell))
     if each.test is None:
-        return [*names, TableCell(view.status(each.cell)), *[TableCell(MISSING)] * 4]
+        return [TableCell(view.status(each.cell)), *[TableCell(MISSING)] * 4]
     mean = each.test.difference
     interval = MISSING
     if mean.low is not None and mean.high is not None:
@@ -128,7 +133,7 @@ def _difference(view: TableView, each: CellTest) -> list[TableCell]:
         p_text(each.test.p),
         p_text(each.test.adjusted),
     )
-    return [*names, *(TableCell(text, bold=each.bold and k in (0, 4)) for k, text in enumerate(texts))]
+    return [TableCell(text, bold=each.bold and k in (0, 4)) for k, text in enumerate(texts)]
 
 
 def choices(view: TableView) -> StudyTable:
@@ -219,7 +224,6 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         return value.word + view.value(value.number / reference.number, share)
 
     names = {to: f"{view.label(to)}: {metric.lower()}{unit(view.metric)}"}
-    grid = _grid(view, lambda method, case: TableCell(text(method, case)), rows, stated_of, names)
     spread = f", mean ± half the {INTERVAL} over" if len(view.info.seeds) > 1 else " of"
     words = (
         f"{metric} divided by that of {view.label(to)} in the same case and at the same seed, in %"
@@ -228,7 +232,8 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         final_value(view.info),
         tuning_words(view.info),
     )
-    return view.table(f"{metric} relative to {view.label(to)}", words, *grid)
+    title = f"{metric} relative to {view.label(to)}"
+    return _grid(view, title, words, rows, lambda *place: TableCell(text(*place)), stated_of, names)
 
 
 def ratios(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
@@ -253,40 +258,37 @@ def p_text(p: float | None) -> str:
 
 def _grid(
     view: TableView,
-    cell_of: Callable[[str, Mapping[str, Any]], TableCell],
+    title: str,
+    words: Sequence[str],
     rows: Lines,
+    cell_of: Callable[[str, Mapping[str, Any]], TableCell],
     stated_of: Callable[[str, Mapping[str, Any]], str],
-    names: Mapping[str, str] | None = None,
-) -> tuple[list[str], list[list[TableCell]], int]:
-    """Head, rows and the number of label columns of a table of methods by cases, with the document's numbers.
+    labels: Mapping[str, str] | None = None,
+) -> StudyTable:
+    """A table of methods by cases, with the methods of the document that the study does not run.
 
     Args:
         stated_of: what the document states about a method in a case; empty for nothing.
-        names: labels instead of those of the study.
+        labels: instead of those of the study.
     """
-    cases, own = view.info.cases, {**view.info.methods, **(names or {})}
-    others = {value.method: "not run" for value in view.all_stated if value.method not in own}
-    lines = []
-    for method, label in {**own, **others}.items():
-        texts = [stated_of(method, case) for case in cases]
-        if method in own or any(texts):
-            values = [cell_of(method, case) if method in own else TableCell(MISSING) for case in cases]
-            lines.append(
-                (method in own, StatedRow([TableCell(label)], values, texts, view.document_label(method)))
-            )
-    if rows == "methods":
-        head = ["Method", *(case_name(view.info, case) or "value" for case in cases)]
-        return *with_paper(head, [line for _, line in lines]), 1
-    head, columns = list(view.dimension_head), list[Sequence[TableCell]]()
-    for ran, line in lines:
-        if ran:
-            head.append(line.names[0].text)
-            columns.append(line.values)
-        if any(line.stated):
-            head.append(f"{PAPER}: {line.label}" if line.label else PAPER)
-            columns.append([TableCell(text or MISSING) for text in line.stated])
-    body = [[*view.dimension_cells(case), *(column[k] for column in columns)] for k, case in enumerate(cases)]
-    return head, body, len(view.dimension_head)
+    cases, own = view.info.cases, {**view.info.methods, **(labels or {})}
+    stated = {
+        method: [stated_of(method, case) for case in cases]
+        for method in dict.fromkeys([*own, *(value.method for value in view.all_stated)])
+    }
+    methods = [method for method in stated if method in own or any(stated[method])]
+    none = [TableCell(MISSING)] * len(cases)
+    cells = {m: [cell_of(m, case) for case in cases] if m in own else none for m in methods}
+    if rows == "cases":
+        names = view.dimension_head, [view.dimension_cells(case) for case in cases]
+        columns = [Column(own.get(m), cells[m], stated[m], view.document_label(m)) for m in methods]
+        return view.table(title, words, names, columns)
+    columns = [
+        Column(name, [cells[m][k] for m in methods], [stated[m][k] for m in methods])
+        for k, name in enumerate(case_name(view.info, case) or "value" for case in cases)
+    ]
+    lines = [[TableCell(own.get(method, "not run"))] for method in methods]
+    return view.table(title, words, (["Method"], lines), columns, [*map(view.document_label, methods)])
 
 
 def _tests(view: TableView, compared: Sequence[CellTest], meaning: str, untested: bool = True) -> str:

@@ -11,7 +11,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.format import MISSING, count, many, size
 from fedlens.results.cells import Cell
 from fedlens.results.table_format import StudyTable, TableCell
-from fedlens.results.table_view import StatedRow, TableView, with_paper
+from fedlens.results.table_view import Column, TableView
 from fedlens.results.values import at_budget, better, is_counted, to_target
 from fedlens.results.words import (
     INTERVAL,
@@ -51,7 +51,7 @@ def budgets(
             where=view.where,
             hint="set rounds, batches or bytes to a list",
         )
-    columns = [
+    wanted = [
         (kind, budget)
         for kind, values in given.items()
         for budget in sorted({*values, *(s.at[kind] for s in view.all_stated if kind in s.at)})
@@ -64,18 +64,15 @@ def budgets(
         values = [value for value in reached if value is not None]
         return view.mean(values, spread) if values and len(values) == len(reached) else MISSING
 
-    rows = [
-        _row(
-            view,
-            cell,
-            [text(cell, *column) for column in columns],
-            [view.stated_text(view.stated(cell.method, cell.case, {kind: at})) for kind, at in columns],
+    columns = [
+        Column(
+            f"at {size(at) if kind == 'bytes' else many(int(at), kind[:-1], kind)}",
+            [TableCell(text(cell, kind, at)) for cell in view.cells],
+            [view.stated_text(view.stated(cell.method, cell.case, {kind: at})) for cell in view.cells],
         )
-        for cell in view.cells
+        for kind, at in wanted
     ]
-    amounts = [size(at) if kind == "bytes" else many(int(at), kind[:-1], kind) for kind, at in columns]
-    head, body = with_paper([*view.dimension_head, "Method", *(f"at {each}" for each in amounts)], rows)
-    kinds = list(dict.fromkeys(kind for kind, _ in columns))
+    kinds = list(dict.fromkeys(kind for kind, _ in wanted))
     of = f", mean ± half the {INTERVAL}" if len(view.info.seeds) > 1 and spread == "interval" else ""
     words = (
         f"{metric_name(view.metric)}{unit(view.metric)} at a budget of {conjoined(kinds)}{of}, {_over(view)}.",
@@ -84,12 +81,10 @@ def budgets(
         own_populations(view.info),
         tuning_words(view.info),
         f"{MISSING}: the runs end before."
-        if any(cell.text == MISSING for row in rows for cell in row.values)
+        if any(cell.text == MISSING for column in columns for cell in column.cells)
         else "",
     )
-    return view.table(
-        f"{metric_name(view.metric)} at budgets", words, head, body, len(view.dimension_head) + 1
-    )
+    return view.table_of_cells(f"{metric_name(view.metric)} at budgets", words, columns)
 
 
 def targets(
@@ -121,48 +116,43 @@ def targets(
         view.refuse_absent(to)
     kinds: list[Measure] = measures or ["rounds", "bytes"]
     against: Multipliers = multipliers or ("row" if len(wanted) > 1 else "baseline")
-    columns = [(kind, target) for kind in kinds for target in wanted]
+    places = [(kind, target) for kind in kinds for target in wanted]
     amounts = {
         (cell.method, repr(cell.case), (kind, target)): amounts_to_target(
             cell, view.metric, kind, scaled(target, view.cell(to, cell.case)) if relative else target
         )
         for cell in view.cells
-        for kind, target in columns
+        for kind, target in places
     }
-    at, rows = "relative_target" if relative else "target", []
-    for cell in view.cells:
-        texts = []
-        for kind, target in columns:
-            here = (cell.method, repr(cell.case), (kind, target))
-            base = {
-                "row": (*here[:2], (kind, wanted[0])),
-                "baseline": (view.info.baseline, *here[1:]),
-                "case": (cell.method, repr(view.info.cases[0]), here[2]),
-                "none": None,
-            }[against]
-            reached = amounts[here]
-            texts.append(
-                _with_multiplier(kind, reached, amounts.get(base) if base else None)
-                if reached is not None
-                else MISSING
-                if cell.complete
-                else view.status(cell)
-            )
-        stated = [
-            view.stated(cell.method, cell.case, {at: target}) if kind == "rounds" else None
-            for kind, target in columns
-        ]
-        rows.append(_row(view, cell, texts, [view.stated_text(value, count=True) for value in stated]))
-    share = relative or shown_in_percent(view.metric)
-    of = f" of {view.label(to)}" if relative else ""
-    named = [
-        f"{kind.capitalize()} to {f'{100 * target:g} %' if share else f'{target:g}'}{of}"
-        for kind, target in columns
+
+    def text(cell: Cell, kind: Measure, target: float) -> str:
+        here = (cell.method, repr(cell.case), (kind, target))
+        base = {
+            "row": (*here[:2], (kind, wanted[0])),
+            "baseline": (view.info.baseline, *here[1:]),
+            "case": (cell.method, repr(view.info.cases[0]), here[2]),
+            "none": None,
+        }[against]
+        reached = amounts[here]
+        if reached is None:
+            return MISSING if cell.complete else view.status(cell)
+        return _with_multiplier(kind, reached, amounts.get(base) if base else None)
+
+    def stated(cell: Cell, kind: Measure, target: float) -> str:
+        at = {"relative_target" if relative else "target": target}
+        return view.stated_text(view.stated(cell.method, cell.case, at), True) if kind == "rounds" else ""
+
+    share, of = relative or shown_in_percent(view.metric), f" of {view.label(to)}" if relative else ""
+    columns = [
+        Column(
+            f"{kind.capitalize()} to {f'{100 * target:g} %' if share else f'{target:g}'}{of}",
+            [TableCell(text(cell, kind, target)) for cell in view.cells],
+            [stated(cell, kind, target) for cell in view.cells],
+        )
+        for kind, target in places
     ]
-    head, body = with_paper([*view.dimension_head, "Method", *named], rows)
     words = _targets_words(view, kinds, against, to if relative else None)
-    title = f"{conjoined(kinds).capitalize()} to a target"
-    return view.table(title, words, head, body, len(view.dimension_head) + 1, _ends(view))
+    return view.table_of_cells(f"{conjoined(kinds).capitalize()} to a target", words, columns, _ends(view))
 
 
 def scaled(share: float, reference: Cell | None) -> float | None:
@@ -239,7 +229,3 @@ def _ends(view: TableView) -> list[str]:
 def _over(view: TableView, prefix: str = "") -> str:
     seeds = seeds_text(view.info.seeds)
     return f"{prefix}over {seeds}" if len(view.info.seeds) > 1 else seeds
-
-
-def _row(view: TableView, cell: Cell, texts: Sequence[str], of_paper: Sequence[str]) -> StatedRow:
-    return StatedRow(view.names(cell), [*map(TableCell, texts)], of_paper, view.document_label(cell.method))

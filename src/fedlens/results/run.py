@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 # The names that `fedlens.algorithms.client_evaluation` gives to metrics over clients.
 _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
 
-Row = dict[str, Any]
-
 
 class Run(RunDir):
     """A run directory, of which each file is read when it is first asked for, and kept.
@@ -46,7 +44,7 @@ class Run(RunDir):
         return self.read_config()
 
     @cached_property
-    def metrics(self) -> list[Row]:
+    def metrics(self) -> list[dict[str, Any]]:
         """One line of metrics.jsonl a round, the later one if a killed run wrote a round twice."""
         by_round = {line["round"]: line for line in self.read_metrics() if isinstance(line.get("round"), int)}
         return [by_round[at] for at in sorted(by_round)]

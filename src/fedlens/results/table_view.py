@@ -23,6 +23,22 @@ PAPER = "Paper"
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of measured values.
+
+    Attributes:
+        head: None for a method that the study does not run: only the document's numbers are shown.
+        stated: what the document states of each value, empty for nothing.
+        label: the document's label of the column, where it is another.
+    """
+
+    head: str | None
+    cells: Sequence[TableCell]
+    stated: Sequence[str] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
 class TableView:
     """The results that a table is made of.
 
@@ -158,56 +174,41 @@ class TableView:
         self,
         title: str,
         words: Sequence[str],
-        head: Sequence[str],
-        rows: Sequence[Sequence[TableCell]],
-        labels: int,
+        names: tuple[Sequence[str], Sequence[Sequence[TableCell]]],
+        columns: Sequence[Column],
+        labels: Sequence[str] = (),
         notes: Sequence[str] = (),
     ) -> StudyTable:
-        """The table with notes on failed runs, and on the numbers of the document where it has some."""
+        """A table with notes on failed runs, and with the document's numbers behind those that it states.
+
+        Args:
+            words: the sentences of the caption.
+            names: the heads and the cells of the columns that name the rows.
+            labels: the document's labels of the rows, empty where it has that of the study. The first number has it.
+        """
+        head, rows = list(names[0]), [list(row) for row in names[1]]
+        left = [f" ({label})" if label else "" for label in labels] or [""] * len(rows)
+        for column in columns:
+            if column.head is not None:
+                head.append(column.head)
+                rows = [[*row, cell] for row, cell in zip(rows, column.cells, strict=True)]
+            if any(column.stated):
+                head.append(f"{PAPER}: {column.label}" if column.label else PAPER)
+                for k, text in enumerate(column.stated):
+                    rows[k].append(TableCell(text + left[k] if text else MISSING))
+                    left[k] = "" if text else left[k]
         source = self.info.document.get("source", "the document's numbers")
         paper = [f'"Paper": {source}.'] if any(PAPER in name for name in head) else []
         notes = [*notes, *failure_notes(self.cells, self.results), *paper]
-        return StudyTable(self.name, self.title or title, joined(*words), head, rows, notes, labels)
+        return StudyTable(self.name, self.title or title, joined(*words), head, rows, notes, len(names[0]))
 
-
-@dataclass(frozen=True)
-class StatedRow:
-    """A row of measured values, and what the document states of each; empty texts where it states nothing.
-
-    Attributes:
-        label: the document's label of the row, where it is another.
-    """
-
-    names: Sequence[TableCell]
-    values: Sequence[TableCell]
-    stated: Sequence[str]
-    label: str = ""
-
-
-def with_paper(head: Sequence[str], rows: Sequence[StatedRow]) -> tuple[list[str], list[list[TableCell]]]:
-    """Head and rows, with a column "Paper" behind each column of which the document states a value.
-
-    The first of a row has the document's label.
-
-    >>> row = StatedRow([TableCell("small CNN")], [TableCell("41.0"), TableCell("2")], ["60.6", ""], "EfficientNet-B0")
-    >>> with_paper(["Method", "Accuracy", "Rounds"], [row])[0]
-    ['Method', 'Accuracy', 'Paper', 'Rounds']
-    """
-    width = len(head) - len(rows[0].values) if rows else len(head)
-    columns = {k for row in rows for k, text in enumerate(row.stated) if text}
-    names = [
-        name for k, text in enumerate(head[width:]) for name in [text, *([PAPER] if k in columns else [])]
-    ]
-    lines = []
-    for row in rows:
-        line, label = list(row.names), f" ({row.label})" if row.label else ""
-        for k, value in enumerate(row.values):
-            line.append(value)
-            if k in columns:
-                line.append(TableCell(row.stated[k] + label if row.stated[k] else MISSING))
-                label = "" if row.stated[k] else label
-        lines.append(line)
-    return [*head[:width], *names], lines
+    def table_of_cells(
+        self, title: str, words: Sequence[str], columns: Sequence[Column], notes: Sequence[str] = ()
+    ) -> StudyTable:
+        """A table with a row a cell."""
+        names = ([*self.dimension_head, "Method"], [self.names(cell) for cell in self.cells])
+        labels = [self.document_label(cell.method) for cell in self.cells]
+        return self.table(title, words, names, columns, labels, notes)
 
 
 def narrowed(
