@@ -181,9 +181,6 @@ class Training(BatchedOp):
     def footprint(self, *given: Any) -> Any:
         return self.train.footprint(*given)
 
-    def trial(self, steps: int) -> Any:
-        return self.train.trial(steps)
-
 
 @dataclass(frozen=True)
 class Boasting(Training):

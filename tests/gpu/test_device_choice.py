@@ -10,7 +10,7 @@ import torch
 
 from fedlens.api import resume
 from fedlens.base.errors import ConfigError
-from fedlens.engines import devices, hardware, on_gpus
+from fedlens.engines import default, devices, hardware
 from fedlens.run import build
 from fedlens.run.progress import ProgressBase
 from tests.contract.contract_kit import Stopping, experiment, outcome, weights
@@ -101,8 +101,8 @@ def test_one_process_takes_the_gpu_with_the_most_free_memory(free: Any, tmp_path
 @pytest.mark.nightly
 def test_a_long_run_trains_on_all_gpus(free: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free(2**33, 2**33)
-    monkeypatch.setattr(on_gpus, "_PAYS", 0.0)
-    monkeypatch.setattr(on_gpus, "default_workers", lambda *_: 2)
+    monkeypatch.setattr(default, "_PAYS", 0.0)
+    monkeypatch.setattr(default, "default_workers", lambda *_: 2)
     notes = Notes()
     run = experiment(model="linear", rounds=1, engine="default").run(
         tmp_path / "two", progress=notes, report=False

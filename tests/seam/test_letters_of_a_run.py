@@ -104,9 +104,9 @@ def test_nothing_is_sent_to_workers_for_an_algorithm_that_asks_each_step(
     told: list[Any] = []
     choose = kind.choose
 
-    def noted(self: Any, ops: Any, data: Any, clients: Any, cohort: Any, images: float) -> Any:
-        told.append((cohort, images))
-        return choose(self, ops, data, clients, cohort, images)
+    def noted(self: Any, work: Any) -> Any:
+        told.append((work.cohort, work.images))
+        return choose(self, work)
 
     monkeypatch.setattr(kind, "choose", noted)
     made = run(tmp_path / "run", {"name": engine, "device": "cpu"})

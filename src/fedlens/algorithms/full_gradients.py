@@ -71,9 +71,6 @@ class Gradient:
     def obstacle(self) -> None:
         """None of its own: what keeps clients from training together is the obstacle of training."""
 
-    def trial(self, steps: int) -> None:
-        """None: an engine is chosen by the training itself."""
-
     def _reply(self, context: LocalContext, gradient: Tree) -> Outcome:
         weight = float(len(context.problem.data)) if self.train.weighting == "examples" else 1.0
         reply = {"update": gradient, "buffers": {}, "counters": {}, "weight": weight}

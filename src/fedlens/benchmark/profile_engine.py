@@ -87,9 +87,6 @@ class TimedBatchedOp(TimedOp):
     def obstacle(self) -> None:
         """None: the operation itself is part of the program too, and reports its own."""
 
-    def trial(self, steps: int) -> None:
-        """None: an engine is chosen by the operation itself."""
-
 
 def with_timed_ops(program: Program) -> Program:
     """The program, with each operation a second time: it reports its time, and has `TIMED` before its name."""

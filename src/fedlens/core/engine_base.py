@@ -18,9 +18,33 @@ from fedlens.core.protocol import (
     Payload,
     Program,
     Tree,
+    Trial,
 )
 from fedlens.core.states import STATE_MEMORY
 from fedlens.core.step_counts import StepCount
+
+
+@dataclass(frozen=True)
+class EngineWork:
+    """What an engine may know of a run before it starts.
+
+    Attributes:
+        ops: the operations of the algorithm.
+        data: the data of clients and server.
+        clients: the clients with data.
+        cohort: how many train in a round; None if there is no cohort and they train one after the other.
+        rounds: of the whole run.
+        images: about how many images it trains on, counting each use of an image.
+        trial: gives plain training of this number of steps, to time.
+    """
+
+    ops: Mapping[str, Op]
+    data: ClientDataSource
+    clients: Sequence[ClientId]
+    cohort: int | None
+    rounds: int
+    images: float
+    trial: Callable[[int], Trial]
 
 
 class EngineBase(Engine):
@@ -52,21 +76,8 @@ class EngineBase(Engine):
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` if this machine or these operations do not support the settings."""
 
-    def choose(
-        self,
-        ops: Mapping[str, Op],
-        data: ClientDataSource,
-        clients: Sequence[ClientId],
-        cohort: int | None,
-        images: float,
-    ) -> str | None:
-        """Chooses open settings before the run (`auto`). Returns one line for the user, or None.
-
-        Args:
-            clients: the clients with data.
-            cohort: how many train in a round; None if there is no cohort and they train one after the other.
-            images: about how many images the whole run trains on, counting each use of an image.
-        """
+    def choose(self, work: EngineWork) -> str | None:
+        """Chooses open settings before the run (`auto`). Returns one line for the user, or None."""
         return None
 
     def resume(self, done: int, rounds: int) -> None:
@@ -92,11 +103,6 @@ class EngineBase(Engine):
     def applied(self, program: Program) -> Program:
         """The program with this engine's device and number format; used by the profiler."""
         return program
-
-    @property
-    def running(self) -> EngineBase:
-        """The engine that answers: this one, or the chosen one (`auto`); used by the profiler."""
-        return self
 
 
 @dataclass

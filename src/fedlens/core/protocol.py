@@ -230,7 +230,7 @@ class Obstacle(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A short piece of an operation's work, which an engine times to compare ways of computing it."""
+    """Plain training of a few steps, which an engine times to compare ways of computing it."""
 
     op: BatchedOp
     shared: Payload
@@ -243,7 +243,7 @@ class BatchedOp(Op, Protocol):
     """An operation that can also answer several calls as one batched computation; the engine decides.
 
     Implemented by `fedlens.local.vectorized.batched_train` and `fedlens.algorithms.full_gradients`; used by engines
-    that train clients together, and by `auto`. Other operations are called once per client.
+    that train clients together. Other operations are called once per client.
     """
 
     def together(self, calls: Sequence[Call], /) -> Sequence[Outcome | BaseException]:
@@ -265,10 +265,6 @@ class BatchedOp(Op, Protocol):
             largest: the number of examples of the largest client, if known.
             data: the data of one client, if those of all clients have the same form.
         """
-        ...
-
-    def trial(self, steps: int) -> Trial | None:
-        """A computation of this many steps to time; None if this operation should not decide the choice of engine."""
         ...
 
 

@@ -1,39 +1,46 @@
-"""The default engine: starts in one process, and uses workers on all cores once they pay."""
+"""The engine of a run that names none: the fastest one with the bits of `inline`, or groups of clients on GPUs."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from typing import Any
+
+import torch
 
 from fedlens.base.errors import HookError, RunFailed
 from fedlens.base.memory import free_memory
-from fedlens.core.engine_base import EngineBase
-from fedlens.core.protocol import Answer, Ask, ClientDataSource, ClientId, ClientStates, Op, Program, Reply
+from fedlens.core.engine_base import EngineBase, EngineWork
+from fedlens.core.protocol import Answer, Ask, BatchedOp, ClientStates, Program
 from fedlens.core.schema import nbytes
 from fedlens.core.states import STATE_MEMORY
+from fedlens.engines.client_groups import fitting
 from fedlens.engines.devices import (
     ChannelsLast,
     Computing,
     Device,
     PrecisionSetting,
     default_workers,
+    freest,
     resolved,
+    share_of_gpu,
 )
-from fedlens.engines.forwarding import Forwarding
+from fedlens.engines.engine_choice import PAYS, Chosen, timed
 from fedlens.engines.inline import Inline, StateMemory, Threads
-from fedlens.engines.on_gpus import OnGpus
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
 from fedlens.engines.shared_memory import Packer
 from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
 
-_MEASURED = 0.5  # seconds of training that are timed before the decision
-_PAYS = 10.0  # seconds of training left, above which workers pay
+_START = 2.0  # seconds in which workers start
+_TRIAL = 0.05  # approximate seconds of a longer trial
+_MOST_STEPS = 64  # of a trial: a longer visit hides what a visit itself takes
 _WORKER_MEMORY = 2**28  # bytes of a worker besides its trees
 _TREES = 6  # trees of the model's size in a worker: weights, gradients, the optimizer's state, a reply
+_LONG = 1e6  # images of a run, above which several GPUs are used: workers take seconds to start
 
 
 @declares(EngineTraits(exact=True))
@@ -49,66 +56,49 @@ def default(
     state_memory: StateMemory = STATE_MEMORY,
     verify: Verify = 0,
 ) -> EngineBase:
-    """On the CPU, begins as `inline` and continues as `processes` if the run is long; the same bits either way.
+    """On the CPU, `inline`, or `processes` if a few timed steps show that the run is long; the same bits either way.
 
     On GPUs, clients train together where they can, and in workers if several GPUs pay; see `OnGpus`.
     """
     computing = Computing(resolved(device, spread=True), precision, channels_last)
+    more = {"threads": threads, "channels_last": channels_last, "window": window, "timeout": timeout}
     if computing.device != "cpu":
-        more: dict[str, Any] = {"workers": workers, "threads": threads, "channels_last": channels_last}
-        more |= {"window": window, "timeout": timeout}
-        return verified(OnGpus(state_memory, computing, more), verify, exact=False)
-    made = Default(
-        Inline(threads, state_memory, computing),
-        lambda count: Processes(count, threads, window, state_memory, 1, computing, timeout),
-        workers or default_workers(computing, threads),
-    )
-    return verified(made, verify, exact=True)
+        return verified(OnGpus(state_memory, computing, {"workers": workers, **more}), verify, exact=False)
+    most = workers or default_workers(computing, threads)
+    return verified(Default(state_memory, computing, {"workers": most, **more}), verify, exact=True)
 
 
-class Default(Forwarding):
+class Default(Chosen):
     """See `default`.
 
-    The first clients are trained in this process and timed. If the rest of the run would take long, workers start in
-    the background and take over at the next block of requests. `inline` and `processes` give the same bits, so results
-    do not depend on when this happens. Asks in arrival order are always answered in this process: workers would answer
-    them in another order.
+    If a trial shows that the run would take long in this process, workers start in the background and answer the asks
+    after that. `inline` and `processes` give the same bits, so results do not depend on this, and config.toml does not
+    have it. Asks in arrival order are
+    always answered in this process: workers would answer them in another order.
     """
 
-    def __init__(self, inline: Inline, processes: Callable[[int], Processes], workers: int) -> None:
-        self._inline, self._make, self._workers = inline, processes, workers
-        self.engine, self.state_memory = inline, inline.state_memory
-        self._starting: Processes | None = None  # started, and not open yet
-        self._processes: Processes | None = None
-        self._unused: Processes | None = None  # gets no more asks, but still answers one
+    def __init__(self, state_memory: int, computing: Computing, settings: Mapping[str, Any]) -> None:
+        super().__init__(state_memory, computing, settings)
+        self._inline = self.engine = Inline(self.common["threads"], state_memory, computing)
+        self.table = None  # config.toml keeps `default`
+        self._workers: Processes | None = None  # also before their first ask, and after their last one
         self._latest = 0  # the number of the last ask
-        self._unanswered: set[int] = set()  # numbers of the asks that workers are answering
-        self._shared_bytes: int | None = None  # of the program and its data, once counted
-        self._images = 0.0  # left to train in the run
-        self._seconds = self._timed = 0.0  # of training in this process, and the images in it
-        self._first = True
-        self._widest = 0  # the most clients that an ask has trained
-        self._cramped: int | None = None  # the number of the last ask without memory for workers
+        self._work: EngineWork | None = None
+        self._left = 1.0  # the share of the run that is left
+        self._told = False  # that memory is short
         self._tell: Callable[[str | None, Mapping[str, Any]], None] = lambda line, facts: None
 
     def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
         """Sets the function that is told which engine works, and how many workers."""
         self._tell = tell
 
-    def choose(
-        self,
-        ops: Mapping[str, Op],
-        data: ClientDataSource,
-        clients: Sequence[ClientId],
-        cohort: int | None,
-        images: float,
-    ) -> None:
-        """Records how much there is to train; the choice itself is made during the run."""
-        self._images = images
+    def choose(self, work: EngineWork) -> None:
+        """Notes the work; the choice itself is made when the run starts."""
+        self._work = work
 
     def resume(self, done: int, rounds: int) -> None:
         """Leaves out what an earlier process has trained: workers must pay in the remaining rounds."""
-        self._images *= (rounds - done) / rounds
+        self._left = (rounds - done) / rounds
 
     def open(self, program: Program, states: ClientStates) -> None:
         """Receives the program. Raises `ConfigError` as `check` does."""
@@ -121,148 +111,166 @@ class Default(Forwarding):
         self._latest += 1
         if ask.order == "arrival":
             return self._inline.answer(ask, round, exchange)
-        if self._processes is not None:
-            return self._by_workers(self._processes, ask, round, exchange)
-        return self._here(ask, self._inline.answer(ask, round, exchange), round, exchange)
+        if self.engine is self._inline and self._seconds > PAYS:
+            self._start(nbytes(ask.shared))
+        if self.engine is not self._inline:
+            try:
+                answers = self.engine.answer(ask, round, exchange)
+                return primed(self._by_workers(answers, ask, round, exchange))
+            except RunFailed as failure:
+                self._stay(failure)
+        return self._inline.answer(ask, round, exchange)
 
     def close(self) -> None:
         """Ends the workers, if any, and restores the number of threads."""
-        for engine in (self._starting, self._processes, self._unused, self._inline):
+        for engine in (self._workers, self._inline):
             if engine is not None:
                 engine.close()
 
-    def _here(
-        self, ask: Ask, answers: Generator[Answer, None, None], round: int, exchange: int
-    ) -> Generator[Answer, None, None]:
-        """Answers in this process, until workers can take over."""
-        block = ask.reduce.block if ask.reduce else 1
-        slots = len(ask.requests)
+    def _by_workers(
+        self, answers: Generator[Answer, None, None], ask: Ask, round: int, exchange: int
+    ) -> Generator[Any, None, None]:
+        """The answers of workers; from a request on that cannot be sent to them, those of this process."""
+        number, slot = self._latest, 0
         try:
-            for slot in range(slots):
-                if slot % block == 0 and ask.deadline is None and self._ready(ask, slots - slot):
-                    break
-                began = time.perf_counter()
-                held = [next(answers)]
-                self._first = self._first and slot < block
-                if isinstance(held[0], Reply) and "batches" in held[0].metrics:
-                    self._widest = max(self._widest, slots)
-                self._note(held[0], time.perf_counter() - began)
-                yield held.pop()  # no variable keeps the reply while the next one is computed
-            else:
-                return
+            yield None  # taken by `primed`
+            for answer in answers:
+                slot += 1
+                yield answer
+                del answer  # no variable keeps the reply while waiting for the next one
+            return
+        except HookError:
+            raise
+        except RunFailed as failure:
+            if number != self._latest:
+                raise  # clients' states may have changed since: a later ask has been answered
+            self._stay(failure)
         finally:
             answers.close()
-        assert self._processes is not None
-        yield from self._by_workers(self._processes, ask, round, exchange, slot)
+        yield from self._inline.answer(ask, round, exchange, slot)
 
-    def _by_workers(
-        self, processes: Processes, ask: Ask, round: int, exchange: int, first: int = 0
-    ) -> Generator[Answer, None, None]:
-        """Answers by workers, from the `first` slot on, or in this process if that cannot be sent to them."""
-        try:
-            answers = processes.answer(ask, round, exchange, first)
-        except RunFailed as failure:
-            self._stay(processes, failure)
-            return self._inline.answer(ask, round, exchange, first)
-        number = self._latest
-        self._unanswered.add(number)
-
-        def passed_on() -> Generator[Any, None, None]:
-            slot = first
-            try:
-                yield None  # taken by `primed`
-                for answer in answers:
-                    slot += 1
-                    yield answer
-                    del answer  # no variable keeps the reply while waiting for the next one
-                return
-            except HookError:
-                raise
-            except RunFailed as failure:
-                if number != self._latest:
-                    raise  # clients' states may have changed since: a later ask has been answered
-                self._unanswered.discard(number)
-                self._stay(processes, failure)
-            finally:
-                answers.close()
-                self._unanswered.discard(number)
-            yield from self._inline.answer(ask, round, exchange, slot)
-
-        return primed(passed_on())
-
-    def _stay(self, processes: Processes, failure: Exception) -> None:
-        """Uses this process from now on. The workers end, at once or after an earlier ask that they answer."""
-        if self._unanswered:
-            self._unused = processes
-        else:
-            processes.close()
-        self._starting, self._processes, self.engine, self._workers = None, None, self._inline, 1
+    def _stay(self, failure: Exception) -> None:
+        """Uses this process from now on. The workers end with the run: they may still answer an earlier ask."""
+        self.engine, self._seconds = self._inline, 0.0
         self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
 
-    def _note(self, answer: Answer, seconds: float) -> None:
-        """Counts what a client trained; the first block is not timed, because it fills the caches."""
-        if not isinstance(answer, Reply) or "batches" not in answer.metrics:
-            return
-        images = answer.metrics.get("examples", 0.0)
-        self._images -= images
-        if not self._first:
-            self._seconds, self._timed = self._seconds + seconds, self._timed + images
+    @cached_property
+    def _seconds(self) -> float:
+        """About the seconds of training that are left in one process, if workers can help; else 0."""
+        work, seconds, steps = self._work, 0.0, 1
+        if work is None or sys.platform == "win32" or min(self.common["workers"], work.cohort or 1) < 2:
+            return 0.0
+        while True:
+            found = timed(self.make("inline", {})[0], work.trial(steps), work, 1, rounds=2)
+            seconds = self._left * work.images * found[0] / found[1] if found else 0.0
+            longer = min(_MOST_STEPS, int(_TRIAL / found[0])) if found else 0
+            if seconds < PAYS or steps > 1 or longer < 2:
+                return seconds
+            steps = longer
 
-    def _ready(self, ask: Ask, left: int) -> bool:
-        """Whether workers take over now; starts them if that pays."""
-        if self._starting is None:
-            self._start(ask)
-            return False
-        if not self._starting.started or left < 2:
-            return False
-        starting = self._starting
-        try:
-            starting.open(self._program, self._states)
-        except (RunFailed, OSError) as failure:
-            self._stay(starting, failure)
-            return False
-        self._starting, self._processes, self.engine = None, starting, starting
-        return True
-
+    @cached_property
     def _program_bytes(self) -> int:
-        if self._shared_bytes is None:
-            try:
-                self._shared_bytes = Packer(self._program, code=True).size
-            except Exception:  # what cannot be sent is reported when the workers take over
-                self._shared_bytes = 0
-        return self._shared_bytes
+        with suppress(Exception):  # what cannot be sent is reported when the workers open
+            return Packer(self._program, code=True).size
+        return 0
 
-    def _start(self, ask: Ask) -> None:
-        if self._workers < 2 or self._timed <= 0 or self._seconds < _MEASURED or sys.platform == "win32":
-            return
-        seconds = self._seconds * self._images / self._timed
-        if seconds < _PAYS:
-            return
-        if self._widest < 2 or self._cramped == self._latest:
-            return
-        trees = _TREES * nbytes(ask.shared)
-        # Without the trees of this process, and the copy of the program and its data that all workers read.
-        left = free_memory() - trees - self._program_bytes()
-        count = min(self._workers, self._widest, left // (_WORKER_MEMORY + trees))
-        if count < 2:
-            if self._cramped is None:
-                line = f"two workers would need {_mib(_WORKER_MEMORY + trees)} each, but only "
-                line += f"{_mib(max(left, 0))} are free. The run stays in one process until memory is free"
-                self._tell(line, {"name": "inline"})
-            self._cramped = self._latest
-            return
-        starting = self._make(count)
+    def _start(self, tree: int) -> None:
+        """Starts workers. They take over with the next ask after their start; at once if a round takes longer.
+
+        Args:
+            tree: bytes of the model.
+        """
+        assert self._work is not None
         try:
-            starting.warm()
-        except OSError as error:
-            self._stay(starting, error)
-            return
-        self._starting = starting
-        self._tell(
-            f"about {seconds:,.0f} s of training are left in one process; {count} workers take over",
-            {"name": "processes", "workers": count},
-        )
+            if self._workers is None and (count := self._fitting(tree)) > 1:
+                made, _ = self.make("processes", {"workers": count})
+                assert isinstance(made, Processes)
+                made.warm()
+                self._workers = made
+                line = f"about {self._seconds:,.0f} s of training are left in one process; {count} workers take over"
+                self._tell(line, {"name": "processes", "workers": count})
+            long = self._seconds > _START * self._left * self._work.rounds
+            if self._workers is not None and (long or self._workers.started):
+                self._workers.open(self._program, self._states)
+                self.engine = self._workers
+        except (RunFailed, OSError) as failure:
+            self._stay(failure)
+
+    def _fitting(self, tree: int) -> int:
+        """The number of workers that have a client in a round and fit into the memory; says so if it is below two."""
+        assert self._work is not None
+        each = _WORKER_MEMORY + _TREES * tree
+        # Without the trees of this process, and the copy of the program and its data that all workers read.
+        left = free_memory() - _TREES * tree - self._program_bytes
+        if left < 2 * each and not self._told:
+            line = f"two workers would need {_mib(each)} each, but only {_mib(max(left, 0))} are free. "
+            self._tell(line + "The run stays in one process until memory is free", {"name": "inline"})
+            self._told = True
+        return min(int(self.common["workers"]), self._work.cohort or 1, left // each)
 
 
 def _mib(size: int) -> str:
     return f"{size // 2**20:,} MiB"
+
+
+class OnGpus(Chosen):
+    """`vectorized` on one GPU, `processes` with groups on several, or `inline` if only one client trains at a time.
+
+    The choice depends on the experiment and on the free memory of the GPUs, not on timing. Groups change the last bits,
+    so the choice is written to the run's config.toml, and a resumed run keeps it.
+    """
+
+    def choose(self, work: EngineWork) -> str:
+        """Chooses the engine; returns one line with the choice, and the reason if not all GPUs are used."""
+        device, cohort = self.computing.device, work.cohort or 1
+        batched = [op for op in work.ops.values() if isinstance(op, BatchedOp)]
+        workers, one_gpu = self._count(cohort, work)
+        most = -(-cohort // workers)
+        apart = self._apart(batched, most)
+        if one_gpu:
+            device = freest()
+        group = 1
+        if apart is None:
+            # If this process trains, it may open a context on the GPU.
+            free = share_of_gpu(device, workers) if workers > 1 else torch.cuda.mem_get_info(device)[0]
+            steady = 1 << (max(free, 1).bit_length() - 1)  # a power of 2: a repeated run has the same groups
+            sizes = [fitting(op, work.data, work.clients, steady) for op in batched]
+            group = min(*sizes, most)
+            apart = "the free memory of the GPU holds no group" if group == 1 else None
+        name = "processes" if workers > 1 else "inline" if apart else "vectorized"
+        self._take(name, {"device": device, "workers": workers, "group": group}, "")
+        line = f"engine: {name}"
+        line += f" on {device}, as {one_gpu}" if one_gpu else ""
+        line += f", {workers} workers" if workers > 1 else ""
+        if one_gpu and cohort == 1:
+            return line  # which states the reason
+        return f"{line}, one client at a time, as {apart}" if apart else f"{line}, groups of {group} clients"
+
+    def _apart(self, batched: Sequence[BatchedOp], most: int) -> str | None:
+        """Why clients cannot train together if a process has at most `most` of them; None if they can."""
+        if most == 1 or not batched:
+            return "no process has several clients to train together in a round"
+        if self.common.get("channels_last") is True:
+            return "batched clients cannot use the channels-last layout"
+        return next((obstacle.what for op in batched if (obstacle := op.obstacle())), None)
+
+    def _count(self, cohort: int, work: EngineWork) -> tuple[int, str]:
+        """The number of workers (1: none), and why only one of several GPUs is used; empty if all are."""
+        limit = int(self.common.get("workers", 0))
+        several = self.computing.device == "cuda" and torch.cuda.device_count() > 1
+        default = default_workers(self.computing, int(self.common.get("threads", 1))) if several else 1
+        count, why = min(limit or default, cohort), ""
+        if cohort == 1:
+            why = "one client trains at a time"
+        elif limit == 1:
+            why = "engine.workers is 1"
+        elif sys.platform == "win32":
+            why = "workers need Linux or macOS"
+        elif not limit and work.images < _LONG:
+            why = "the run is short"
+        elif count > 1:
+            try:
+                Packer(Program(work.ops, work.data, 0), code=True)
+            except Exception:
+                why = "the operations cannot be sent to workers"
+        return (1, why if several else "") if why else (count, "")

@@ -7,7 +7,7 @@ ENGINES = Registry(
     {
         "default": Entry(
             "fedlens.engines.default:default",
-            "inline, and then processes if the first clients show that the run is long",
+            "inline, and then processes if a few timed steps show that the run is long",
         ),
         "auto": Entry(
             "fedlens.engines.auto:auto",

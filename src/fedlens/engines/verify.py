@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.base.errors import HookError
 from fedlens.core.device_copies import downloaded
-from fedlens.core.engine_base import EngineBase
+from fedlens.core.engine_base import EngineBase, EngineWork
 from fedlens.core.protocol import (
     Answer,
     Ask,
@@ -21,14 +21,16 @@ from fedlens.core.protocol import (
     ClientStates,
     Failure,
     Id,
+    Op,
     Payload,
     Program,
 )
 from fedlens.core.random import Rng, random_state_kept
 from fedlens.core.states import Version
+from fedlens.core.step_counts import StepCount
+from fedlens.core.tree import Tree
 from fedlens.core.types import is_client
 from fedlens.engines.executor import Executor, Item
-from fedlens.engines.forwarding import Forwarding
 from fedlens.engines.schedule import primed
 
 TOLERANCE = 1e-2  # relative to a tensor's norm, if clients are computed together or on GPUs
@@ -41,6 +43,66 @@ Verify = Annotated[
         "operations of your own",
     ),
 ]
+
+
+class Forwarding(EngineBase):
+    """Passes every call to its `engine`; only `table` and `state_memory` are its own."""
+
+    engine: EngineBase
+
+    @property
+    def ahead(self) -> bool:  # type: ignore[override]
+        """Whether the engine takes asks ahead."""
+        return self.engine.ahead
+
+    @property
+    def local_steps(self) -> StepCount | None:
+        """The local steps that the engine counts in this process."""
+        return self.engine.local_steps
+
+    def warm(self) -> None:
+        """Warms the engine."""
+        self.engine.warm()
+
+    def check(self, ops: Mapping[str, Op]) -> None:
+        """Checks the operations as the engine does."""
+        self.engine.check(ops)
+
+    def choose(self, work: EngineWork) -> str | None:
+        """Lets the engine choose."""
+        return self.engine.choose(work)
+
+    def resume(self, done: int, rounds: int) -> None:
+        """Passes on how many rounds are done."""
+        self.engine.resume(done, rounds)
+
+    def listen(self, tell: Callable[[str | None, Mapping[str, Any]], None]) -> None:
+        """Passes on the listener."""
+        self.engine.listen(tell)
+
+    def place(self, tree: Tree) -> Tree:
+        """The tree in the engine's memory."""
+        return self.engine.place(tree)
+
+    def on_device(self, state: Payload) -> Payload:
+        """The state where the engine computes."""
+        return self.engine.on_device(state)
+
+    def applied(self, program: Program) -> Program:
+        """The program as the engine computes it."""
+        return self.engine.applied(program)
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Opens the engine."""
+        self.engine.open(program, states)
+
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers with the engine."""
+        return self.engine.answer(ask, round, exchange)
+
+    def close(self) -> None:
+        """Closes the engine."""
+        self.engine.close()
 
 
 class Verified(Forwarding):

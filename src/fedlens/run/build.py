@@ -17,7 +17,7 @@ from fedlens.base.frozen import FrozenSplit
 from fedlens.base.registry import OwnSettings
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
 from fedlens.core.dataset_info import DatasetInfo
-from fedlens.core.engine_base import EngineBase
+from fedlens.core.engine_base import EngineBase, EngineWork
 from fedlens.core.protocol import Algorithm, ClientDataSource, FederationInfo, ModelSpec, Program, State
 from fedlens.core.tree import count, fixed_leaves
 from fedlens.data.boxes import Boxes
@@ -35,7 +35,9 @@ from fedlens.data.vertical.vertical_datasets import federate_parties, party_fact
 from fedlens.engines.hardware import announcements, hardware
 from fedlens.local.chain import chain
 from fedlens.local.class_counts import absent_classes
+from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
+from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.models.user_models import downloads, try_model
 from fedlens.models.weights import InitialWeights
 from fedlens.run.initial_weights import initial_weights, settings_read, with_trained_widths
@@ -165,7 +167,11 @@ def _build(
     _refuse_single_images(config.local, model, task, client_data, partition, algorithm, federation)
     source = _source(planned, client_data, partition, model, module)
     engine = planned.engine() if engine is None else engine
-    config = _fitting(engine, config, algorithm, source, federation, size, say)
+    plain = BatchedTrain(model, task, config.local, ClientRule())
+    images = images_of_the_run(config, federation, size)
+    clients = federation.eligible.tolist()
+    work = EngineWork(algorithm.ops, source, clients, size, config.rounds, images, plain.trial)
+    config = _fitting(engine, config, algorithm, work, say)
     check_letters(algorithm.letter_bytes(federation), config.engine)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
@@ -433,22 +439,16 @@ def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
 
 
 def _fitting(
-    engine: EngineBase,
-    config: Config,
-    algorithm: AlgorithmBase,
-    source: ClientDataSource,
-    federation: FederationInfo,
-    cohort: int | None,
-    say: Callable[[str], None],
+    engine: EngineBase, config: Config, algorithm: AlgorithmBase, work: EngineWork, say: Callable[[str], None]
 ) -> Config:
     """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
     engine.check(algorithm.ops)
-    images = images_of_the_run(config, federation, cohort)
     if algorithm.asks_each_step:
-        cohort, images = None, 0.0  # one client after the other, and nothing left for workers
-    line = engine.choose(algorithm.ops, source, federation.eligible.tolist(), cohort, images)
+        # One client after the other, and nothing left for workers.
+        work = replace(work, cohort=None, images=0.0)
+    line = engine.choose(work)
     table = config.engine if engine.table is None else engine.table
-    bare = Program(algorithm.ops, source, config.seeds.training)
+    bare = Program(algorithm.ops, work.data, config.seeds.training)
     placed = engine.applied(bare)
     # An engine of the user's own that does not say where it computes keeps its setting.
     chosen = config.engine.get("device") == "auto" and placed is not bare

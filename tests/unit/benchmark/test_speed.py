@@ -59,10 +59,9 @@ def test_the_batched_product_is_the_limit() -> None:
 def test_a_federation_tells_what_its_engine_chooses_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedlens.engines import default
 
-    monkeypatch.setattr(default, "_MEASURED", 0.0)
+    monkeypatch.setattr(default.Default, "_seconds", 1e6)
     monkeypatch.setattr(default, "free_memory", lambda: 2**40)
-    by_default = Federation(TINY, {})
-    by_default.built.engine._workers = 2
+    by_default = Federation(TINY, {"workers": 2})
     assert by_default.about["processes"] == 1
     while by_default.about["processes"] == 1 and by_default.number < 50:
         by_default.round()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError
+from fedlens.core.engine_base import EngineWork
 from fedlens.engines import auto as module
 from fedlens.engines import devices as placing
 from fedlens.engines.auto import Auto, auto
@@ -37,11 +37,11 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     seen: list[tuple[str, int]] = []
 
     def time(
-        self: Auto, name: str, table: Any, trial: Any, data: Any, clients: Sequence[int]
+        self: Auto, name: str, table: Any, trial: Any, work: Any, many: int
     ) -> tuple[float, float] | None:
         for setting in GROUPED & table.keys():
             name = setting
-        seen.append((name, len(clients)))
+        seen.append((name, many))
         return (1e-3, 1e-3 * SPEEDS[name]) if SPEEDS[name] else None
 
     monkeypatch.setattr(Auto, "_time", time)
@@ -55,7 +55,11 @@ def chosen(
 ) -> tuple[Auto, str]:
     made = ALGORITHMS.find(name)(parts(world(), {"lr": 0.1}, spec))
     engine = auto(state_memory=7)
-    return engine, engine.choose(made.ops, world(), range(6), cohort, images)
+    return engine, engine.choose(work(made, cohort, images))
+
+
+def work(made: Any, cohort: int | None = 4, images: float = 1e9) -> EngineWork:
+    return EngineWork(made.ops, world(), range(6), cohort, 10, images, made.train.trial)
 
 
 @pytest.mark.parametrize("fastest", ENGINES)
@@ -103,7 +107,7 @@ def test_workers_are_counted_by_gpus_where_there_are_any(
     monkeypatch.setitem(SPEEDS, "processes", 1000.0)
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
     engine = auto(device="cuda")
-    engine.choose(made.ops, world(), range(6), 4, 1e9)
+    engine.choose(work(made))
     assert engine.table["workers"] == 2
 
 
@@ -117,14 +121,14 @@ def test_workers_and_groups_are_sized_by_the_memory_of_the_gpu(
     monkeypatch.setattr(placing, "free_memory_of", lambda device: [free])
     monkeypatch.setattr(module, "free_memory", lambda: 2**62)
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
-    auto(device="cuda").choose(made.ops, world(), range(6), 4, 1e9)
+    auto(device="cuda").choose(work(made))
     assert {name for name, _ in tried} - {"inline", "vectorized"} == taken
 
 
 def test_device_and_precision_are_those_asked_for() -> None:
     engine = auto(precision="bf16")
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
-    engine.choose(made.ops, world(), range(6), 4, 0.0)
+    engine.choose(work(made, images=0.0))
     assert engine.table["precision"] == engine.engine.computing.precision == "bf16"
     with pytest.raises(ConfigError, match="finds no GPU"):
         auto(device="cuda:99").check(made.ops)
@@ -186,7 +190,7 @@ def test_where_every_trial_fails_the_run_itself_says_what_is_wrong(
 def test_trials_leave_nothing_behind_in_the_numbers() -> None:
     made = ALGORITHMS.find("scaffold")(parts(world(), {"lr": 0.1, "epochs": 2}))
     engine = auto()
-    engine.choose(made.ops, world(), range(6), 6, 0.0)
+    engine.choose(work(made, 6, 0.0))
     assert same(course(made, world(), engine=engine).final, course(made, world(), engine=engine.engine).final)
 
 

@@ -1,27 +1,30 @@
-"""The default engine: one process at first, workers once they pay, and the same bits whenever it changes over."""
+"""The default engine: workers if a trial shows that they pay, else one process, and the same bits."""
 
 from __future__ import annotations
 
 import json
+import random
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
+from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.api import Experiment, Result, resume
 from fedlens.base.errors import RunFailed
 from fedlens.core.driver import Driver
+from fedlens.core.engine_base import EngineWork
 from fedlens.core.protocol import Client, Outcome, Payload
 from fedlens.core.random import Rng
 from fedlens.engines import default as module
 from fedlens.engines.default import Default, default
+from fedlens.engines.inline import Inline
 from fedlens.engines.processes import Processes
-from tests.unit.engines.engine_kit import answers_to, ask, children, expected, opened, same, vectors
+from tests.identity.identity_kit import parts, world
+from tests.unit.engines.engine_kit import NoData, answers_to, ask, children, expected, opened, same, vectors
 
 
 def trains(payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -30,65 +33,77 @@ def trains(payload: Payload, client: Client, rng: Rng) -> Outcome:
     return Outcome({"vector": vector}, None, {"examples": 1, "batches": 1})
 
 
+def training(cohort: int | None = 10, images: float = 1e9, rounds: int = 10) -> EngineWork:
+    """A run of the kit's clients, which cannot be timed."""
+    return EngineWork({"work": trains}, NoData(), range(10), cohort, rounds, images, nothing)
+
+
+def nothing(steps: int) -> Any:
+    raise AssertionError("a trial was made")
+
+
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers pay at once."""
-    monkeypatch.setattr(module, "_MEASURED", 0.0)
-    monkeypatch.setattr(module, "_PAYS", 0.0)
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All training would take long in one process."""
+    monkeypatch.setattr(Default, "_seconds", 100.0)
 
 
-WAITED = threading.Event()
-
-
-@pytest.fixture
-def quick_start(quick_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers, which start quickly here, can take over from when a test waits for them."""
-    WAITED.clear()
-    monkeypatch.setattr(Processes, "started", property(lambda engine: WAITED.is_set()))
-
-
-def waiting(engine: Default) -> None:
-    """Returns when the workers that were started can take over."""
-    if engine._starting is not None:
-        WAITED.set()
-    end = time.monotonic() + 60
-    while engine._starting is not None and not engine._starting.started:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-@pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("change", [3, pytest.param(7, marks=pytest.mark.nightly)])
-def test_workers_take_over_in_the_middle_of_an_ask_with_the_same_bits(change: int) -> None:
-    engine, told = default(workers=2), []
+def begun(workers: int = 2, **work: Any) -> tuple[Default, Driver, list[Any]]:
+    """The engine of a run, what sends it asks, and what it tells."""
+    engine, told = default(workers=workers), []
+    assert isinstance(engine, Default)
     engine.listen(lambda line, facts: told.append((line, facts)))
-    engine._images = 1e9
+    engine.choose(training(**work))
+    return engine, Driver(*opened(engine, {"work": trains})), told
+
+
+@pytest.mark.usefixtures("long", "quick_workers")
+def test_workers_answer_a_long_run_from_the_first_ask_on_with_the_same_bits() -> None:
+    engine, driver, told = begun()
     wanted = ask([{}] * 10)
     try:
-        driver = Driver(*opened(engine, {"work": trains}))
-
-        def steps() -> Any:
-            answers = []
-            for number, answer in enumerate((yield wanted)):
-                answers.append(answer)
-                if number == change:
-                    waiting(engine)
-            return answers
-
-        found = driver.drive(steps(), 1)
-        assert engine.running is engine._processes
+        for round in (1, 2):
+            found = answers_to(driver, wanted, round)
+            assert [answer.id.slot for answer in found] == list(range(10))
+            assert same(vectors(found), expected(wanted, round))
+        assert isinstance(engine.engine, Processes)
         assert engine.ahead
-        assert [answer.id.slot for answer in found] == list(range(10))
-        assert same(vectors(found), expected(wanted))
-        assert same(vectors(answers_to(driver, wanted, 2)), expected(wanted, 2))
     finally:
         engine.close()
     assert [facts for _, facts in told] == [{"name": "inline"}, {"name": "processes", "workers": 2}]
     assert told[0][0] is None
-    assert "2 workers take over" in told[1][0]
+    assert told[1][0] == "about 100 s of training are left in one process; 2 workers take over"
 
 
-@pytest.mark.usefixtures("eager", "quick_start")
+@pytest.mark.usefixtures("long", "quick_workers")
+def test_workers_of_a_run_of_short_rounds_take_over_between_two_asks_once_they_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = [False]
+    monkeypatch.setattr(Processes, "started", property(lambda engine: started[0]))
+    engine, driver, told = begun(rounds=1000)
+    wanted = ask([{}] * 6)
+
+    def waits() -> Any:
+        found = []
+        for answer in (yield wanted):
+            found.append(answer)
+            started[0] = True
+        return found
+
+    try:
+        assert same(vectors(answers_to(driver, wanted)), expected(wanted))
+        assert told[-1][1] == {"name": "processes", "workers": 2}
+        assert same(vectors(driver.drive(waits(), 2)), expected(wanted, 2))
+        assert stays(engine)
+        assert same(vectors(answers_to(driver, wanted, 3)), expected(wanted, 3))
+        assert isinstance(engine.engine, Processes)
+    finally:
+        engine.close()
+    assert len(told) == 2
+
+
+@pytest.mark.usefixtures("long", "quick_workers")
 def test_where_workers_cannot_load_the_program_the_run_stays_in_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,36 +112,42 @@ def test_where_workers_cannot_load_the_program_the_run_stays_in_this_process(
         yield
 
     monkeypatch.setattr("fedlens.engines.processes.Processes.answer", broken)
-    engine, told = default(workers=2), []
-    engine.listen(lambda line, facts: told.append((line, facts)))
-    engine._images = 1e9
+    engine, driver, told = begun()
     wanted = ask([{}] * 6)
     try:
-        driver = Driver(*opened(engine, {"work": trains}))
-
-        def steps() -> Any:
-            answers = []
-            for answer in (yield wanted):
-                answers.append(answer)
-                waiting(engine)
-            return answers
-
-        found = driver.drive(steps(), 1)
+        found = answers_to(driver, wanted)
         assert [answer.id.slot for answer in found] == list(range(6))
         assert same(vectors(found), expected(wanted))
-        assert engine.running is engine._inline
-        assert not engine.ahead
+        assert stays(engine)
     finally:
         engine.close()
     assert told[-1] == ("the run stays in one process: a worker cannot read the program.", {"name": "inline"})
 
 
-@pytest.mark.usefixtures("eager", "quick_start")
-@pytest.mark.parametrize("bad", ["request", "shared"])
-def test_what_cannot_be_sent_after_the_change_is_answered_in_this_process(bad: str) -> None:
+def stays(engine: Default) -> bool:
+    """Whether the engine answers in this process."""
+    return isinstance(engine.engine, Inline) and not engine.ahead
+
+
+@pytest.mark.usefixtures("long", "quick_workers")
+def test_a_program_that_cannot_be_sent_stays_in_this_process() -> None:
     engine, told = default(workers=2), []
-    engine.listen(lambda line, facts: told.append((line, facts)))
-    engine._images = 1e9
+    engine.listen(lambda line, facts: told.append(line))
+    engine.choose(training())
+    wanted = ask([{}] * 6)
+    try:
+        driver = Driver(*opened(engine, {"work": Heavy(threading.Lock())}))
+        assert same(vectors(answers_to(driver, wanted)), expected(wanted))
+        assert stays(engine)
+    finally:
+        engine.close()
+    assert "the run stays in one process: the algorithm's operations or its data cannot be sent" in told[-1]
+
+
+@pytest.mark.usefixtures("long", "quick_workers")
+@pytest.mark.parametrize("bad", ["request", "shared"])
+def test_what_cannot_be_sent_to_workers_is_answered_in_this_process(bad: str) -> None:
+    engine, driver, told = begun()
     lock = threading.Lock()  # which cannot be pickled
     wanted = ask([{}] * 6)
     if bad == "request":
@@ -134,77 +155,51 @@ def test_what_cannot_be_sent_after_the_change_is_answered_in_this_process(bad: s
     else:
         odd = ask([{}] * 6, shared={"odd": lock})
     try:
-        driver = Driver(*opened(engine, {"work": trains}))
-
-        def steps() -> Any:
-            answers = []
-            for answer in (yield wanted):
-                answers.append(answer)
-                waiting(engine)
-            return answers
-
-        driver.drive(steps(), 1)
-        assert engine.running is engine._processes
+        assert same(vectors(answers_to(driver, wanted)), expected(wanted))
+        assert isinstance(engine.engine, Processes)
         found = answers_to(driver, odd, 2)
         assert [answer.id.slot for answer in found] == list(range(6))
         assert same(vectors(found), expected(wanted, 2))
-        assert engine.running is engine._inline
-        assert not engine.ahead
+        assert stays(engine)
         assert same(vectors(answers_to(driver, wanted, 3)), expected(wanted, 3))
+        assert stays(engine)
     finally:
         engine.close()
     assert "the run stays in one process" in told[-1][0]
     assert told[-1][1] == {"name": "inline"}
 
 
-@pytest.mark.usefixtures("eager", "quick_start")
+@pytest.mark.usefixtures("long", "quick_workers")
 def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
-    """An evaluation beside a round whose requests cannot be sent: the workers finish it, and then end."""
-    engine = default(workers=2)
-    engine._images = 1e9
+    """An evaluation beside a round whose requests cannot be sent: the workers finish it, and end with the run."""
+    engine, driver, _ = begun()
     wanted = ask([{}] * 6)
     odd = ask([{"odd": threading.Lock()} if slot == 2 else {} for slot in range(6)])
     try:
-        driver = Driver(*opened(engine, {"work": trains}))
-
-        def steps(one: Any) -> Any:
-            answers = []
-            for answer in (yield one):
-                answers.append(answer)
-                waiting(engine)
-            return answers
-
-        driver.drive(steps(wanted), 1)
-        workers = engine._processes
+        answers_to(driver, wanted)
+        workers = engine.engine
+        assert isinstance(workers, Processes)
         beside = driver.begin(steps(wanted), 2, ahead=True)
         assert same(vectors(driver.drive(steps(odd), 3)), expected(wanted, 3))
-        assert engine.running is engine._inline
-        assert engine._unused is workers
+        assert stays(engine)
         assert same(vectors(beside.finish()), expected(wanted, 2))
     finally:
         engine.close()
-    assert workers is not None
     assert workers.pids == []
 
 
-@pytest.mark.usefixtures("eager", "quick_start")
+def steps(one: Any) -> Any:
+    return list((yield one))
+
+
+@pytest.mark.usefixtures("long", "quick_workers")
 def test_an_ask_that_fails_after_a_later_one_was_answered_in_this_process_ends_the_run() -> None:
     """Answered again in this process, it would see what the later ask has made of the clients' states."""
-    engine = default(workers=2)
-    engine._images = 1e9
+    engine, driver, _ = begun()
     wanted, lock = ask([{}] * 6), threading.Lock()  # which cannot be pickled
     bad_request = ask([{"odd": lock} if slot == 5 else {} for slot in range(6)])
     try:
-        driver = Driver(*opened(engine, {"work": trains}))
-
-        def steps(one: Any) -> Any:
-            answers = []
-            for answer in (yield one):
-                answers.append(answer)
-                waiting(engine)
-            return answers
-
-        driver.drive(steps(wanted), 1)
+        answers_to(driver, wanted)
         beside = driver.begin(steps(bad_request), 2, ahead=True)
         later = ask([{}] * 6, shared={"odd": lock})
         assert same(vectors(driver.drive(steps(later), 3)), expected(wanted, 3))
@@ -214,41 +209,39 @@ def test_an_ask_that_fails_after_a_later_one_was_answered_in_this_process_ends_t
         engine.close()
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("long")
 def test_the_program_and_this_process_count_in_the_memory_that_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two workers fit beside nothing, and not beside a program of 64 MiB."""
-    room = 2 * module._WORKER_MEMORY + 2**22
+    room, made = 2 * module._WORKER_MEMORY + 2**22, []
     monkeypatch.setattr(module, "free_memory", lambda: room)
-    for size, starts in ((1, True), (2**24, False)):
+    monkeypatch.setattr(Processes, "warm", lambda engine: None)
+    monkeypatch.setattr(Processes, "open", lambda engine, *program: made.append(engine.count))
+    for size in (1, 2**24):
         engine = default(workers=2)
-        engine._images, engine._widest = 1e9, 2
-        engine._seconds = engine._timed = 1.0
-        engine._make = lambda count: SimpleNamespace(warm=lambda: None, close=lambda: None)  # type: ignore
+        engine.choose(training())
         opened(engine, {"work": Heavy(torch.zeros(size))})
-        engine._start(ask([{}] * 2))
-        assert (engine._starting is not None) == starts, size
+        engine._start(0)
         engine.close()
+    assert made == [2]
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("long")
 def test_memory_is_asked_for_once_an_ask_and_too_little_of_it_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks, told = [], []
+    looks = []
     monkeypatch.setattr(module, "free_memory", lambda: looks.append(1) or 2**28)
-    engine = default(workers=2)
-    engine.listen(lambda line, facts: told.append(line))
-    engine._images = 1e9
+    engine, driver, told = begun()
+    wanted = ask([{}] * 6)
     try:
-        driver, wanted = Driver(*opened(engine, {"work": trains})), ask([{}] * 6)
         for round in (1, 2, 3):
             assert same(vectors(answers_to(driver, wanted, round)), expected(wanted, round))
     finally:
         engine.close()
     assert len(looks) == 3
-    assert told == [
+    assert [line for line, _ in told] == [
         None,
         "two workers would need 256 MiB each, but only 256 MiB are free. "
         "The run stays in one process until memory is free",
@@ -257,55 +250,89 @@ def test_memory_is_asked_for_once_an_ask_and_too_little_of_it_is_told_once(
 
 @dataclass(frozen=True)
 class Heavy:
-    """An operation that carries so much with it."""
+    """An operation that carries something with it."""
 
-    load: torch.Tensor
+    load: Any
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         return trains(payload, client, rng)
 
 
-def test_only_the_rounds_that_are_left_count_when_a_run_is_resumed(tmp_path, monkeypatch) -> None:
-    left: list[float] = []
-    resumed = Default.resume
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Trials of two images of which each takes a millisecond a step; gives their steps."""
+    seen: list[int] = []
 
-    def noted(self: Default, done: int, rounds: int) -> None:
-        before = self._images
-        resumed(self, done, rounds)
-        left.append(self._images / before)
+    def timed(engine: Any, trial: int, work: Any, many: int, rounds: int) -> tuple[float, float]:
+        seen.append(trial)
+        return 1e-3 * trial, 2.0 * trial
 
-    monkeypatch.setattr(Default, "resume", noted)
-    with pytest.raises(KeyboardInterrupt):
-        whole().run(tmp_path / "run", progress=Stop(3))
-    assert left == []
-    resume(tmp_path / "run")
-    assert left == [0.25]
+    monkeypatch.setattr(module, "timed", timed)
+    return seen
+
+
+def seconds_of(work: EngineWork, workers: int = 2, left: float = 1.0) -> float:
+    engine = default(workers=workers)
+    assert isinstance(engine, Default)
+    engine.choose(replace(work, trial=lambda steps: steps))  # type: ignore
+    engine.resume(round(4 * (1 - left)), 4)
+    return engine._seconds
+
+
+def test_the_seconds_of_a_long_run_are_those_of_its_images_at_the_speed_of_a_longer_trial(
+    times: list[int],
+) -> None:
+    assert seconds_of(training(images=1e5)) == pytest.approx(50)
+    assert times == [1, 50]
+
+
+def test_a_run_that_one_step_shows_to_be_short_is_tried_no_further(times: list[int]) -> None:
+    assert seconds_of(training(images=1e4)) == pytest.approx(5)
+    assert times == [1]
+
+
+def test_only_the_rounds_that_are_left_count_when_a_run_is_resumed(times: list[int]) -> None:
+    assert seconds_of(training(images=1e5), left=0.25) == pytest.approx(12.5)
+    assert seconds_of(training(images=1e5), left=0.0) == 0
+
+
+@pytest.mark.parametrize("more", [{"cohort": 1}, {"cohort": None}])
+def test_nothing_is_timed_where_workers_cannot_help(more: Any, times: list[int]) -> None:
+    assert seconds_of(training(**more)) == 0
+    assert seconds_of(training(), workers=1) == 0
+    assert times == []
+
+
+def test_a_run_whose_step_fails_stays_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "timed", lambda *_, **__: None)
+    assert seconds_of(training()) == 0
 
 
 def test_a_short_run_starts_nothing() -> None:
     import os
 
+    made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}))
     engine = default(workers=2)
-    engine._images = 100.0
+    assert isinstance(engine, Default)
+    engine.choose(EngineWork(made.ops, world(), range(6), 4, 10, 100.0, made.train.trial))
     try:
         driver, wanted = Driver(*opened(engine, {"work": trains})), ask([{}] * 5)
         before = children(os.getpid())
         assert same(vectors(answers_to(driver, wanted)), expected(wanted))
-        assert engine.running is engine._inline
-        assert engine._starting is None
+        assert 0 < engine._seconds < 10
+        assert stays(engine)
         assert children(os.getpid()) == before
     finally:
         engine.close()
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("long")
 def test_asks_in_arrival_order_stay_in_this_process() -> None:
-    engine = default(workers=2)
-    engine._images = 1e9
+    engine, driver, _ = begun()
     try:
-        driver, wanted = Driver(*opened(engine, {"work": trains})), ask([{}] * 6, order="arrival")
+        wanted = ask([{}] * 6, order="arrival")
         assert [answer.id.slot for answer in answers_to(driver, wanted)] == list(range(6))
-        assert engine._processes is None
+        assert stays(engine)
     finally:
         engine.close()
 
@@ -332,23 +359,9 @@ def engine_of(result: Result) -> Any:
     return json.loads((result.directory / "environment.json").read_text())["engine"]
 
 
-@pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `eager`, and each client waits until the workers can take over, so that they do in the first round."""
-    note = Default._note
-
-    def patient(self: Default, answer: Any, seconds: float) -> None:
-        note(self, answer, seconds)
-        waiting(self)
-
-    monkeypatch.setattr(module, "_MEASURED", 0.0)
-    monkeypatch.setattr(module, "_PAYS", 0.0)
-    monkeypatch.setattr(Default, "_note", patient)
-
-
-@pytest.mark.usefixtures("at_once", "quick_start")
+@pytest.mark.usefixtures("long", "quick_workers")
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_run_that_changes_over_is_that_of_inline(overlap: bool, tmp_path) -> None:
+def test_a_run_by_workers_is_that_of_inline(overlap: bool, tmp_path) -> None:
     more = {"evaluation": {"overlap": overlap}}
     ref = whole(engine="inline", **more).run(tmp_path / "inline")
     run = whole(engine={"name": "default", "workers": 2}, **more).run(tmp_path / "default")
@@ -357,17 +370,38 @@ def test_a_run_that_changes_over_is_that_of_inline(overlap: bool, tmp_path) -> N
     assert numbers(run) == numbers(ref)
 
 
-@pytest.mark.usefixtures("quick_start")
+@pytest.mark.parametrize("algorithm", ["fedavg", "dsgd"])
+def test_the_trial_leaves_nothing_behind(algorithm: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the numbers nor in this process; also where the algorithm has its own operation of training."""
+    tried: list[float] = []
+    timed = module.timed
+
+    def watched(*given: Any, **more: Any) -> Any:
+        before = torch.get_num_threads(), torch.get_rng_state().tolist(), random.getstate()
+        found = timed(*given, **more)
+        assert before == (torch.get_num_threads(), torch.get_rng_state().tolist(), random.getstate())
+        tried.append(found[1])
+        return found
+
+    monkeypatch.setattr(module, "timed", watched)
+    monkeypatch.setattr(module, "PAYS", 0.0)  # a longer trial follows
+    monkeypatch.setattr(Default, "_start", lambda self, tree: None)
+    made = {key: value for key, value in SETTINGS.items() if key != "select" or algorithm == "fedavg"}
+    ref = Experiment(**{**made, "algorithm": algorithm, "engine": "inline"}).run(tmp_path / "inline")
+    run = Experiment(**{**made, "algorithm": algorithm, "engine": {"name": "default", "workers": 2}})
+    assert numbers(run.run(tmp_path / "default")) == numbers(ref)
+    assert len(tried) == 2
+    assert tried[0] < tried[1]
+
+
+@pytest.mark.usefixtures("quick_workers")
 def test_a_resumed_run_may_choose_differently(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = whole(engine="inline").run(tmp_path / "inline")
     stopped = Stop(2)
     with pytest.raises(KeyboardInterrupt):
         whole(engine={"name": "default", "workers": 2}).run(tmp_path / "run", progress=stopped)
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["engine"] == {"name": "inline"}
-    monkeypatch.setattr(module, "_MEASURED", 0.0)
-    monkeypatch.setattr(module, "_PAYS", 0.0)
-    note = Default._note
-    monkeypatch.setattr(Default, "_note", lambda self, *given: (note(self, *given), waiting(self))[0])
+    monkeypatch.setattr(Default, "_seconds", 100.0)
     run = resume(tmp_path / "run")
     assert engine_of(run) == {"name": "processes", "workers": 2}
     assert numbers(run) == numbers(ref)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedlens.core.driver import Driver
-from fedlens.core.engine_base import BareEngine, EngineBase
+from fedlens.core.engine_base import BareEngine, EngineBase, EngineWork
 from fedlens.core.protocol import Program
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.auto import auto
@@ -42,10 +42,14 @@ def test_an_engine_of_three_methods_has_the_defaults() -> None:
     program = Program(OPS, NoData(), 0)
     engine.warm()
     engine.check(OPS)
-    assert engine.choose(OPS, NoData(), [0], 1, 1.0) is None
+    assert (
+        engine.choose(
+            EngineWork(OPS, NoData(), [0], 1, 1, 1.0, lambda steps: pytest.fail("a trial was made"))
+        )
+        is None
+    )
     assert (engine.table, engine.ahead, engine.state_memory) == (None, False, STATE_MEMORY)
     assert engine.applied(program) is program
-    assert engine.running is engine
 
 
 def test_an_engine_of_three_methods_answers() -> None:

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from fedlens.algorithms.registry import ALGORITHMS
-from fedlens.core.engine_base import EngineBase
+from fedlens.core.engine_base import EngineBase, EngineWork
+from fedlens.engines import default as module
 from fedlens.engines import devices as placing
-from fedlens.engines import on_gpus as module
-from fedlens.engines.default import Default, default
+from fedlens.engines.default import Default, OnGpus, default
 from fedlens.engines.hardware import Hardware
-from fedlens.engines.on_gpus import OnGpus
 from tests.identity.identity_kit import model, parts, world
 
 LONG, SHORT = 2e6, 1e3  # images of a run
@@ -41,7 +40,8 @@ def chosen(
 ) -> tuple[EngineBase, str]:
     made = ALGORITHMS.find("fedavg")(parts(world(), {"lr": 0.1}, model(norm=norm)))
     engine = default(**settings)
-    return engine, str(engine.choose(made.ops, world(), range(6), cohort, images))
+    work = EngineWork(made.ops, world(), range(6), cohort, 10, images, made.train.trial)
+    return engine, str(engine.choose(work))
 
 
 @pytest.mark.parametrize(
