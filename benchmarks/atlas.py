@@ -43,7 +43,7 @@ import typer
 from benchmarks.atlas_record import Cost, record_folder, stale_because, write_record
 from benchmarks.atlas_unfinished import SPENT, KeepingProgress, KeptRuns
 from fedlens.base.errors import FedlensError, RunFailed
-from fedlens.base.format import duration, many
+from fedlens.base.format import count, duration, many
 from fedlens.cli.display.output import console, print_columns, reported, say
 from fedlens.cli.display.runs_display import RunsDisplay
 from fedlens.cli.signals import stopped_by_signals
@@ -55,9 +55,10 @@ from fedlens.studies.carry_out import StudyStopped
 from fedlens.studies.halving import DIVERGED
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.records import RECORD, StudyRecord, records
-from fedlens.studies.reproduce import SCALES, ScaleCost, absent_data, costs
+from fedlens.studies.reproduce import SCALES, absent_data, costs
 from fedlens.studies.reproductions import FOLDER, reproduction, reproductions
 from fedlens.studies.study import Study
+from fedlens.studies.study_cost import StudyCost
 from fedlens.studies.study_plan import StudyPlan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,7 +73,7 @@ class Next:
 
     name: str
     scale: str
-    cost: ScaleCost
+    cost: StudyCost
 
     @property
     def paper(self) -> str:
@@ -80,18 +81,16 @@ class Next:
         return self.name.partition("/")[0]
 
     @property
-    def hours(self) -> float:
-        """Hours of one core; infinite if the speed of a model is not known."""
-        known = (self.cost.hours, self.cost.pretraining_hours)
-        return float("inf") if None in known else sum(hours or 0.0 for hours in known)
+    def images(self) -> int:
+        """Trained on, also before the runs."""
+        return self.cost.images + self.cost.pretraining_images
 
     @property
     def words(self) -> str:
         """The cost in words."""
         if not self.cost.runs:
             return "nothing is trained"
-        hours = "unknown time" if self.hours == float("inf") else f"about {duration(3600 * self.hours)}"
-        return f"{many(self.cost.runs, 'run')}, {hours}"
+        return f"{many(self.cost.runs, 'run')}, {count(self.images)} images"
 
 
 @dataclass(frozen=True)
@@ -187,15 +186,15 @@ def _other(atlas: Atlas, name: str, scale: str) -> bool:
 def in_turn(wanted: Sequence[Next], recorded: Mapping[str, int]) -> list[Next]:
     """The studies by scale; in a scale the paper with the fewest records is next, with its cheapest study.
 
-    >>> costs = {"b/x": 1.0, "a/y": 9.0, "b/z": 0.1, "a/w": 2.0}
-    >>> wanted = [Next(name, "minutes", ScaleCost(1, 1, hours, ())) for name, hours in costs.items()]
+    >>> images = {"b/x": 10, "a/y": 90, "b/z": 1, "a/w": 20}
+    >>> wanted = [Next(name, "minutes", StudyCost(1, number, ())) for name, number in images.items()]
     >>> [each.name for each in in_turn(wanted, {"a": 1})]
     ['b/z', 'a/w', 'b/x', 'a/y']
     """
     number, order = Counter(recorded), list[Next]()
     for scale in SCALES:
         left = sorted(
-            (each for each in wanted if each.scale == scale), key=lambda each: (each.hours, each.name)
+            (each for each in wanted if each.scale == scale), key=lambda each: (each.images, each.name)
         )
         while left:
             paper = min({each.paper for each in left}, key=lambda name: (number[name], name))

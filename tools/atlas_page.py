@@ -21,7 +21,7 @@ from benchmarks.atlas_record import COPY, current, draw, record_folder, record_o
 from benchmarks.atlas_unfinished import UNFINISHED, number_kept
 from fedlens.base.format import duration, many
 from fedlens.base.shell_command import shell_command
-from fedlens.cli.reproduce import short_hours
+from fedlens.cli.reproduce import cost_words
 from fedlens.report.study_figures import study_figures
 from fedlens.results.claims import claims_table
 from fedlens.results.rows import Results, write_data, write_info
@@ -131,7 +131,7 @@ def _without(studies: Sequence[ListedStudy]) -> Iterator[str]:
     for study in studies:
         scale = next((scale for scale in USUAL if scale in study.costs), "paper")
         command = shell_command("reproduce", study.name, scale=scale)
-        yield f"| {study.description} | `{command}` | {short_hours(study.costs.get(scale))} |\n"
+        yield f"| {study.description} | `{command}` | {cost_words(study, scale)} |\n"
 
 
 def write_records() -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from fedlens.base.format import duration
-from fedlens.cli.reproduce import short_hours
-from fedlens.studies.reproduce import COSTS, SCALES, ListedStudy, computed_costs, costs, listed_studies
+from fedlens.cli.reproduce import cost_words
+from fedlens.studies.reproduce import COSTS, SCALES, ListedStudy, costs, listed_studies, study_scales
 from fedlens.studies.reproductions import FOLDER, reproductions
+from fedlens.studies.study_cost import study_cost
+from fedlens.studies.study_plan import StudyPlan
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
 TABLE = re.compile(r"(<!-- table: reproductions -->\n)(?:\n\|(?:.*\n\|)*.*\n)?")
@@ -42,7 +45,7 @@ def _row(study: ListedStudy) -> str:
         f" ({record.version}, {duration(3600 * record.cpu_hours)} of one core): {record.outcome}"
         for record in study.records
     )
-    cells = [short_hours(study.costs.get(scale)) for scale in SCALES]
+    cells = [cost_words(study, scale) for scale in SCALES]
     listed = ", ".join(f"`{name}`" for name in data)
     return f"| `{study.name}` | {study.description} | {listed} | {' | '.join(cells)} | {ours or 'not yet'} |"
 
@@ -52,7 +55,8 @@ def write_costs(names: list[str]) -> None:
     path, known = FOLDER / COSTS, reproductions()
     tables = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in names or known:
-        tables[name] = computed_costs(name)
+        plans = {scale: StudyPlan.load(known[name], scale, check=False) for scale in study_scales(name)}
+        tables[name] = {scale: asdict(study_cost(plan)) for scale, plan in plans.items()}
     tables = {name: tables[name] for name in known if name in tables}
     lines = [f"{json.dumps(name)}: {json.dumps(table)}" for name, table in tables.items()]
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

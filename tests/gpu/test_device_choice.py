@@ -101,7 +101,7 @@ def test_one_process_takes_the_gpu_with_the_most_free_memory(free: Any, tmp_path
 @pytest.mark.nightly
 def test_a_long_run_trains_on_all_gpus(free: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free(2**33, 2**33)
-    monkeypatch.setattr(default, "_PAYS", 0.0)
+    monkeypatch.setattr(default, "_LONG", 0.0)
     monkeypatch.setattr(default, "default_workers", lambda *_: 2)
     notes = Notes()
     run = experiment(model="linear", rounds=1, engine="default").run(

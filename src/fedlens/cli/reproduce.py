@@ -18,7 +18,8 @@ from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, J
 
 if TYPE_CHECKING:
     from fedlens.studies.records import StudyRecord
-    from fedlens.studies.reproduce import ListedStudy, ScaleCost
+    from fedlens.studies.reproduce import ListedStudy
+    from fedlens.studies.study_cost import StudyCost
     from fedlens.studies.study_plan import StudyPlan
 
 
@@ -35,6 +36,7 @@ _SCALE = (
     "smoke: two rounds, nothing learned; minutes: up to 10 minutes of one core, the default where the study has it; "
     "laptop: up to an hour; paper: as in the document."
 )
+_LARGE = ((1e9, "billion "), (1e6, "million "), (1e3, "thousand "), (1, ""))
 ChosenScale = Annotated[Scale | None, typer.Option(help=_SCALE)]
 _DRY_RUN = "Print the cost and how the scale differs from paper, and run nothing."
 DryRun = Annotated[bool, typer.Option("--dry-run", help=_DRY_RUN)]
@@ -111,7 +113,7 @@ def reproduce(
         )
 
 
-def _show_plan(plan: StudyPlan, cost: ScaleCost, quiet: bool, dry_run: bool, as_json: bool) -> None:
+def _show_plan(plan: StudyPlan, cost: StudyCost, quiet: bool, dry_run: bool, as_json: bool) -> None:
     """Prints the cost, the caveats, and what differs from the scale "paper": as a number, or all with --dry-run."""
     if not quiet:
         lines = [*_cost_lines(cost), *plan.caveats]
@@ -122,7 +124,7 @@ def _show_plan(plan: StudyPlan, cost: ScaleCost, quiet: bool, dry_run: bool, as_
 
 
 def _show_absent(
-    name: str, scale: str, cost: ScaleCost, absent: Sequence[str], output: CommandOutput
+    name: str, scale: str, cost: StudyCost, absent: Sequence[str], output: CommandOutput
 ) -> None:
     """Prints the stored cost for --dry-run if data are missing, so that nothing can be measured."""
     if output.as_json:
@@ -132,17 +134,14 @@ def _show_absent(
         say(f"missing data: {', '.join(absent)}; {how} says how to get them")
 
 
-def _cost_lines(cost: ScaleCost) -> list[str]:
+def _cost_lines(cost: StudyCost) -> list[str]:
     from fedlens.base.format import many
 
     if not cost.runs:
         return ["nothing is trained"]
-    hours = "" if cost.hours is None else f"; about {core_hours(cost.hours)}, from stored speeds"
-    before = []
-    if cost.pretraining_images:
-        time = "" if cost.pretraining_hours is None else f"; about {core_hours(cost.pretraining_hours)}"
-        before = [f"pre-training before them, once: {cost.pretraining_images:,.0f} images{time}"]
-    return [f"{many(cost.runs, 'run')} at most, {cost.images:,.0f} training images{hours}", *before]
+    before = f"pre-training before them, once: {cost.pretraining_images:,} images"
+    runs = f"{many(cost.runs, 'run')} at most, {cost.images:,} training images"
+    return [runs, before] if cost.pretraining_images else [runs]
 
 
 def differences_line(differences: Sequence[object]) -> list[str]:
@@ -155,18 +154,6 @@ def differences_line(differences: Sequence[object]) -> list[str]:
 
     number = many(len(differences), "difference")
     return [f"{number} to the scale paper: --dry-run and the page list them"] if differences else []
-
-
-def core_hours(hours: float) -> str:
-    """Hours of one core in words.
-
-    >>> core_hours(0.001), core_hours(0.25), core_hours(31.4), core_hours(120_000)
-    ('4 core seconds', '15 core minutes', '31 core hours', '120,000 core hours')
-    """
-    for unit, least, factor in (("hours", 2, 1), ("minutes", 1 / 30, 60), ("seconds", 0, 3600)):
-        if hours >= least:
-            return f"{hours * factor:,.0f} core {unit}"
-    return "no time"
 
 
 def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
@@ -182,7 +169,7 @@ def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
         rows = [
             (
                 study.name,
-                *(short_hours(study.costs.get(scale)) for scale in SCALES),
+                *(cost_words(study, scale) for scale in SCALES),
                 absent_words(study),
                 run_words(study),
                 study.description,
@@ -194,36 +181,37 @@ def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
         print_columns(rows, head, numeric=range(1, 1 + len(SCALES)))
     for name, reason in left_out().items():
         say(f"{name} has no study: {reason}")
-    say("\ncosts: core time, computed from the settings, + that of pre-training; --json has runs and images")
+    say("\ncosts: core time of a recorded run, else training images, with those of pre-training.")
+    say("For the time on this machine: fedlens reproduce STUDY --dry-run")
 
 
-def short_hours(cost: ScaleCost | None) -> str:
-    """The cost of a scale in a column.
+def cost_words(study: ListedStudy, scale: str) -> str:
+    """The cost of a scale in a column: core time if a run of the study as it is now is recorded, else images.
 
-    >>> from fedlens.studies.reproduce import ScaleCost
-    >>> short_hours(ScaleCost(0, 0, 0.0, ())), short_hours(ScaleCost(3, 9, 0.5, ()))
-    ('no training', '30 min')
-    >>> short_hours(ScaleCost(3, 9, 0.5, (), pretraining_images=9, pretraining_hours=2.5))
-    '30 min + 2 h'
+    >>> from fedlens.studies.records import StudyRecord
+    >>> from fedlens.studies.reproduce import ListedStudy
+    >>> from fedlens.studies.study_cost import StudyCost
+    >>> costs = {"smoke": StudyCost(0, 0, ()), "minutes": StudyCost(3, 9_000, (), 2_000), "paper": StudyCost(2, 10**9, ())}
+    >>> study = ListedStudy("a/b", "", costs, ())
+    >>> [cost_words(study, scale) for scale in ("smoke", "minutes", "laptop", "paper")]
+    ['no training', '11 thousand images', '-', '1.0 billion images']
+    >>> study = ListedStudy("a/b", "", costs, (), records=[StudyRecord("minutes", "1.0", 0.1, "Learns.")])
+    >>> cost_words(study, "minutes")
+    '6 min'
     """
+    from fedlens.base.format import duration
+
+    cost = study.costs.get(scale)
     if cost is None:
         return "-"
     if not cost.runs:
         return "no training"
-    runs = f"{cost.runs:,} runs" if cost.hours is None else _short(cost.hours)
-    if not cost.pretraining_images:
-        return runs
-    before = "pre-training" if cost.pretraining_hours is None else _short(cost.pretraining_hours)
-    return f"{runs} + {before}"
-
-
-def _short(hours: float) -> str:
-    unit, factor = next(
-        (unit, factor)
-        for unit, least, factor in (("h", 2, 1), ("min", 1 / 30, 60), ("s", 0, 3600))
-        if hours >= least
-    )
-    return f"{hours * factor:,.0f} {unit}"
+    for record in study.records:
+        if record.scale == scale and not record.stale:
+            return duration(3600 * record.cpu_hours)
+    images = cost.images + cost.pretraining_images
+    least, unit = next(each for each in _LARGE if images >= each[0])
+    return f"{images / least:,.{1 if images < 9.95 * least and unit else 0}f} {unit}images"
 
 
 def absent_words(study: ListedStudy) -> str:

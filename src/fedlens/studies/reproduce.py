@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
@@ -15,24 +14,10 @@ from fedlens.data.catalogue import CATALOGUE, data_directory, presence
 from fedlens.results.rows import Results
 from fedlens.studies.records import StudyRecord, records
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions
-
-if TYPE_CHECKING:
-    from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.study_cost import StudyCost
 
 SCALES = ("smoke", "minutes", "laptop", "paper")
 COSTS = "costs.json"
-
-
-@dataclass(frozen=True)
-class ScaleCost:
-    """Cost and datasets of a study at one scale, see `fedlens.studies.study_cost.StudyCost`."""
-
-    runs: int
-    images: float
-    hours: float | None
-    datasets: Sequence[str]
-    pretraining_images: float = 0
-    pretraining_hours: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +34,7 @@ class ListedStudy:
 
     name: str
     description: str
-    costs: Mapping[str, ScaleCost]
+    costs: Mapping[str, StudyCost]
     absent: Sequence[str]
     local: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     records: Sequence[StudyRecord] = ()
@@ -76,11 +61,11 @@ def refuse_absent(datasets: Sequence[str], data_dir: Path | None, download: bool
 
 
 @cache
-def costs() -> Mapping[str, Mapping[str, ScaleCost]]:
+def costs() -> Mapping[str, Mapping[str, StudyCost]]:
     """The costs of each study by scale, from costs.json."""
     tables = parse_json((FOLDER / COSTS).read_bytes())
     return {
-        name: {scale: ScaleCost(**cost) for scale, cost in scales.items()} for name, scales in tables.items()
+        name: {scale: StudyCost(**cost) for scale, cost in scales.items()} for name, scales in tables.items()
     }
 
 
@@ -108,33 +93,6 @@ def chosen_scale(name: str, scale: str | None = None) -> str:
     return scale
 
 
-def computed_costs(name: str) -> dict[str, Any]:
-    """The costs of a study by scale as costs.json has them, computed anew."""
-    from fedlens.studies.study_plan import StudyPlan
-
-    path = reproduction(name)
-    return {scale: computed_cost(StudyPlan.load(path, scale, check=False)) for scale in study_scales(name)}
-
-
-def computed_cost(plan: StudyPlan) -> dict[str, Any]:
-    """The cost of a plan as costs.json has it."""
-    from fedlens.studies.study_cost import study_cost
-
-    cost = study_cost(plan)
-    return {
-        **asdict(cost),
-        "images": round(cost.images),
-        "hours": _three_digits(cost.hours),
-        "datasets": [*cost.datasets],
-        "pretraining_images": round(cost.pretraining_images),
-        "pretraining_hours": _three_digits(cost.pretraining_hours),
-    }
-
-
-def _three_digits(hours: float | None) -> float | None:
-    return None if hours is None else float(f"{hours:.3g}")
-
-
 def listed_studies(data_dir: Path | None = None, studies: Path | None = None) -> list[ListedStudy]:
     """Returns all studies with their costs, missing data, and completed runs.
 
@@ -160,7 +118,7 @@ def listed_studies(data_dir: Path | None = None, studies: Path | None = None) ->
     return rows
 
 
-def _local(name: str, scale: str, cost: ScaleCost, studies: Path) -> tuple[int, int] | None:
+def _local(name: str, scale: str, cost: StudyCost, studies: Path) -> tuple[int, int] | None:
     """(finished runs, planned runs) of a study in the local folder; None if it was never started."""
     try:
         results = Results.read(studies / folder_of(name, scale).relative_to("studies"))

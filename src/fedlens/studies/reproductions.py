@@ -16,7 +16,7 @@ COPY = "study.toml"
 """The copy of a study file in the folder of its results."""
 _DOCUMENT = ".document.toml"
 _ROWS = "documents.csv"
-_OTHERS = {"record.toml", "speeds.toml", "names.toml"}  # of the folder that are no studies
+_OTHERS = {"record.toml", "names.toml"}  # of the folder that are no studies
 
 
 @dataclass(frozen=True)

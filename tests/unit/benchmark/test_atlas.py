@@ -30,8 +30,8 @@ from fedlens.studies import records as records_file
 from fedlens.studies import reproductions as reproductions_file
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.records import records
-from fedlens.studies.reproduce import ScaleCost
 from fedlens.studies.study import Study
+from fedlens.studies.study_cost import StudyCost
 from tests.unit.studies.study_kit import Heard, planned, without_clock
 
 STUDY = """# {name} (nobody, figure 1).
@@ -86,16 +86,16 @@ def atlas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Atlas:
 @pytest.fixture
 def write(atlas: Atlas, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a study file with its document, and its costs."""
-    costs: dict[str, dict[str, ScaleCost]] = {}
+    costs: dict[str, dict[str, StudyCost]] = {}
     monkeypatch.setattr(queue_file, "costs", lambda: costs)
 
-    def add(name: str, hours: float = 1.0, data: str = "digits", tables: str = "", **settings: Any) -> None:
+    def add(name: str, images: int = 1, data: str = "digits", tables: str = "", **settings: Any) -> None:
         path = atlas.toml.parent / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
         given = {"seeds": [0], "rounds": 2, "more": LINEAR, **settings}
         path.write_text(STUDY.format(name=path.stem, **given) + tables, encoding="utf-8")
         path.with_suffix(".document.toml").write_text(DOCUMENT, encoding="utf-8")
-        costs[name] = {"minutes": ScaleCost(2, 1, hours, (data,)), "paper": ScaleCost(2, 1, hours, (data,))}
+        costs[name] = dict.fromkeys(("minutes", "paper"), StudyCost(2, images, (data,)))
 
     return add
 
@@ -149,8 +149,8 @@ def test_a_study_runs_as_reproduce_runs_it_and_its_record_has_files_numbers_and_
 
 
 def test_papers_take_turns_and_missing_data_and_records_are_left_out(atlas: Atlas, write: Write) -> None:
-    for name, hours in {"a/slow": 3.0, "a/quick": 1.0, "b/only": 9.0}.items():
-        write(name, hours)
+    for name, images in {"a/slow": 3, "a/quick": 1, "b/only": 9}.items():
+        write(name, images)
     write("b/absent", data="inaturalist-user-120k")
     order, skipped = queue(atlas)
     assert [each.name for each in order] == ["a/quick", "b/only", "a/slow"]

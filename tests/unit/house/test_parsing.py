@@ -23,7 +23,6 @@ EXEMPT = {
     "report/page_contents.py": "a page that was made before in the same call",
     "studies/reproduce.py": "a file of the package",
     "studies/records.py": "a file of the package",
-    "studies/study_cost.py": "a file of the package",
     "settings/toml_lines.py": "a key of a file that was parsed before",
 }
 

@@ -21,7 +21,7 @@ from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan
-from fedlens.studies.study_cost import run_work
+from fedlens.studies.study_cost import trained_images
 from fedlens.studies.study_data import run_partition
 from tests.unit.data.pictures import pixels, write
 from tests.unit.data.vertical.tables import write_parties
@@ -187,7 +187,7 @@ def test_what_needs_whole_images_or_clients_with_classes_is_refused(fedavg_on_pa
 
 
 def test_the_cost_of_a_study_counts_the_images_that_all_parties_have() -> None:
-    assert run_work(read_config(settings(dataset="fashion-mnist"))).trained == 30_000
+    assert trained_images(read_config(settings(dataset="fashion-mnist"))) == 30_000
 
 
 def test_an_experiment_shows_its_parties() -> None:
