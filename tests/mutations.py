@@ -947,8 +947,8 @@ MUTATIONS = [
     ),
     Mutation(
         "settings/memory_check.py",
-        "workers * (_STEP * size + beside)",
-        "workers * size",
+        "workers * (_bound(module, model, batch) + beside)",
+        "workers * _bound(module, model, batch) // _STEP",
         "unit/settings/test_memory_check.py",
     ),
     Mutation(

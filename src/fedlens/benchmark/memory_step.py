@@ -28,9 +28,9 @@ from fedlens.data.augmentation.augmented import Augmentation
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
-from fedlens.local.training_memory import training_memory
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import read_source
+from fedlens.settings.memory_check import training_memory
 from fedlens.settings.model_kind import prepared_for, with_vocabulary
 from fedlens.settings.plan import Plan, plan
 from fedlens.tasks.task import Task

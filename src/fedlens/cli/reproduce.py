@@ -191,7 +191,8 @@ def cost_words(study: ListedStudy, scale: str) -> str:
     >>> from fedlens.studies.records import StudyRecord
     >>> from fedlens.studies.reproduce import ListedStudy
     >>> from fedlens.studies.study_cost import StudyCost
-    >>> costs = {"smoke": StudyCost(0, 0, ()), "minutes": StudyCost(3, 9_000, (), 2_000), "paper": StudyCost(2, 10**9, ())}
+    >>> costs = {"smoke": StudyCost(0, 0, ()), "minutes": StudyCost(3, 9_000, (), 2_000)}
+    >>> costs["paper"] = StudyCost(2, 10**9, ())
     >>> study = ListedStudy("a/b", "", costs, ())
     >>> [cost_words(study, scale) for scale in ("smoke", "minutes", "laptop", "paper")]
     ['no training', '11 thousand images', '-', '1.0 billion images']

@@ -15,10 +15,10 @@ from torchvision.models.detection.ssd import SSD
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.settings import LocalSettings
-from fedlens.local.training_memory import training_memory
 from fedlens.models.registry import MODELS
 from fedlens.models.torchvision_detectors import adapted
 from fedlens.models.user_models import Instance, UserModel
+from fedlens.settings.memory_check import training_memory
 from fedlens.settings.single_images import fails_on_one_image
 from fedlens.tasks.detection import Detection, dictionaries
 from fedlens.vision.box_batch import BoxBatch

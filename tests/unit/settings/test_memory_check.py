@@ -14,10 +14,9 @@ from fedlens import Experiment
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import ModelSpec
 from fedlens.local.settings import LocalSettings
-from fedlens.local.training_memory import TrainingMemory, training_memory
 from fedlens.models.resnet import resnet20
 from fedlens.settings import memory_check
-from fedlens.settings.memory_check import check_memory
+from fedlens.settings.memory_check import TrainingMemory, check_memory, training_memory
 from fedlens.tasks.classification import Classification
 
 SHAPE = (3, 32, 32)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedlens.local.settings import LocalSettings
-from fedlens.local.training_memory import TrainingMemory, training_memory
+from fedlens.settings.memory_check import TrainingMemory, training_memory
 from fedlens.tasks.classification import Classification
 
 SGD = LocalSettings(lr=0.1)
@@ -117,7 +117,7 @@ def test_a_model_that_looks_at_values_is_not_measured() -> None:
 def test_the_number_is_within_30_percent_of_a_measured_process(
     model: str, size: int, batch: int, optimizer: dict[str, object]
 ) -> None:
-    command = [sys.executable, "-m", "tests.unit.local.measured_training"]
+    command = [sys.executable, "-m", "tests.unit.settings.measured_training"]
     arguments = json.dumps({"model": model, "size": size, "batch": batch, "optimizer": optimizer})
     done = subprocess.run([*command, arguments], capture_output=True, text=True, check=True, cwd=ROOT)
     found = json.loads(done.stdout)

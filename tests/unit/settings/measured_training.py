@@ -13,8 +13,8 @@ import numpy as np
 
 import fedlens
 from fedlens import Experiment
-from fedlens.local.training_memory import training_memory
 from fedlens.run.runner import Runner
+from fedlens.settings.memory_check import training_memory
 
 
 def resident(key: str) -> int:
