@@ -54,8 +54,7 @@ from fedlens.results.rows import Results, Row
 from fedlens.studies.carry_out import StudyStopped
 from fedlens.studies.halving import DIVERGED
 from fedlens.studies.progress import StudyProgress
-from fedlens.studies.records import RECORD, StudyRecord, records
-from fedlens.studies.reproduce import SCALES, absent_data, costs
+from fedlens.studies.reproduce import RECORD, SCALES, StudyRecord, absent_data, costs, records
 from fedlens.studies.reproductions import FOLDER, reproduction, reproductions
 from fedlens.studies.study import Study
 from fedlens.studies.study_cost import StudyCost

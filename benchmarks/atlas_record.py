@@ -57,8 +57,7 @@ from fedlens.results.values import better
 from fedlens.results.words import case_name, metric_name, seeds_text, shown_in_percent, unit
 from fedlens.run.environment import machine
 from fedlens.studies.changed_study import changed_study
-from fedlens.studies.records import StudyRecord
-from fedlens.studies.reproduce import SCALES
+from fedlens.studies.reproduce import SCALES, StudyRecord
 from fedlens.studies.reproductions import COPY
 from fedlens.studies.study_data import make_data
 from fedlens.studies.study_plan import StudyPlan

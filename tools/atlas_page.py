@@ -27,8 +27,7 @@ from fedlens.results.claims import claims_table
 from fedlens.results.rows import Results, write_data, write_info
 from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.results.tables import study_tables
-from fedlens.studies.records import RECORD, StudyRecord, records
-from fedlens.studies.reproduce import ListedStudy, listed_studies
+from fedlens.studies.reproduce import RECORD, ListedStudy, StudyRecord, listed_studies, records
 from fedlens.studies.reproductions import FOLDER, reproduction
 from tools import documents_page, reproduce_table
 

@@ -14,7 +14,7 @@ from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.models.registry import MODELS, ModelEntry
 from fedlens.settings.config_source import recipes
-from fedlens.studies.records import StudyRecord, records
+from fedlens.studies.reproduce import StudyRecord, records
 from fedlens.studies.reproductions import DocumentRow, document_rows
 
 ROOT = Path(__file__).parents[1]

@@ -17,8 +17,7 @@ from fedlens.cli.display.output import CommandOutput, print_columns, print_json,
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 
 if TYPE_CHECKING:
-    from fedlens.studies.records import StudyRecord
-    from fedlens.studies.reproduce import ListedStudy
+    from fedlens.studies.reproduce import ListedStudy, StudyRecord
     from fedlens.studies.study_cost import StudyCost
     from fedlens.studies.study_plan import StudyPlan
 
@@ -70,8 +69,14 @@ def reproduce(
     """
     with reported(debug, as_json) as output:
         from fedlens.base.errors import ConfigError
-        from fedlens.studies.records import records
-        from fedlens.studies.reproduce import absent_data, chosen_scale, costs, listed_studies, refuse_absent
+        from fedlens.studies.reproduce import (
+            absent_data,
+            chosen_scale,
+            costs,
+            listed_studies,
+            records,
+            refuse_absent,
+        )
         from fedlens.studies.reproductions import folder_of, reproduction
 
         if listed:
@@ -188,7 +193,7 @@ def show_list(studies: Sequence[ListedStudy], as_json: bool) -> None:
 def cost_words(study: ListedStudy, scale: str) -> str:
     """The cost of a scale in a column: core time if a run of the study as it is now is recorded, else images.
 
-    >>> from fedlens.studies.records import StudyRecord
+    >>> from fedlens.studies.reproduce import StudyRecord
     >>> from fedlens.studies.reproduce import ListedStudy
     >>> from fedlens.studies.study_cost import StudyCost
     >>> costs = {"smoke": StudyCost(0, 0, ()), "minutes": StudyCost(3, 9_000, (), 2_000)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,30 @@ class StatedValue:
             {"target": 0.5} it is the number of rounds to that target, with {"relative_target": 0.5} to that share of
             the centralized value.
         value, low, high, about: one of these is set: an exact value, "above", "below", "about".
+
+    Raises `ValueError` unless exactly one of them is.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # as a table of a document
 
     method: str
     metric: str
-    where: str
+    where: Annotated[str, Field(min_length=1)]
     case: Mapping[str, Any] = field(default_factory=dict)
     at: Mapping[str, float] = field(default_factory=dict)
     value: float | None = None
     low: float | None = None
     high: float | None = None
     about: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self._numbers) != 1:
+            raise ValueError("exactly one of value, low, high and about must be set")
+
+    @property
+    def _numbers(self) -> list[float]:
+        numbers = (self.value, self.low, self.high, self.about)
+        return [number for number in numbers if number is not None]
 
     @property
     def number(self) -> float:
@@ -39,8 +54,7 @@ class StatedValue:
         >>> StatedValue("fedavgm", "test_accuracy", "section 4.2", low=0.75).number
         0.75
         """
-        given = (self.value, self.low, self.high, self.about)
-        return next(number for number in given if number is not None)
+        return self._numbers[0]
 
     @property
     def word(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,28 +13,8 @@ from fedlens.base.parse_text import parse_toml, read_text
 from fedlens.files.regular_file import open_regular
 from fedlens.results.claims import check_claim
 from fedlens.results.rows import StudyInfo
+from fedlens.results.stated import StatedValue
 from fedlens.studies.study_file import CaseSettings, MethodSettings, StudySettings, StudySource
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    method: str
-    metric: str
-    where: str = Field(min_length=1)
-    case: dict[str, Any] = {}
-    at: dict[str, float] = {}
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    about: float | None = None
-
-    @model_validator(mode="after")
-    def _one_number(self) -> _Entry:
-        numbers = (self.value, self.low, self.high, self.about)
-        if sum(number is not None for number in numbers) != 1:
-            raise ValueError("exactly one of value, low, high and about must be set")
-        return self
 
 
 class _Claim(BaseModel):
@@ -62,7 +42,7 @@ class _Document(BaseModel):
     source: str = Field(min_length=1)
     lost: str = ""  # content of figures that the text of the document does not state
     claims: list[_Claim] = []
-    values: list[_Entry] = []
+    values: list[StatedValue] = []
 
 
 def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
@@ -101,11 +81,7 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"invalid value: {what}", where=f"{path}: {key}", hint=_hint(problem)) from None
     except ValueError as error:
         raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
-    lists: dict[str, Sequence[BaseModel]] = {"claims": document.claims, "values": document.values}
-    return {
-        **document.model_dump(exclude=set(lists)),
-        **{key: [entry.model_dump(exclude_defaults=True) for entry in each] for key, each in lists.items()},
-    }
+    return {"lost": "", "claims": [], "values": [], **document.model_dump(exclude_defaults=True)}
 
 
 def stated_document(source: StudySource) -> dict[str, Any]:

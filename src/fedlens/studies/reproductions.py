@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from fedlens.base.errors import ConfigError, nearest
@@ -62,16 +63,8 @@ def document_rows() -> tuple[DocumentRow, ...]:
     """
     with (FOLDER / _ROWS).open(encoding="utf-8", newline="") as file:
         return tuple(
-            DocumentRow(
-                papers=tuple(row["paper"].split()),
-                kind=row["kind"],
-                what=row["what"],
-                where=row["where"],
-                pointers=tuple(row["pointers"].split("; ")),
-                state=row["state"],
-                why=row["why"],
-            )
-            for row in csv.DictReader(file)
+            DocumentRow(tuple(papers.split()), kind, what, where, tuple(pointers.split("; ")), state, why)
+            for papers, kind, what, where, pointers, state, why in islice(csv.reader(file), 1, None)
         )
 
 

@@ -1,4 +1,4 @@
-"""Compares a smaller scale of a study with the scale "paper", setting by setting."""
+"""Compares a smaller scale of a study with the scale "paper": setting by setting, and in sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedlens.base.format import many, setting
 from fedlens.base.parse_text import parse_toml
 from fedlens.results.rows import EFFECTIVE
-from fedlens.results.words import shown
+from fedlens.results.words import conjoined, shown
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changes, diff, flat
 from fedlens.studies.cells import StudyCells
@@ -19,10 +19,12 @@ from fedlens.studies.expansion import Method
 from fedlens.studies.pretrained import PREFIX
 from fedlens.studies.reproductions import FOLDER
 from fedlens.studies.run_settings import PlacedSetting
+from fedlens.studies.study_file import PretrainedSettings
 
 NAMES = "names.toml"
 _COMPONENTS = ("algorithm", "aggregate", "data.dataset", "data.partition", "model", "select", "task")
 _LISTED, _NAMED = 6, 12
+_LAST = "evaluations that a value is the mean of"
 _WORDS = {
     "rounds": "rounds",
     "data.dataset.name": "dataset",
@@ -61,7 +63,8 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     """
     labels = {**_WORDS, **paper.settings.labels, **here.settings.labels}
     whole = both_scales(here, paper)
-    rows = [whole.row(key, labels) for key in whole.changed]
+    rows = whole.rows(labels)
+    counts = diff(*({"seeds": len(cells.seeds), _LAST: cells.settings.last} for cells in (paper, here)))
     of_methods: dict[ChangedSetting, list[str]] = {}
     for method, own in method_pairs(here, paper) if len(here.methods) > 1 else ():
         one = both_scales(here, paper, [method], [own]) if own is not None else whole
@@ -72,7 +75,7 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     return [
         *sorted(rows, key=lambda row: row.setting not in ("dataset", "model", "start", "rounds")),
         *(row._replace(setting=f"{row.setting}: {_some(names, 2)}") for row, names in of_methods.items()),
-        *_counts(here, paper),
+        *(ChangedSetting(name, str(theirs), str(ours)) for name, theirs, ours in counts),
         *_left_out(here, paper),
         *_pretraining(here, paper, labels),
         *_tuning(here, paper),
@@ -96,13 +99,20 @@ class BothScales:
 
     def shown(self, key: str) -> tuple[list[str], list[str]]:
         """The different values here and there, as tables and captions show them."""
-        ours = dict.fromkeys(_shown(key, value, self.here) for value in self.ours.get(key, []))
-        return [*ours], [*dict.fromkeys(_shown(key, value, self.paper) for value in self.theirs.get(key, []))]
+        sides = ((self.here, self.ours), (self.paper, self.theirs))
+        ours, theirs = (
+            [_shown(key, value, cells) for value in values.get(key, [])] for cells, values in sides
+        )
+        return [*dict.fromkeys(ours)], [*dict.fromkeys(theirs)]
 
     def row(self, key: str, labels: Mapping[str, str], of: str = "") -> ChangedSetting:
         """The row of a setting."""
         ours, theirs = (_some(texts, _LISTED) for texts in self.shown(key))
         return ChangedSetting(of + labels.get(key, key), theirs, ours)
+
+    def rows(self, labels: Mapping[str, str], of: str = "") -> list[ChangedSetting]:
+        """The rows of the settings that differ."""
+        return [self.row(key, labels, of) for key in self.changed]
 
 
 def both_scales(
@@ -162,20 +172,17 @@ def spellings() -> Mapping[str, Mapping[str, Sequence[str]]]:
 
 
 def _shown(key: str, value: Any, cells: StudyCells) -> str:
-    if key == "model.weights":
-        return start_name(str(value), cells)
+    if key == "model.weights":  # the label of a pre-training, or the name of a file
+        name, path = str(value).removeprefix(PREFIX), PurePath(str(value))
+        table = (cells.settings.pretrained or {}).get(name)
+        return (
+            table.label or name
+            if table
+            else spellings()["starts"].get(path.name, [f"weights {path.stem}"])[0]
+        )
     if key in _NAMES_OF:
         return spellings()[_NAMES_OF[key]].get(str(value), [str(value)])[0]
     return f"{value:,}" if type(value) is int else shown(value)
-
-
-def start_name(weights: str, cells: StudyCells) -> str:
-    """Initial weights in words: the label of a pre-training, or the name of a file."""
-    table = (cells.settings.pretrained or {}).get(weights.removeprefix(PREFIX))
-    if table is not None:
-        return table.label or weights.removeprefix(PREFIX)
-    path = PurePath(weights)
-    return spellings()["starts"].get(path.name, [f"weights {path.stem}"])[0]
 
 
 def _some(texts: Sequence[str], most: int) -> str:
@@ -188,14 +195,6 @@ def method_pairs(here: StudyCells, paper: StudyCells) -> list[tuple[Method, Meth
     """The methods here with their counterparts; None for one that the paper does not have."""
     theirs = {method.name: method for method in paper.methods}
     return [(method, theirs.get(method.own)) for method in here.methods]
-
-
-def _counts(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
-    numbers = {
-        "seeds": [len(cells.seeds) for cells in (paper, here)],
-        "evaluations that a value is the mean of": [cells.settings.last for cells in (paper, here)],
-    }
-    return [ChangedSetting(name, *map(str, pair)) for name, pair in numbers.items() if pair[0] != pair[1]]
 
 
 def _left_out(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
@@ -219,28 +218,75 @@ def _labels(cells: StudyCells, kind: str) -> dict[str, tuple[str, str]]:
 
 
 def _pretraining(here: StudyCells, paper: StudyCells, labels: Mapping[str, str]) -> list[ChangedSetting]:
-    rows = []
-    theirs = paper.settings.pretrained or {}
+    rows, theirs = [], paper.settings.pretrained or {}
     for name, table in (here.settings.pretrained or {}).items():
         label = f"pre-training {table.label or name}"
-        if name not in theirs:
+        if name in theirs:
+            both = BothScales(here, paper, _of_pretraining(here, table), _of_pretraining(paper, theirs[name]))
+            rows += both.rows(labels, f"{label}: ")
+        else:
             rows.append(ChangedSetting(label, "none", setting(table.base)))
-            continue
-        values: list[Values] = []
-        for cells, each in ((here, table), (paper, theirs[name])):
-            placed = [PlacedSetting(key, value, "") for key, value in each.set.items()]
-            given = dotted(cells.reader.given(each.base, "", placed))
-            values.append({key: [value] for key, value in given.items() if changes(key, "readers")})
-        both = BothScales(here, paper, *values)
-        rows += [both.row(key, labels, f"{label}: ") for key in both.changed]
     return rows
 
 
+def _of_pretraining(cells: StudyCells, table: PretrainedSettings) -> Values:
+    placed = [PlacedSetting(key, value, "") for key, value in table.set.items()]
+    given = dotted(cells.reader.given(table.base, "", placed))
+    return {key: [value] for key, value in given.items() if changes(key, "readers")}
+
+
 def _tuning(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
-    ours, theirs = ({} if cells.tune is None else cells.tune.model_dump() for cells in (here, paper))
-    keys = [key for key in (theirs or ours) if ours.get(key) != theirs.get(key)]
-    if not ours or not theirs:
-        return (
-            [ChangedSetting("tuning", *("yes" if each else "no" for each in (theirs, ours)))] if keys else []
-        )
-    return [ChangedSetting(f"tuning: {key}", setting(theirs[key]), setting(ours[key])) for key in keys]
+    theirs, ours = ({} if cells.tune is None else cells.tune.model_dump() for cells in (paper, here))
+    if not theirs or not ours:
+        words = ["yes" if each else "no" for each in (theirs, ours)]
+        return [ChangedSetting("tuning", *words)] if theirs or ours else []
+    return [ChangedSetting(f"tuning: {key}", setting(a), setting(b)) for key, a, b in diff(theirs, ours)]
+
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five")
+_STAND_INS = ("data.dataset.name", "model.name", "model.backbone", "model.weights")
+_MOST = 4  # names in a row
+
+
+def caveats(here: StudyCells, paper: StudyCells, scale: str, trains: bool) -> list[str]:
+    """Sentences on the rounds of a smaller scale, and on the datasets, models and starts that stand in for others.
+
+    Args:
+        trains: whether the study has runs; otherwise only its datasets count.
+    """
+    compared = [
+        both_scales(here, paper, [method], [own] if own else None)
+        for method, own in method_pairs(here, paper)
+    ]
+    parts = []
+    for key in _STAND_INS if trains else _STAND_INS[:1]:
+        new, replaced = list[str](), list[str]()
+        for ours, theirs in (both.shown(key) for both in compared):
+            if others := [name for name in ours if name not in theirs]:
+                new += others
+                replaced += [name for name in theirs if name not in ours] or theirs or ["none"]
+        if new:
+            parts.append(f"{_names(new)} for {_names(replaced)}")
+    whole = both_scales(here, paper)
+    rounds = [max(values.get("rounds", [0])) if trains else 0 for values in (whole.ours, whole.theirs)]
+    sentences = [few_rounds(scale, *rounds), f"Stand-ins: {'; '.join(parts)}." if parts else ""]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _names(names: Sequence[str]) -> str:
+    """Different names in a sentence, at most four; one with a comma in quotes."""
+    shown = [f'"{name}"' if "," in name else name for name in dict.fromkeys(names)]
+    return conjoined([*shown[:_MOST], *([f"{len(shown) - _MOST} more"] if len(shown) > _MOST else [])])
+
+
+def few_rounds(scale: str, rounds: int, paper: int) -> str:
+    """A sentence on a number of rounds below that of the paper; else empty.
+
+    >>> few_rounds("smoke", 2, 4000), few_rounds("laptop", 120, 10_000), few_rounds("laptop", 80, 80)
+    ('Two rounds, nothing learned.', "At most 120 rounds, not the paper's 10,000.", '')
+    """
+    if rounds >= paper:
+        return ""
+    if scale == "smoke" and rounds < len(_NUMBERS):
+        return f"{_NUMBERS[rounds].capitalize()} round{'s' if rounds > 1 else ''}, nothing learned."
+    return f"At most {many(rounds, 'round')}, not the paper's {paper:,}."

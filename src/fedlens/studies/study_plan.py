@@ -17,7 +17,6 @@ from fedlens.results.rows import Row, StudyInfo
 from fedlens.results.tables import check_planned_tables
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changing, diff
-from fedlens.studies.caveats import caveats
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.document import check_claims, stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
@@ -28,7 +27,7 @@ from fedlens.studies.pretraining_runs import pretraining_runs
 from fedlens.studies.reproductions import study_command
 from fedlens.studies.run_analyses import refuse_analyses
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
-from fedlens.studies.scale_differences import ChangedSetting, scale_differences
+from fedlens.studies.scale_differences import ChangedSetting, caveats, scale_differences
 from fedlens.studies.study_file import StudySettings, StudySource, read_study
 from fedlens.studies.tuning import (
     chosen_point,

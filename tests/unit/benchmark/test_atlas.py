@@ -26,10 +26,10 @@ from fedlens.cli.signals import stopped_by_signals
 from fedlens.files.lock import locked
 from fedlens.results.rows import Results, Row, StudyInfo
 from fedlens.results.tables import study_tables
-from fedlens.studies import records as records_file
+from fedlens.studies import reproduce as records_file
 from fedlens.studies import reproductions as reproductions_file
 from fedlens.studies.planned import PlannedRun
-from fedlens.studies.records import records
+from fedlens.studies.reproduce import records
 from fedlens.studies.study import Study
 from fedlens.studies.study_cost import StudyCost
 from tests.unit.studies.study_kit import Heard, planned, without_clock

@@ -24,8 +24,7 @@ from benchmarks.atlas_record import (
 from benchmarks.atlas_unfinished import KEPT, UNFINISHED
 from fedlens.results.rows import Results, Row, StudyInfo, read_lines, write_lines
 from fedlens.settings.config import read_config
-from fedlens.studies.records import StudyRecord, records
-from fedlens.studies.reproduce import costs, listed_studies
+from fedlens.studies.reproduce import StudyRecord, costs, listed_studies, records
 from tools import atlas_page
 from tools.atlas_page import HOME, NOWHERE, PAGE, ROOT, made, page, unfinished
 

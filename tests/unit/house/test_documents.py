@@ -16,7 +16,7 @@ from fedlens.data.catalogue import CATALOGUE
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.models.registry import MODELS
 from fedlens.settings.config_source import recipes
-from fedlens.studies.records import StudyRecord, records
+from fedlens.studies.reproduce import StudyRecord, records
 from fedlens.studies.reproductions import document_rows, left_out, reproductions
 from tools import set_ups_page
 from tools.documents_page import KINDS, PAGE, README, ROOT, counts, rendered, state

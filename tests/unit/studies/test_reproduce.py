@@ -37,8 +37,7 @@ from fedlens.results.words import tuning_words
 from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
 from fedlens.studies.document import of_stand_ins, read_document
-from fedlens.studies.records import StudyRecord, records
-from fedlens.studies.reproduce import listed_studies, refuse_absent
+from fedlens.studies.reproduce import StudyRecord, listed_studies, records, refuse_absent
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study import StudyResult
 from fedlens.studies.study_cost import StudyCost, study_cost, trained_images
@@ -432,8 +431,7 @@ RECORDED = StudyRecord(
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[StudyRecord]]:
     """The recorded runs that the command reads."""
     found = {"hsu2020/table3": [RECORDED]}
-    for module in ("records", "reproduce"):
-        monkeypatch.setattr(f"fedlens.studies.{module}.records", lambda path=None: found)
+    monkeypatch.setattr("fedlens.studies.reproduce.records", lambda path=None: found)
     return found
 
 
