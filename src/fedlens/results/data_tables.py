@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedlens.results.stated import StatedValue, stated_label, stated_values
 from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.results.table_view import TableView
 
-Shown = Callable[[float | None], str]
+FactColumn = tuple[str, str, Callable[[float | None], str]]  # key, head, and how a value is written
+STATED = "paper"
 
 
 def datasets(view: TableView) -> StudyTable:
@@ -31,7 +32,7 @@ def datasets(view: TableView) -> StudyTable:
     Raises `DataError` if the populations were not made yet.
     """
     populations = [p for p in read_populations(_data(view, "populations")) if p.case in view.info.cases]
-    columns: list[tuple[str, str, Shown]] = [
+    columns: list[FactColumn] = [
         ("clients", "clients", count),
         ("classes", "classes", count),
         ("examples", "examples", count),
@@ -42,28 +43,23 @@ def datasets(view: TableView) -> StudyTable:
     ]
     named = any(p.method for p in populations)
     head = [*view.dimension_head, *(["method"] if named else []), "dataset"]
-    rows = []
-    for population in populations:
-        names = [
-            *view.dimension_cells(population.case),
-            *([TableCell(population.method)] if named else []),
-            TableCell(population.dataset),
-        ]
-        facts = population_facts(population)
-        rows.append([*names, *(TableCell(shown(facts[key])) for key, _, shown in columns)])
-        stated = _stated(view, None, population.case)
-        if any(key in stated for key, _, _ in columns):
-            rows.append(_document_row(len(names), columns, stated))
-    sizes = "equal sizes have the same smallest and largest client"
-    return StudyTable(
-        view.name,
-        view.title or "Training data",
-        f"Training data of each case at seed {view.info.seeds[0]}; {sizes}.",
-        [*head, *(title for _, title, _ in columns)],
-        rows,
-        _sources(rows),
-        len(head),
+    lines = [
+        FactsRow(
+            [
+                *view.dimension_cells(population.case),
+                *map(TableCell, [population.method] if named else []),
+                TableCell(population.dataset),
+            ],
+            population_facts(population),
+            _stated(view, None, population.case),
+        )
+        for population in populations
+    ]
+    caption = (
+        f"Training data of each case at seed {view.info.seeds[0]}; equal sizes have the same smallest and largest "
+        "client."
     )
+    return _table(view, "Training data", caption, head, lines, columns)
 
 
 def population_facts(population: CasePopulation) -> dict[str, float]:
@@ -115,18 +111,14 @@ def efficiency(
     costs = {(c.method, _key(c.case)): c for c in read_costs(_data(view, "costs"))}
     columns = _columns(list(costs.values()), runs, memory, gbit)
     many = len(view.info.cases) > 1
-    rows = []
+    lines = []
     for method in view.info.methods:
         for case in view.info.cases:
-            cost = costs.get((method, _key(case)))
-            lines = list(view.results.runs(method, case).values())
-            facts = cost_facts(cost, [line for line in lines if line.status == "finished"], gbit)
+            finished = [row for row in view.results.runs(method, case).values() if row.status == "finished"]
             names = [TableCell(view.label(method)), *(view.dimension_cells(case) if many else [])]
-            rows.append([*names, *(TableCell(shown(facts.get(key))) for key, _, shown in columns)])
-            stated = _stated(view, method, case)
-            if any(key in stated for key, _, _ in columns):
-                label = stated_label(view.info.document, method, "")
-                rows.append(_document_row(len(names), columns, stated, label))
+            facts = cost_facts(costs.get((method, _key(case))), finished, gbit)
+            label = stated_label(view.info.document, method, "")
+            lines.append(FactsRow(names, facts, _stated(view, method, case), label))
     shapes = sorted({"×".join(map(str, cost.input_shape)) for cost in costs.values()})
     caption = f"Costs of the models, counted for images of {' and '.join(shapes)} pixels."
     if memory:
@@ -141,16 +133,49 @@ def efficiency(
         for cost in costs.values()
         if memory and cost.reason and cost.method in view.info.methods
     ]
-    head = ["method", *(view.dimension_head if many else []), *(title for _, title, _ in columns)]
-    return StudyTable(
-        view.name, view.title or "Costs", caption, head, rows, [*notes, *_sources(rows)], 1 + many
-    )
+    head = ["method", *(view.dimension_head if many else [])]
+    return _table(view, "Costs", caption, head, lines, columns, notes)
 
 
-def _columns(
-    costs: Sequence[CellCost], runs: bool, memory: bool, gbit: float | None
-) -> list[tuple[str, str, Shown]]:
-    columns: list[tuple[str, str, Shown]] = [("parameters", "parameters", count)]
+@dataclass(frozen=True)
+class FactsRow:
+    """A row of numbers by name, and those that the document states; `label` is the document's, if it is another."""
+
+    names: Sequence[TableCell]
+    facts: Mapping[str, float]
+    stated: Mapping[str, StatedValue]
+    label: str = ""
+
+
+def _table(
+    view: TableView,
+    title: str,
+    caption: str,
+    head: Sequence[str],
+    lines: Sequence[FactsRow],
+    columns: Sequence[FactColumn],
+    notes: Sequence[str] = (),
+) -> StudyTable:
+    """A table with a row for each of `lines`, and below it one in italics with the document's numbers."""
+    rows, sources = [], list[str]()
+    for line in lines:
+        rows.append([*line.names, *(TableCell(shown(line.facts.get(key))) for key, _, shown in columns)])
+        if any(key in line.stated for key, _, _ in columns):
+            first = f"{STATED}: {line.label}" if line.label else STATED
+            texts = [
+                line.stated[key].word + shown(line.stated[key].number) if key in line.stated else MISSING
+                for key, _, shown in columns
+            ]
+            rows.append(
+                [TableCell(text, italic=bool(text)) for text in [first, *[""] * (len(head) - 1), *texts]]
+            )
+            sources = ["Rows in italics are the paper's numbers."]
+    heads = [*head, *(title for _, title, _ in columns)]
+    return StudyTable(view.name, view.title or title, caption, heads, rows, [*notes, *sources], len(head))
+
+
+def _columns(costs: Sequence[CellCost], runs: bool, memory: bool, gbit: float | None) -> list[FactColumn]:
+    columns: list[FactColumn] = [("parameters", "parameters", count)]
     if any(cost.trainable != cost.parameters for cost in costs):
         columns.append(("trainable", "trained", count))
     if any(cost.backbone is not None for cost in costs):
@@ -224,26 +249,6 @@ def _stated(view: TableView, method: str | None, case: Mapping[str, Any]) -> dic
         for value in values
         if (method is None or value.method == method) and value.holds_for(case) and not value.at
     }
-
-
-def _document_row(
-    names: int, columns: Sequence[tuple[str, str, Shown]], stated: Mapping[str, StatedValue], label: str = ""
-) -> list[TableCell]:
-    """A row of the document's numbers, below the measured one; `label` is that of the document, if it has another."""
-    cells = [
-        TableCell(stated[key].word + shown(stated[key].number) if key in stated else MISSING, italic=True)
-        for key, _, shown in columns
-    ]
-    first = f"{STATED}: {label}" if label else STATED
-    return [TableCell(first, italic=True), *(TableCell("") for _ in range(names - 1)), *cells]
-
-
-STATED = "paper"
-
-
-def _sources(rows: Sequence[Sequence[TableCell]]) -> list[str]:
-    stated = any(row[0].text.startswith(STATED) for row in rows)
-    return ["Rows in italics are the paper's numbers."] if stated else []
 
 
 def pretraining_tables(results: Results) -> list[StudyTable]:
