@@ -206,8 +206,8 @@ def test_what_a_killed_run_leaves_is_deleted_at_the_next_start(
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
-        ("gpus", 2.0, "less than or equal to 1"),
-        ("gpus", 1.5, "less than or equal to 1"),
+        ("gpus", 2.0, "at most 1"),
+        ("gpus", 1.5, "at most 1"),
         ("gpus", 0.00005, "use 0, or at least 0.0001"),
         ("cpus", 0.00001, "use 0, or at least 0.0001"),
         ("object_store", 10, "use 0, or at least 100"),
@@ -237,7 +237,7 @@ def test_settings_that_ray_takes(fake: FakeRay, settings: dict[str, Any]) -> Non
 def test_what_is_no_address(fake: FakeRay, address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_settings(ray, {"address": address}, "engine")
-    assert str(caught.value).startswith(f"'address' is {address!r}: use 'host:port' or 'auto'")
+    assert str(caught.value).startswith(f"'address' is {address!r}, but use 'host:port' or 'auto'")
     assert caught.value.where == "engine.address"
 
 

@@ -27,18 +27,15 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from fedlens.base.errors import (
     ConfigError,
     FedlensError,
-    list_example,
     nearest,
-    needs_list,
-    option_example,
     renamed,
 )
+from fedlens.base.setting_errors import Locate, validated
 
 Factory = Callable[..., Any]
 INSTANCE = "instance"  # the name of a model that was given as an object in Python
@@ -281,41 +278,13 @@ def feeding(factory: Factory, slot: str) -> list[str]:
     return [name for name, field in fields.items() if Feeds(slot) in field.metadata]
 
 
-def read_settings(factory: Factory, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def read_settings(
+    factory: Factory, values: Mapping[str, Any], where: str, locate: Locate = str
+) -> dict[str, Any]:
     """The settings of `factory` in `values`, checked and with the defaults filled in.
 
-    Raises `ConfigError` that names the key below `where`.
+    Raises `ConfigError` that names the key below `where`, as `locate` gives it.
     """
     model = settings_model(factory)
-    try:
-        checked = model.model_validate(dict(values))
-    except ValidationError as error:
-        raise explain(error, where, model.model_fields) from None
+    checked = validated(model, values, where, locate)
     return {name: getattr(checked, name) for name in model.model_fields}
-
-
-def explain(
-    error: ValidationError, where: str = "", known: Mapping[str, FieldInfo] | None = None
-) -> ConfigError:
-    """The first fault of a pydantic error as one sentence with the key and the nearest right name.
-
-    `known` are the settings of the table `where`.
-    """
-    first = error.errors()[0]
-    # pydantic also names the branch of a union, such as literal['a','b'], which is no key.
-    location = [str(part) for part in first["loc"] if not str(part).endswith("]")]
-    key = ".".join(filter(None, [where, *location]))
-    last = location[-1] if location else where
-    if first["type"] == "extra_forbidden":
-        names = known if known is not None and len(location) == 1 else {}
-        hint = nearest(last, names) if names else "remove it, or see the page on settings"
-        return ConfigError(f"unknown setting '{last}'", where=key, hint=hint)
-    if first["type"] == "missing":
-        type = known[last].annotation if known is not None and len(location) == 1 else None
-        hint = f"set it, e.g. {option_example(key, type)}"
-        return ConfigError(f"the setting '{last}' is missing", where=key, hint=hint)
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    faults = [fault["type"] for fault in error.errors() if fault["loc"][:1] == first["loc"][:1]]
-    as_list = list_example(key, first["input"]) if needs_list(first["input"], faults) else None
-    return ConfigError(f"'{last}' is {first['input']!r}: {message}", where=key, hint=as_list)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.registry import settings_model
+from fedlens.base.setting_errors import validated
 from fedlens.report.study_analysis_figures import analysis_figure
 from fedlens.report.study_groups import SeedGroups
 from fedlens.report.study_lines import curve_figure, setting_figure
@@ -23,7 +22,6 @@ from fedlens.results.choices import is_number
 from fedlens.results.picture import draw_chart
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.words import joined
-from fedlens.settings.config_errors import explained
 
 # Each kind by name: a function of the results whose keyword-only parameters are the keys of [[figures]].
 FIGURES: dict[str, Callable[..., Chart]] = {
@@ -73,11 +71,7 @@ def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, A
         if not isinstance(spec.get(key, ""), str):
             raise ConfigError(f"'{key}' is {spec[key]!r}, but must be a string", where=f"{where}.{key}")
     model = settings_model(FIGURES[kind])
-    try:
-        checked = model.model_validate(values)
-    except ValidationError as error:
-        keys = [*model.model_fields, *_COMMON]
-        raise explained(error, values, where, lambda key: key, lambda key: keys) from None
+    checked = validated(model, values, where, known=lambda _: [*model.model_fields, *_COMMON])
     return checked.model_dump(exclude_unset=True)
 
 

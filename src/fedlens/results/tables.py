@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.registry import settings_model
+from fedlens.base.setting_errors import validated
 from fedlens.results.claims import claims_table
 from fedlens.results.data_tables import datasets, efficiency, pretraining_tables
 from fedlens.results.method_tables import choices, differences, relative, summary
@@ -23,7 +24,6 @@ from fedlens.results.progress_tables import budgets, targets
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.table_format import StudyTable
 from fedlens.results.table_view import TableView, narrowed
-from fedlens.settings.config_errors import explained
 
 TABLES: dict[str, Callable[..., StudyTable]] = {
     kind.__name__: kind
@@ -151,7 +151,4 @@ def check_table(spec: Mapping[str, Any], where: str) -> None:
     known = [*common.model_fields, *own.model_fields]
     shared = {option: value for option, value in spec.items() if option in common.model_fields}
     for model, values in ((common, shared), (own, {k: v for k, v in spec.items() if k not in shared})):
-        try:
-            model.model_validate(values, strict=True)
-        except ValidationError as error:
-            raise explained(error, values, where, lambda key: key, lambda key: known) from None
+        validated(model, values, where, known=lambda _: known, strict=True)

@@ -10,7 +10,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -19,10 +18,10 @@ from pydantic import (
 from fedlens.algorithms.registry import default_table
 from fedlens.base.errors import nearest
 from fedlens.base.registry import import_name
+from fedlens.base.setting_errors import refuse_loose, validated
 from fedlens.core.random import derive
 from fedlens.data.catalogue import keeps_images
 from fedlens.local.settings import LocalSettings
-from fedlens.settings.config_errors import explained, refuse_loose
 from fedlens.settings.party_settings import PartySettings
 
 
@@ -391,10 +390,7 @@ def read_config(values: Mapping[str, Any], locate: Callable[[str], str] = str) -
     Raises `ConfigError` with the key, and the nearest right name where a name is wrong. The settings of a named
     thing (a partition, an algorithm) are checked when it is built, before any work starts.
     """
-    try:
-        config = Config.model_validate(dict(values))
-    except ValidationError as error:
-        raise explained(error, values, "", locate, _fields_at, settings_named) from None
+    config = validated(Config, values, "", locate, _fields_at, settings_named)
     refuse_loose(values, config, "", locate, finite=True)
     return config
 

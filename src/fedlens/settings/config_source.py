@@ -13,6 +13,7 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.parse_text import TooDeepError, parse_toml, read_text
+from fedlens.base.setting_errors import NOT_SET, RECIPE, RENAMED
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.random import derive
 from fedlens.files.regular_file import open_regular
@@ -21,14 +22,11 @@ from fedlens.settings.toml_lines import key_lines
 _RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _STUDIES = _RECIPES / "studies"
 
-NOT_SET = ", which is not set there"
-RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
 # The tables of one component, for which its name alone is short.
 _INSTEAD_OF = {"data.parties": "partition", "data.partition": "parties"}  # one takes the place of the other
 _COMPONENTS = {
     "data.dataset", "data.partition", "model", "algorithm", "select", "aggregate", "server", "engine"
 }  # fmt: skip
-RENAMED = {"evaluation.beside": "evaluation.overlap"}  # settings of earlier versions, and what they are now
 _DEEPEST = 32  # tables and lists in each other; the settings need six
 
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from fedlens.base.errors import ConfigError, FedlensError, defined_as, told
 from fedlens.base.registry import Factory, OwnSettings, Registry, settings_model
+from fedlens.base.setting_errors import Locate, no_such_setting, refuse_loose, validated
 from fedlens.base.signatures import accepted, check_methods, methods, needed, offered
 from fedlens.models.prepare import Preparation
 from fedlens.settings.config import Config
-from fedlens.settings.config_errors import Locate, explained, no_such_setting, refuse_loose
 from fedlens.settings.config_source import Source
 
 # The members that are used of what a factory of each kind makes: a user's own file may make anything.
@@ -266,10 +266,7 @@ def _settings(
         if name not in names:
             hint = _with_setting(registry, name, key) if registry.kind in _CHOSEN_BY_SETTING else ""
             raise no_such_setting(name, locate(_below(key, name)), [*names, *others], thing, hint=hint)
-    try:
-        checked = model.model_validate(dict(values))
-    except ValidationError as error:
-        raise explained(error, values, key, locate, lambda _: names, fields=model.model_fields) from None
+    checked = validated(model, values, key, locate, lambda _: names)
     settings = {name: getattr(checked, name) for name in names}
     refuse_loose(values, settings, key, locate, finite=finite)
     return settings

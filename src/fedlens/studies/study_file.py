@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS
-from fedlens.settings.config_errors import explained, refuse_loose
+from fedlens.base.setting_errors import explained, refuse_loose
 from fedlens.settings.config_source import read_toml
 from fedlens.settings.keys import flat
 from fedlens.settings.toml_lines import key_lines

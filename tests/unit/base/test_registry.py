@@ -136,10 +136,13 @@ def test_settings_are_the_keyword_only_parameters_with_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({}, "the setting 'size' is missing (t.size); set it, e.g. --set t.size=VALUE."),
-        ({"size": 0}, "'size' is 0: input should be greater than or equal to 1 (t.size)."),
+        ({}, "the setting 'size' is missing (t.size); add it there, or pass --set t.size=VALUE."),
+        ({"size": 0}, "'size' is 0, but must be at least 1 (t.size)."),
         ({"size": 1, "sise": 2}, "unknown setting 'sise' (t.sise); did you mean 'size'."),
-        ({"size": 1, "kind": "sof"}, "'kind' is 'sof': input should be 'soft' or 'hard' (t.kind)."),
+        (
+            {"size": 1, "kind": "sof"},
+            "'kind' is 'sof', but must be 'soft' or 'hard' (t.kind); did you mean 'soft'.",
+        ),
         ({"size": "many"}, "(t.size)"),
     ],
 )

@@ -190,7 +190,7 @@ def test_json_is_one_object(folder: Path) -> None:
         ),
         (
             ["--format", "mask-folder", "--set", "classes=road,tree"],
-            "'classes' is 'road,tree': input should be a valid list (classes); "
+            "'classes' is 'road,tree', but must be a list (--set classes); "
             'write a list, e.g. --set \'classes=["road", "tree"]\'.',
         ),
         (

@@ -38,7 +38,7 @@ FOREIGN = {
     "data/formats/probe.py: getattr(image, 'n_frames', 1)",
     "data/formats/probe.py: getattr(image, 'tile', '')",
     "engines/shared_memory.py: hasattr(os, 'memfd_create')",
-    "settings/config_errors.py: getattr(checked, name, None)",
+    "base/setting_errors.py: getattr(checked, name, None)",
     "settings/resolve.py: getattr(checked, name)",
     "run/rundir.py: hasattr(value, 'item')",
     "local/vectorized/context.py: getattr(value, f.name)",

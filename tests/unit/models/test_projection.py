@@ -83,7 +83,7 @@ def test_a_last_layer_deep_inside_and_a_model_that_is_one_layer() -> None:
         ({"width": 3}, "base.name", "needs a 'name'"),
         ({"name": 3}, "base.name", "needs a 'name'"),
         ({"name": "small-cnn", "widht": 3}, "base.widht", "unknown setting 'widht'"),
-        ({"name": "small-cnn", "width": 0}, "base.width", "greater than or equal to 1"),
+        ({"name": "small-cnn", "width": 0}, "base.width", "at least 1"),
         (f"{HERE}:convolutional", "base.name", "has no linear layer"),
     ],
 )

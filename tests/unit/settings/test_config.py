@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.setting_errors import explained, refuse_loose
 from fedlens.settings.config import Config, Seeds, plain, read_config
-from fedlens.settings.config_errors import explained, refuse_loose
 
 LEAST: dict[str, Any] = {
     "rounds": 3,

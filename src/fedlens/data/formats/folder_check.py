@@ -88,7 +88,9 @@ def check_folder(folder: Path, format: str | None = None, settings: Mapping[str,
         given["table"] = _only_table(folder)
     # Paths stay as given, so that findings name files as the user sees them.
     paths = {key: given[key] for key in ("path", "table") if key in given}
-    scan = examine(entry.fill(), read_settings(entry.reader(), given, "") | paths, full=True)
+    scan = examine(
+        entry.fill(), read_settings(entry.reader(), given, "", "--set {}".format) | paths, full=True
+    )
     findings = unique(sorted(scan.findings, key=lambda finding: (finding.example, natural(finding.where))))
     if scan.described and "client" not in scan.columns and given.get("client_column") is None:
         scan.findings.warn(

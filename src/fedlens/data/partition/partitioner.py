@@ -32,7 +32,7 @@ def partitioner(make: Make) -> Make:
     {'name': 'one-client', 'size': 2, 'seed': 0}
     >>> one_client([5, 6], 0, size=0)
     Traceback (most recent call last):
-    fedlens.base.errors.ConfigError: 'size' is 0: input should be greater than or equal to 1 (size).
+    fedlens.base.errors.ConfigError: 'size' is 0, but must be at least 1 (size).
     """
 
     @wraps(make)

@@ -116,7 +116,7 @@ def test_the_hint_on_void_names_ids_that_help(tmp_path: Path, void: int) -> None
         ({"ids": [1, 2]}, "ids", "there are 3 classes and 2 ids"),
         ({"ids": [1, 2, 1]}, "ids", "the id 1 is 'road' and 'car'"),
         ({"ids": [1, 2, 255]}, "void", "the id 255 is both void and the class 'car'"),
-        ({"ids": [1, 2, 256]}, "data.dataset.ids.2", "less than or equal to 255"),
+        ({"ids": [1, 2, 256]}, "data.dataset.ids", "number 3 in it must be at most 255"),
     ],
 )
 def test_ids_that_say_two_things(tmp_path: Path, more: dict, where: str, what: str) -> None:

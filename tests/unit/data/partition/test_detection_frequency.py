@@ -100,7 +100,7 @@ def test_fewer_classes_than_clients_is_an_error_also_with_images_to_fill_up(to: 
     [
         ([[], [], []], {"clients": 2}, "only 0 of 2 clients.*take iid or quantity"),
         (SETS, {"clients": 10}, "10 clients are more than the 9 examples"),
-        (SETS, {"clients": 2, "to": "all"}, "'to' is 'all': input should be 'turns', 'fewest' or 'rest'"),
+        (SETS, {"clients": 2, "to": "all"}, "'to' is 'all', but must be 'turns', 'fewest' or 'rest'"),
     ],
 )
 def test_what_cannot_be_dealt_is_an_error(

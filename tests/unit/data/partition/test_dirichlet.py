@@ -191,13 +191,13 @@ def test_the_partition_is_pinned() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"alpha": -0.1}, "'alpha' is -0.1: input should be greater than or equal to 0"),
+        ({"alpha": -0.1}, "'alpha' is -0.1, but must be at least 0"),
         ({"alpha": math.nan}, "'alpha' is nan"),
         ({"clients": 111}, "111 clients are more than the 110 examples.*at most 110"),
         ({"clients": 0}, "'clients' is 0"),
         ({"size": 12}, "10 clients of 12 need 120 examples, but there are only 110.*at most 11"),
         ({"size": 0}, "'size' is 0"),
-        ({"prior": "even"}, "'prior' is 'even': input should be 'uniform' or 'data'"),
+        ({"prior": "even"}, "'prior' is 'even', but must be 'uniform' or 'data'"),
         ({"prior": [1.0] * 4}, "has 4 numbers, but there are 5 classes"),
         ({"prior": [1.0, 1.0, 1.0, 1.0, -1.0]}, "at least 0"),
         ({"prior": [0.0] * 5}, "not all 0"),

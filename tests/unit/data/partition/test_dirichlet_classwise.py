@@ -226,7 +226,7 @@ def test_the_partitions_are_pinned() -> None:
 @pytest.mark.parametrize(
     ("settings", "what"),
     [
-        ({"alpha": -0.1}, "'alpha' is -0.1: input should be greater than or equal to 0"),
+        ({"alpha": -0.1}, "'alpha' is -0.1, but must be at least 0"),
         ({"alpha": math.nan}, "'alpha' is nan"),
         ({"clients": 111}, "111 clients are more than the 110 examples.*at most 110"),
         ({"clients": 0}, "'clients' is 0"),

@@ -97,10 +97,10 @@ def test_numbers_are_saved(tmp_path: object) -> None:
     ("settings", "what"),
     [
         (dict.fromkeys(SETTINGS, 0.0), "would see the same images.*above 0, or use iid"),
-        ({"brightness": 1.5}, r"'brightness' is 1.5: input should be less than or equal to 1 \(brightness\)"),
+        ({"brightness": 1.5}, r"'brightness' is 1.5, but must be at most 1 \(brightness\)"),
         ({"blur": -1.0}, "'blur' is -1.0"),
         ({"noise": float("nan")}, "'noise' is nan"),
-        ({"rotation": 181.0}, "less than or equal to 180"),
+        ({"rotation": 181.0}, "at most 180"),
         ({"clients": 112}, "112 clients are more than the 111 examples"),
     ],
 )

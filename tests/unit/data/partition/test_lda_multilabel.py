@@ -151,7 +151,7 @@ def test_the_partition_is_pinned_and_everything_is_recorded() -> None:
         ({"ignore": [3]}, r"no class 3 to be ignored.*a number in 0 .. 2"),
         ({"ignore": [-1]}, "no class -1"),
         ({"ignore": [0, 1, 2]}, "no example has a class except ignored ones"),
-        ({"order": "first"}, "'order' is 'first': input should be 'rarest' or 'index'"),
+        ({"order": "first"}, "'order' is 'first', but must be 'rarest' or 'index'"),
     ],
 )
 def test_what_cannot_be_dealt_is_an_error(settings: dict[str, object], what: str) -> None:

@@ -226,7 +226,7 @@ def test_where_no_place_is_left_skipping_is_no_way_out() -> None:
         ({"n_max": 5, "n_min": 6}, "n_min is 6, but cells have at most n_max = 5"),
         ({"n_max": 0}, "'n_max' is 0"),
         ({"n_max": 5, "n_min": 0}, "'n_min' is 0"),
-        ({"n_max": 5, "missing": "drop"}, "'missing' is 'drop': input should be 'stop' or 'skip'"),
+        ({"n_max": 5, "missing": "drop"}, "'missing' is 'drop', but must be 'stop' or 'skip'"),
         ({"n_max": 50, "n_min": 9}, "none of the 1 cells has 9 examples or more.*n_min of at most 8"),
     ],
 )

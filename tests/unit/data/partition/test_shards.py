@@ -108,7 +108,7 @@ def test_the_recipe_is_in_the_spec() -> None:
         ({"clients": 60}, "100 examples are not enough for 60 clients with 2 shards each"),
         ({"clients": 60, "scheme": "mcmahan"}, "not enough"),
         ({"clients": 5, "classes_per_client": 0}, "'classes_per_client' is 0"),
-        ({"clients": 5, "scheme": "other"}, "'scheme' is 'other': input should be 'distinct' or 'mcmahan'"),
+        ({"clients": 5, "scheme": "other"}, "'scheme' is 'other', but must be 'distinct' or 'mcmahan'"),
     ],
 )
 def test_what_cannot_be_dealt_is_an_error(settings: dict[str, object], what: str) -> None:

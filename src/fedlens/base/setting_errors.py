@@ -7,16 +7,20 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedlens.base.errors import ConfigError, list_example, nearest, needs_list, option_example
 from fedlens.base.shell_command import shell_command
-from fedlens.settings.config_source import NOT_SET, RECIPE, RENAMED
+
+NOT_SET = ", which is not set there"
+RECIPE = "recipe "  # what the place of a key in an installed recipe begins with
+RENAMED = {"evaluation.beside": "evaluation.overlap"}  # settings of earlier versions, and what they are now
 
 Locate = Callable[[str], str]
+M = TypeVar("M", bound=BaseModel)
 
 _SHOULD = re.compile(r"input should be (?:a |an )?(.*?)(?:, (?:unable|got|but) .*)?", re.IGNORECASE)
 _SHOWN = 80  # characters of a value
@@ -35,6 +39,24 @@ _PLAINER = {
     "valid tuple": "a list",
 }
 _BOUNDS = {"greater than or equal to": "at least", "less than or equal to": "at most"}
+
+
+def validated(
+    model: type[M],
+    values: Mapping[str, Any],
+    key: str,
+    locate: Locate = str,
+    known: Callable[[str], list[str]] | None = None,
+    elsewhere: Callable[[str], list[str]] = lambda name: [],
+    strict: bool | None = None,
+) -> M:
+    """The checked values; the arguments are those of `explained`. Raises the `ConfigError` that it returns."""
+    try:
+        return model.model_validate(dict(values), strict=strict)
+    except ValidationError as error:
+        fields = model.model_fields
+        known = known or (lambda _: list(fields))
+        raise explained(error, values, key, locate, known, elsewhere, fields) from None
 
 
 def explained(
