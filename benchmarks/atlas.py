@@ -54,10 +54,9 @@ from fedlens.results.rows import Results, Row
 from fedlens.studies.carry_out import StudyStopped
 from fedlens.studies.halving import DIVERGED
 from fedlens.studies.progress import StudyProgress
-from fedlens.studies.reproduce import RECORD, SCALES, StudyRecord, absent_data, costs, records
+from fedlens.studies.reproduce import RECORD, SCALES, StudyCost, StudyRecord, absent_data, costs, records
 from fedlens.studies.reproductions import FOLDER, reproduction, reproductions
 from fedlens.studies.study import Study
-from fedlens.studies.study_cost import StudyCost
 from fedlens.studies.study_plan import StudyPlan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,9 +14,16 @@ from pathlib import Path
 
 from fedlens.base.format import duration
 from fedlens.cli.reproduce import cost_words
-from fedlens.studies.reproduce import COSTS, SCALES, ListedStudy, costs, listed_studies, study_scales
+from fedlens.studies.reproduce import (
+    COSTS,
+    SCALES,
+    ListedStudy,
+    costs,
+    listed_studies,
+    study_cost,
+    study_scales,
+)
 from fedlens.studies.reproductions import FOLDER, reproductions
-from fedlens.studies.study_cost import study_cost
 from fedlens.studies.study_plan import StudyPlan
 
 PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"

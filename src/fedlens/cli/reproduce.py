@@ -17,8 +17,7 @@ from fedlens.cli.display.output import CommandOutput, print_columns, print_json,
 from fedlens.cli.options import AcceptChanges, DataDir, Debug, Download, Jobs, Json, Quiet, Report
 
 if TYPE_CHECKING:
-    from fedlens.studies.reproduce import ListedStudy, StudyRecord
-    from fedlens.studies.study_cost import StudyCost
+    from fedlens.studies.reproduce import ListedStudy, StudyCost, StudyRecord
     from fedlens.studies.study_plan import StudyPlan
 
 
@@ -195,7 +194,7 @@ def cost_words(study: ListedStudy, scale: str) -> str:
 
     >>> from fedlens.studies.reproduce import StudyRecord
     >>> from fedlens.studies.reproduce import ListedStudy
-    >>> from fedlens.studies.study_cost import StudyCost
+    >>> from fedlens.studies.reproduce import StudyCost
     >>> costs = {"smoke": StudyCost(0, 0, ()), "minutes": StudyCost(3, 9_000, (), 2_000)}
     >>> costs["paper"] = StudyCost(2, 10**9, ())
     >>> study = ListedStudy("a/b", "", costs, ())

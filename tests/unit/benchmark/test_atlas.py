@@ -29,9 +29,8 @@ from fedlens.results.tables import study_tables
 from fedlens.studies import reproduce as records_file
 from fedlens.studies import reproductions as reproductions_file
 from fedlens.studies.planned import PlannedRun
-from fedlens.studies.reproduce import records
+from fedlens.studies.reproduce import StudyCost, records
 from fedlens.studies.study import Study
-from fedlens.studies.study_cost import StudyCost
 from tests.unit.studies.study_kit import Heard, planned, without_clock
 
 STUDY = """# {name} (nobody, figure 1).

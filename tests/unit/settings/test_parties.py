@@ -21,7 +21,7 @@ from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan
-from fedlens.studies.study_cost import trained_images
+from fedlens.studies.reproduce import trained_images
 from fedlens.studies.study_data import run_partition
 from tests.unit.data.pictures import pixels, write
 from tests.unit.data.vertical.tables import write_parties

@@ -37,10 +37,17 @@ from fedlens.results.words import tuning_words
 from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
 from fedlens.studies.document import of_stand_ins, read_document
-from fedlens.studies.reproduce import StudyRecord, listed_studies, records, refuse_absent
+from fedlens.studies.reproduce import (
+    StudyCost,
+    StudyRecord,
+    listed_studies,
+    records,
+    refuse_absent,
+    study_cost,
+    trained_images,
+)
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study import StudyResult
-from fedlens.studies.study_cost import StudyCost, study_cost, trained_images
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.report.study_fake import results_of
