@@ -9,7 +9,7 @@ import torch
 
 from fedlens.engines import devices
 from fedlens.settings import memory_check
-from fedlens.studies import gpu_runs
+from fedlens.studies import jobs
 
 SIMULATED = os.environ.get("SIMGPU") == "1"
 # `device_count` asks NVML; `is_available` would start CUDA, and processes that fork from this one could not use it.
@@ -28,7 +28,7 @@ def pytest_report_header() -> str | None:
 @pytest.fixture(autouse=True)
 def same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs ask another process for the free memory, which takes longer than they do: once."""
-    for module in (devices, memory_check, gpu_runs):
+    for module in (devices, memory_check, jobs):
         monkeypatch.setattr(module, "free_memory_of", lambda device: list(_free_memory_of(device)))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedlens.base.errors import HookError
 from fedlens.core.device_copies import downloaded
-from fedlens.core.engine_base import EngineBase, EngineWork
+from fedlens.core.engine_base import BareEngine, EngineBase, EngineWork
 from fedlens.core.protocol import (
     Answer,
     Ask,
@@ -45,7 +45,7 @@ Verify = Annotated[
 ]
 
 
-class Forwarding(EngineBase):
+class Forwarding(BareEngine):
     """Passes every call to its `engine`; only `table` and `state_memory` are its own."""
 
     engine: EngineBase
@@ -91,18 +91,6 @@ class Forwarding(EngineBase):
     def applied(self, program: Program) -> Program:
         """The program as the engine computes it."""
         return self.engine.applied(program)
-
-    def open(self, program: Program, states: ClientStates) -> None:
-        """Opens the engine."""
-        self.engine.open(program, states)
-
-    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers with the engine."""
-        return self.engine.answer(ask, round, exchange)
-
-    def close(self) -> None:
-        """Closes the engine."""
-        self.engine.close()
 
 
 class Verified(Forwarding):

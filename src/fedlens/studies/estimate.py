@@ -13,9 +13,8 @@ from fedlens.base.errors import FedlensError
 from fedlens.base.format import count, duration, many, size
 from fedlens.results.rows import LINES, Row, read_lines
 from fedlens.run.session import Session
-from fedlens.studies.gpu_runs import runs_on_gpus
 from fedlens.studies.halving import reaching
-from fedlens.studies.jobs import cores_of, default_jobs
+from fedlens.studies.jobs import cores_of, default_jobs, runs_on_gpus
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.pretrained import settings_without_start
 from fedlens.studies.pretrained_cache import cached_folder

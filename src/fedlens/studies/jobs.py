@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -16,12 +16,12 @@ from fedlens.base.errors import FedlensError
 from fedlens.base.interrupts import postponed
 from fedlens.base.memory import free_memory
 from fedlens.base.threads import usable_cores
-from fedlens.engines.devices import next_gpu
+from fedlens.engines.devices import free_memory_of, next_gpu, resolved
+from fedlens.engines.hardware import hardware
 from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool
 from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
-from fedlens.studies.gpu_runs import device_of
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import working
@@ -29,7 +29,8 @@ from fedlens.studies.store import working
 TRIES = 2  # of a run whose worker is killed
 _TICK = 1.0  # seconds between two looks at the clock
 _SAVING = 120.0  # seconds that interrupted runs have to save their last round; after it they are killed
-_SHARE = 0.8  # of the free memory that runs may take together
+_SHARE = 0.8  # of the free memory, or of that of a GPU, that runs may take together
+_PER_GPU = 2  # runs of one GPU: one computes while the other prepares its batches
 
 
 Ended = Callable[[PlannedRun, Row], None]
@@ -80,6 +81,60 @@ def cores_of(run: PlannedRun) -> int:
         return threads_of(run)
     workers = run.engine.get("workers")
     return threads_of(run) * (workers if isinstance(workers, int) else usable_cores())
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """What a run takes of a GPU.
+
+    Attributes:
+        training: bytes of its process and of local training.
+        data: bytes of its data, which lie on the GPU if they fit into half of the free memory.
+    """
+
+    training: int
+    data: int
+
+    def needed(self, free: int) -> int:
+        """Bytes of a GPU with so many free bytes.
+
+        >>> GpuMemory(training=10, data=40).needed(100), GpuMemory(training=10, data=40).needed(70)
+        (50, 10)
+        """
+        return self.training + (self.data if 2 * self.data <= free else 0)
+
+
+def device_of(run: PlannedRun) -> str:
+    """The device of a run on this machine: 'cpu', 'cuda' for any GPU, or a certain one such as 'cuda:1'."""
+    if traits_of(run.engine).place == "cluster":
+        return "cpu"  # of this process: the cluster places the workers of the run
+    return resolved(str(run.engine.get("device", "auto")), spread=True)
+
+
+def runs_on_gpus(runs: Iterable[tuple[PlannedRun, GpuMemory | None]]) -> int | None:
+    """How many of these runs the free memory of the GPUs holds at once, at least 1; None if none trains on a GPU.
+
+    At most two runs share a GPU. A run whose clients train together fills one, and a run with workers uses all.
+
+    Raises `RunFailed` if the free memory cannot be read.
+    """
+    kinds = {(device_of(run), traits_of(run.engine), memory) for run, memory in runs if memory}
+    free = {device: free_memory_of(device) for device, _, _ in kinds}
+    rooms = []
+    for device, traits, memory in kinds:
+        most = 0 if traits.place != "process" else 1 if traits.groups else _PER_GPU
+        held = [min(most, int(_SHARE * bytes / memory.needed(bytes))) for bytes in free[device]]
+        rooms.append(max(1, sum(held)))
+    return min(rooms, default=None)
+
+
+def gpus_to_share(runs: Iterable[PlannedRun], jobs: int) -> list[int]:
+    """The free bytes of each GPU if so many parallel runs are distributed over several of them; else empty.
+
+    Raises `RunFailed` if the free memory cannot be read.
+    """
+    several = jobs > 1 and len(hardware().gpus) > 1
+    return free_memory_of("cuda") if several and any(device_of(run) == "cuda" for run in runs) else []
 
 
 class InProcess:

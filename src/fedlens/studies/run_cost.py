@@ -27,7 +27,7 @@ from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.memory_check import memory_of_training
 from fedlens.settings.plan import plan
-from fedlens.studies.gpu_runs import GpuMemory
+from fedlens.studies.jobs import GpuMemory
 from fedlens.tasks.central_evaluation import central, stretch_of
 
 _CLIENTS = 4  # of a timed round
@@ -84,51 +84,45 @@ class RunCost:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes that follow from the data and the model of a run: images per client, and bytes."""
+    """Sizes that follow from the data and the model of a run.
+
+    Attributes:
+        visits: of clients in a round; the pooled data are one client.
+        at_server, at_clients: images of one evaluation.
+        memory, gpu: as in `RunCost`, without client states.
+    """
 
     built: Built
+    visits: int
+    at_server: int
+    at_clients: int
     memory: int
     gpu: GpuMemory | None
 
-    @property
-    def visits(self) -> int:
-        """Of clients in a round; the pooled data are one client."""
-        return self.built.clients_per_round or 1
-
-    @property
-    def evaluated(self) -> int:
-        """Images of one evaluation."""
-        return self._at_server + self._at_clients
-
-    @property
-    def predicted(self) -> int:
-        """The held-out images of clients whose predictions a run keeps when it ends."""
-        return min(self._at_clients, MOST) if self.built.task.has_confidences else 0
+    @classmethod
+    def of(cls, built: Built) -> _Shape:
+        """The sizes of a run that was built."""
+        evaluation, held = built.config.evaluation, built.federation.held
+        sizes = built.client_data.held_out_sizes()
+        at_clients = 0 if sizes is None or evaluation.clients == "none" else int(sizes.sum())
+        peers = built.federation.clients if evaluation.test_peers == "all" else evaluation.test_peers or 0
+        names = ["@validation", *["@train"] * evaluation.train, *["@test"] * (1 + peers)]
+        at_server = sum(held.get(name, 0) for name in names)
+        device = built.engine.applied(built.program).device
+        data = built.shared.nbytes if built.shared is not None else 0
+        gpu = None if device == "cpu" else GpuMemory(_training_of(built, device), data)
+        return cls(
+            built, built.clients_per_round or 1, at_server, at_clients, data + _training_of(built), gpu
+        )
 
     def files(self, evaluations: int, rounds: int) -> int:
         """Bytes of the run directory without checkpoints: model files, lines, predictions and settings."""
         built, config = self.built, self.built.config
-        measured = 0 if config.evaluation.clients == "none" else built.federation.clients * evaluations
-        rows = measured * bool(self._at_clients) + rounds * self.visits * config.record.clients
-        images = self.predicted * _PREDICTION + int(built.federation.sizes.sum()) * _PARTITIONED
+        measured = built.federation.clients * evaluations if self.at_clients else 0
+        rows = measured + rounds * self.visits * config.record.clients
+        predicted = min(self.at_clients, MOST) if built.task.has_confidences else 0
+        images = predicted * _PREDICTION + int(built.federation.sizes.sum()) * _PARTITIONED
         return 2 * 4 * built.parameters + _FILES + images + rows * _CLIENT + (1 + rounds) * _ROUND
-
-    @property
-    def _at_clients(self) -> int:
-        sizes = self.built.client_data.held_out_sizes()
-        return 0 if sizes is None or self.built.config.evaluation.clients == "none" else int(sizes.sum())
-
-    @property
-    def _tested_peers(self) -> int:
-        """The models of peers that are measured on the test data beside the mean model."""
-        peers = self.built.config.evaluation.test_peers
-        return self.built.federation.clients if peers == "all" else peers or 0
-
-    @property
-    def _at_server(self) -> int:
-        names = ("@validation",) + (("@train",) if self.built.config.evaluation.train else ())
-        names += ("@test",) * (1 + self._tested_peers)
-        return sum(self.built.federation.held.get(name, 0) for name in names)
 
 
 class RunCosts:
@@ -174,7 +168,7 @@ class RunCosts:
         each = images / max(1, visits)  # of a visit
         steps = visits * local.steps_at(max(1, round(each / (1 if local.steps else local.work))))
         seconds = speed.start + visits * speed.visit + steps * speed.step
-        seconds += evaluations * shape.evaluated * speed.image
+        seconds += evaluations * (shape.at_server + shape.at_clients) * speed.image
         states = speed.state * min(visits, built.federation.clients)
         kept = min(states, built.engine.state_memory * 2**20)  # others are in files, once
         disk = (
@@ -196,9 +190,7 @@ class RunCosts:
         if key not in self._shapes:
             built = self._built(settings)
             built.engine.close()
-            device = built.engine.applied(built.program).device
-            gpu = None if device == "cpu" else GpuMemory(_training_of(built, device), _data_of(built))
-            self._shapes[key] = _Shape(built, _data_of(built) + _training_of(built), gpu)
+            self._shapes[key] = _Shape.of(built)
         return self._shapes[key]
 
     def _speed(self, settings: Mapping[str, Any], config: Config, built: Built) -> Speed | None:
@@ -311,11 +303,6 @@ def _evaluated(built: Built, driver: Driver, state: State) -> float | None:
     except Exception:  # of any kind: the operation may be missing, or the user's own
         return None
     return spent / images
-
-
-def _data_of(built: Built) -> int:
-    """Bytes of the data."""
-    return built.shared.nbytes if built.shared is not None else 0
 
 
 def _training_of(built: Built, device: str = "cpu") -> int:

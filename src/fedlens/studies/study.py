@@ -19,8 +19,7 @@ from fedlens.settings.config_source import Source, override
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.estimate import StudyEstimate, estimate
-from fedlens.studies.gpu_runs import gpus_to_share
-from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, threads_of
+from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, gpus_to_share, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.reproductions import COPY, study_command

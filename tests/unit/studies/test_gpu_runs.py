@@ -12,9 +12,9 @@ import pytest
 
 from fedlens.engines import devices
 from fedlens.engines.hardware import Hardware
-from fedlens.studies import gpu_runs, jobs
+from fedlens.studies import jobs
 from fedlens.studies.carry_out import RunOptions
-from fedlens.studies.gpu_runs import GpuMemory, device_of, gpus_to_share, runs_on_gpus
+from fedlens.studies.jobs import GpuMemory, device_of, gpus_to_share, runs_on_gpus
 from fedlens.studies.planned import DueRun, PlannedRun
 from tests.unit.studies.study_kit import planned
 
@@ -30,10 +30,10 @@ def run(name: str = "inline", seed: int = 0, **engine: Any) -> PlannedRun:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def put(*free: int) -> None:
         here = Hardware(tuple(f"GPU {k}" for k in range(len(free))))
-        for module in (devices, gpu_runs):
+        for module in (devices, jobs):
             monkeypatch.setattr(module, "hardware", lambda: here)
         monkeypatch.setattr(
-            gpu_runs,
+            jobs,
             "free_memory_of",
             lambda device: list(free) if device == "cuda" else [free[int(device[-1])]],
         )
