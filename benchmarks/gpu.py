@@ -45,9 +45,9 @@ from fedlens.base.profiling import recording
 from fedlens.benchmark.comparison import ratio
 from fedlens.benchmark.federation import Federation
 from fedlens.benchmark.interleave import Candidate, Measurement, take_turns
-from fedlens.benchmark.launches import LaunchCounter
 from fedlens.benchmark.limit import WORKLOADS, Workload
 from fedlens.benchmark.profile import peak_of
+from fedlens.benchmark.profile_client import LaunchCounter
 from fedlens.core.arithmetic import Arithmetic
 from fedlens.core.protocol import BatchedOp
 from fedlens.local.vectorized.convolution import FORMS

@@ -156,7 +156,7 @@ MUTATIONS = [
         "unit/analyses/test_line.py",
     ),
     Mutation(
-        "analyses/drift.py",
+        "analyses/client_drift.py",
         "shares.square() @ self.norms",
         "shares @ self.norms",
         "identity/test_update_drift.py",

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedlens.benchmark import launches
+from fedlens.benchmark import profile_client
 from tests.unit.benchmark.profile_kit import built, first_ask
 
 ON_GPU = ["engine.name='inline'", "engine.device='cuda'", "local.epochs=1", "local.batch_size=40"]
@@ -28,7 +28,7 @@ def test_a_step_has_as_many_launches_as_the_simulator_counts(
 ) -> None:
     marks: list[list[int]] = []
 
-    class Marking(launches.LaunchCounter):
+    class Marking(profile_client.LaunchCounter):
         """Notes the simulator's count at the beginning of each step."""
 
         def __init__(self, device: str) -> None:
@@ -40,9 +40,9 @@ def test_a_step_has_as_many_launches_as_the_simulator_counts(
                 marks[-1].append(simgpu.COUNT["kernels"])
             return super().scope(name)
 
-    monkeypatch.setattr(launches, "LaunchCounter", Marking)
+    monkeypatch.setattr(profile_client, "LaunchCounter", Marking)
     experiment = built(*ON_GPU, *model)
-    counts = launches.count_launches(experiment, first_ask(experiment), {})
+    counts = profile_client.count_launches(experiment, first_ask(experiment), {})
     medians = [median(after - before for before, after in pairwise(at)) for at in marks]
     assert [counts["alone"], counts["together"]] == medians
     assert 20 < medians[0] < medians[1]
@@ -62,5 +62,5 @@ def test_the_simulator_and_the_counter_take_the_same_operations_as_free(simgpu: 
     assert free == {
         overload
         for overload, rule in rules.items()
-        if not rule.copies and launches.launches_of(overload, (), {"cuda"}) == 0
+        if not rule.copies and profile_client.launches_of(overload, (), {"cuda"}) == 0
     }

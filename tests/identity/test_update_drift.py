@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.analyses.drift import ALL, drift, updates_of
+from fedlens.analyses.client_drift import ALL, drift, updates_of
 from fedlens.base.errors import ConfigError
 from fedlens.core.tree import spec_of, tree_of
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedlens.analyses.average_weights import average_weights
+from fedlens.analyses.client_drift import average_weights
 from fedlens.analyses.model_evaluation import ModelEvaluator
 from fedlens.base.errors import ConfigError
 from fedlens.core.convex_combination import ModelMatrix, uniform_simplex

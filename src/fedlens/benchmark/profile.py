@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.benchmark.launches import count_launches
-from fedlens.benchmark.profile_memory import measure_memory
+from fedlens.benchmark.profile_client import count_launches, measure_memory
 from fedlens.benchmark.profile_model import ModelCost, cost_of
 from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
 from fedlens.core.arithmetic import Arithmetic, Precision

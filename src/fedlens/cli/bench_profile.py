@@ -211,7 +211,7 @@ def _model_rows(model: Document) -> list[tuple[str, str]]:
 
 def _experiment_rows(document: Document) -> list[tuple[str, str]]:
     """The cost of the experiment around the model."""
-    from fedlens.benchmark.launches import LAUNCH_SECONDS
+    from fedlens.benchmark.profile_client import LAUNCH_SECONDS
 
     sent, speed, memory, files = (document[key] for key in ("bytes", "speed", "memory", "files"))
     peak = speed["peak"]

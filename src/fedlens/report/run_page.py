@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,32 +11,30 @@ from typing import Any
 from fedlens.base.format import (
     POOLED,
     SPLITS,
+    count,
+    duration,
     finite,
     heading,
     metric_value,
+    millions,
     rounds_of,
     setting,
     size,
     split_of,
 )
+from fedlens.base.shell_command import shell_command
 from fedlens.base.summary_text import listed
+from fedlens.data.catalogue import data_directory
 from fedlens.report.architecture import cells_of
 from fedlens.report.bound import bound_beside, bound_line, bound_sentence
 from fedlens.report.client_section import client_section
 from fedlens.report.data_notes import notes_card, notes_of
-from fedlens.report.efficiency import efficiency
 from fedlens.report.example_section import example_section
 from fedlens.report.left_clients import left_clients
 from fedlens.report.own_curves import graphs_of, own_curves
 from fedlens.report.parties_section import parties_section
 from fedlens.report.partition_page import partition_section
 from fedlens.report.render import write_page
-from fedlens.report.run_commands import (
-    images_command,
-    measuring_command,
-    repeating_command,
-    resuming_command,
-)
 from fedlens.report.shown_images import may_get_images
 from fedlens.report.suspicious_labels import label_section
 from fedlens.report.test_section import section_of_test
@@ -206,3 +204,69 @@ def _shown(table: Mapping[str, Any]) -> list[tuple[str, str]]:
         (key, size(value) if key.split(".")[-1] == "memory" and finite(value) else setting(value))
         for key, value in settings
     ]
+
+
+def resuming_command(run: Run) -> str:
+    """The command that resumes a run."""
+    return shell_command("resume", Path(run.start_directory))
+
+
+def repeating_command(run: Run, changes: Sequence[str] = ()) -> str:
+    """The command of the same run, with changed settings if there are any."""
+    data_dir, usual = run.environment.get("data_dir"), str(data_directory(None).resolve())
+    return shell_command(
+        "run",
+        Path(run.start_directory, "config.toml"),
+        changes=changes,
+        data_dir=None if data_dir in (None, usual) else str(data_dir),
+    )
+
+
+def measuring_command(run: Run) -> str:
+    """The command of the same run with its clients measured, for a run that measured none."""
+    data = subtable(run.config, "data")
+    changes = [] if data.get("validation") else ["data.validation=0.2"]
+    changes += [] if data.get("validation_from") == "client" else ["data.validation_from=client"]
+    return repeating_command(run, [*changes, "evaluation.clients=all"])
+
+
+def images_command(run: Run) -> str:
+    """The command of the same run with test images."""
+    return repeating_command(run, ["record.images=true"])
+
+
+def efficiency(run: Run) -> list[tuple[str, str]]:
+    """Name and value of each row: parameters, multiply-adds, rounds, bytes and time.
+
+    Multiply-adds are those of a forward pass for one example. Bytes are those of all clients of a round together.
+    """
+    rounds = run.rounds_done
+    down, up, seconds = run.total("bytes_down"), run.total("bytes_up"), run.seconds()
+    peer = run.total("bytes_peer") or 0.0
+    parameters, trainable = (finite(run.recorded("model", key)) for key in ("parameters", "trainable"))
+
+    def a_round(total: float | None) -> float | None:
+        return total / rounds if total is not None and rounds else None
+
+    sent = None if down is None and up is None else (down or 0.0) + (up or 0.0) + peer
+    return [
+        ("Parameters", count(parameters)),
+        ("Trainable parameters", count(trainable)),
+        (_multiply_adds_of(run), millions(finite(run.recorded("model", "multiply_adds")))),
+        ("Communication rounds", count(rounds)),
+        ("Sent down a round, to all clients", size(a_round(down))),
+        ("Sent up a round, by all clients", size(a_round(up))),
+        *([("Sent a round between clients", size(a_round(peer)))] if peer else []),
+        ("Sent in all rounds, down and up" + (", and between clients" if peer else ""), size(sent)),
+        ("Time a round", duration(a_round(seconds))),
+        ("Total time", duration(seconds)),
+    ]
+
+
+def _multiply_adds_of(run: Run) -> str:
+    shape = run.recorded("model", "input_shape")
+    if not isinstance(shape, list) or not shape:
+        return "Multiply-adds, one forward pass"
+    if len(shape) == 1:
+        return f"Multiply-adds, one input of {shape[0]}"
+    return f"Multiply-adds, one {'×'.join(map(str, shape))} input"

@@ -1,4 +1,4 @@
-"""The cells of a study and the settings of their runs, independent of results."""
+"""The cells of a study, its pre-trainings, and the settings of their runs, independent of results."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.results.rows import Role
 from fedlens.settings.config import Config
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PlannedRun, Point
 from fedlens.studies.pretrained import PREFIX
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader, with_seed
-from fedlens.studies.study_file import Base, StudySettings, TuneSettings
+from fedlens.studies.study_file import Base, StudySettings, StudySource, TuneSettings
 
 
 @dataclass(frozen=True)
@@ -133,3 +134,29 @@ class StudyCells:
 
 def _text(values: Mapping[str, Any]) -> str:
     return repr(list(values.items()))
+
+
+def pretraining_runs(source: StudySource, reader: SettingsReader) -> dict[str, PlannedRun]:
+    """The run of each table `[pretrained.NAME]`, by name.
+
+    Raises `ConfigError` if a setting or the name of a case is wrong, or if a pre-training names another one.
+    """
+    runs: dict[str, PlannedRun] = {}
+    for name, table in (source.settings.pretrained or {}).items():
+        keys = ("pretrained", name)
+        unknown = [case for case in table.cases if case not in (source.settings.cases or {})]
+        if unknown:
+            raise ConfigError(
+                f"the study has no case '{unknown[0]}'",
+                where=source.places.locate(*keys, "cases", unknown[0]),
+                hint=nearest(unknown[0], source.settings.cases or {}),
+            )
+        settings = [
+            PlacedSetting(key, value, source.places.locate(*keys, "set", key))
+            for key, value in table.set.items()
+        ]
+        made = reader.make(table.base, source.places.locate(*keys, "base"), settings)
+        key = run_key(name, {}, {}, "pretrain", table.seed)
+        values = with_seed(made, table.seed, key)
+        runs[name] = PlannedRun(name, {}, {}, "pretrain", table.seed, values, key, made.files)
+    return runs

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedlens.base.profiling import recording, scoped
-from fedlens.benchmark.launches import LaunchCounter, count_launches
+from fedlens.benchmark.profile_client import LaunchCounter, count_launches
 from fedlens.core.protocol import Failure
 from fedlens.engines.executor import Executor
 from tests.unit.benchmark.profile_kit import built, first_ask

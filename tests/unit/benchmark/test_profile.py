@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.benchmark import profile as module
-from fedlens.benchmark import profile_memory
+from fedlens.benchmark import profile_client
 from fedlens.benchmark.profile import peak_of
+from fedlens.benchmark.profile_client import measure_memory
 from fedlens.benchmark.profile_engine import PARTS
-from fedlens.benchmark.profile_memory import measure_memory
 from fedlens.benchmark.profile_rounds import measure
 from fedlens.cli.main import app
 from fedlens.engines.executor import Executor
@@ -188,7 +188,7 @@ def test_the_memory_of_a_client_is_that_in_the_engines_precision(
             super().__post_init__()
             seen.append(self.program.arithmetic.precision)
 
-    monkeypatch.setattr(profile_memory, "Executor", Seeing)
+    monkeypatch.setattr(profile_client, "Executor", Seeing)
     measure_memory(experiment, measured.ask, measured.client_state)
     assert seen == ["bf16"]
 

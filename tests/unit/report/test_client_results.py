@@ -25,8 +25,7 @@ from fedlens.report.client_results import (
     with_references,
     worst_clients,
 )
-from fedlens.report.run_commands import measuring_command
-from fedlens.report.run_page import write_report
+from fedlens.report.run_page import measuring_command, write_report
 from fedlens.results.run import read_run
 from fedlens.run.progress import ProgressBase
 from tests.unit.report.fake_run import class_counts, line, make_partition, make_run

@@ -9,7 +9,7 @@ from fedlens.api import Experiment, resume
 from fedlens.files import jsonl
 from fedlens.run.progress import ProgressBase
 from fedlens.run.rundir import RunDir
-from fedlens.studies.stop_diverged import RunDiverged, StopDiverged, refuse_diverged
+from fedlens.studies.carry_out import RunDiverged, StopDiverged, refuse_diverged
 
 
 def _experiment(lr: float, **settings: Any) -> Experiment:
