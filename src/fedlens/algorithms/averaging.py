@@ -120,9 +120,8 @@ class Averaging(AlgorithmBase):
     personal: frozenset[str] = frozenset()
     more_ops: Mapping[str, Op] = field(default_factory=dict)  # of the client rule and the aggregate
     tune: Train | None = None
-    replaced: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the paper's components that the user's replace
+    # The paper's components that the user's replace.
+    replaced: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ops(self) -> Mapping[str, Op]:

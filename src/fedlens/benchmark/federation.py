@@ -77,9 +77,8 @@ class Federation:
         self.built.engine.listen(self._chosen)
         states = ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.source, 0), states)
-        self.threads = (
-            torch.get_num_threads()
-        )  # as the engine wants them in this process; others open after it
+        # As the engine wants them in this process; others open after it.
+        self.threads = torch.get_num_threads()
         self.driver = Driver(self.built.engine, states)
         self.state = self.built.on_device(self.built.algorithm.init(self.built.model, self.built.federation))
 

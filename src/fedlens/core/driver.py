@@ -43,9 +43,8 @@ class Tally:
     batches: dict[ClientId, int] = field(default_factory=lambda: defaultdict(int))
     rows: dict[ClientId, dict[str, Any]] = field(default_factory=dict)
     replied: set[ClientId] = field(default_factory=set)
-    norms: list[tuple[ClientId, int, float]] = field(
-        default_factory=list
-    )  # client, exchange, norm of the update
+    # Client, exchange, norm of the update.
+    norms: list[tuple[ClientId, int, float]] = field(default_factory=list)
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     unbounded: list[str] = field(default_factory=list)  # operations whose replies the norm bound all refused
     traffic: Traffic = field(default_factory=Traffic)

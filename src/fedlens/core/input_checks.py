@@ -140,9 +140,8 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     >>> list(leaves({"w": [1, 2]}, "state"))
     [("state['w'][0]", 1), ("state['w'][1]", 2)]
     """
-    if isinstance(value, Mapping) and not isinstance(
-        value, StackedRow
-    ):  # each access to a row makes new views
+    # Each access to a row makes new views.
+    if isinstance(value, Mapping) and not isinstance(value, StackedRow):
         for key, item in value.items():
             yield from leaves(item, f"{name}[{key!r}]")
     elif isinstance(value, list | tuple):

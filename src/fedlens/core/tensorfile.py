@@ -137,9 +137,8 @@ def _sort_metadata(path: Path) -> None:
         header = parse_json(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if (
-            len(text) <= length
-        ):  # otherwise a character is escaped differently, and the tensors would have to move
+        # Otherwise a character is escaped differently, and the tensors would have to move.
+        if len(text) <= length:
             file.seek(8)
             file.write(text.ljust(length))
 

@@ -406,9 +406,8 @@ def _on(device: torch.device, index: Tensor) -> Tensor:
 
 
 def _uploaded(value: Any, device: torch.device) -> Any:
-    from fedlens.core.device_copies import (
-        uploaded,
-    )  # here, because listing and partitioning start without PyTorch
+    # Here, because listing and partitioning start without PyTorch.
+    from fedlens.core.device_copies import uploaded
 
     return uploaded(value, device)
 

@@ -16,10 +16,8 @@ from fedlens.data.dataset import Dataset
 Normalization = Literal["standard", "unit", "half", "imagenet"]
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 
-_IMAGENET: Moments = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # He et al. 2016's, as torchvision rounds them
+# He et al. 2016's, as torchvision rounds them.
+_IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _NEAR = 2**17  # numbers that fit in the inner caches of a processor; more are normalized in pieces
 
 

@@ -35,9 +35,8 @@ from fedlens.core.tree import NO_NORMS, copied, leaf_norms, mapped
 from fedlens.core.types import is_client
 
 _PLAIN = (torch.Tensor, float, int, str, bytes)
-_EXACTLY = frozenset(
-    (*_PLAIN, StackedRow)
-)  # looked up first: nearly all have one of these types, and `isinstance` is slower
+# Looked up first: nearly all have one of these types, and `isinstance` is slower.
+_EXACTLY = frozenset((*_PLAIN, StackedRow))
 
 
 class Item(NamedTuple):

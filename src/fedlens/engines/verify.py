@@ -154,9 +154,8 @@ class Verified(Forwarding):
                     self._compare(ask, answer, held[answer.id.slot])
                 left -= 1
                 if again and not left:
-                    self._ask_again(
-                        ask, round, exchange, held
-                    )  # before the last answer: then states may change
+                    # Before the last answer: then states may change.
+                    self._ask_again(ask, round, exchange, held)
                 yield answer
                 del answer
         finally:

@@ -37,9 +37,8 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
     share_cores(settings["cores"])
     sys.path[:] = settings["path"]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            line_buffering=True
-        )  # so that output of an operation is not lost when the worker is ended
+        # So that output of an operation is not lost when the worker is ended.
+        sys.stdout.reconfigure(line_buffering=True)
     # The driver is gone: there is nothing to report to.
     with contextlib.suppress(EOFError, ConnectionError):
         try:

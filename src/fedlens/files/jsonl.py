@@ -100,9 +100,8 @@ def stream_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                     cut = cut or number
                 else:
                     yield text + b"\n", row
-                if not line.endswith(
-                    b"\n"
-                ):  # the file ended here: what a writer appends meanwhile is read next time
+                # The file ended here: what a writer appends meanwhile is read next time.
+                if not line.endswith(b"\n"):
                     return
     except FileNotFoundError:
         return

@@ -292,9 +292,8 @@ class Middle:
         passes, seen = {}, state
         for sender, inputs in state["inputs"]:
             node = rng.of_client().child("step", payload["step"], sender)
-            own = (
-                inputs.detach().clone().requires_grad_()
-            )  # the memory of a letter does not outlive the operation
+            # The memory of a letter does not outlive the operation.
+            own = inputs.detach().clone().requires_grad_()
             done = self.half.forward(seen, client, own, node)
             seen, passes[sender] = {"tree": {**seen["tree"], **done.rest}}, done
         return passes

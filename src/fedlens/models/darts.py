@@ -262,9 +262,8 @@ def genotype_of(tree: Tree) -> dict[str, list[list[tuple[str, int]]]]:
         while shares:
             own, shares = shares[: 2 + len(nodes)], shares[2 + len(nodes) :]
             best = [max(edge) for edge in own]
-            kept = sorted(range(len(own)), key=best.__getitem__, reverse=True)[
-                :2
-            ]  # stable: ties stay in order
+            # Stable: ties stay in order.
+            kept = sorted(range(len(own)), key=best.__getitem__, reverse=True)[:2]
             nodes.append([(NAMES[1 + own[state].index(best[state])], state) for state in sorted(kept)])
         found[kind] = nodes
     return found

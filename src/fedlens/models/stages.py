@@ -183,9 +183,8 @@ def traced(module: nn.Module, cuts: Sequence[str], failed: str, where: str, hint
         name = tracer.inside[-1]
         inside = f"the layer '{name}'" if name else "the model"
         why = "reads `training`" if isinstance(error, _ModeRead) else "decides by what it computes"
-        if isinstance(
-            error, AttributeError
-        ):  # such as of `get_parameter`, which sees no parameter in a trace
+        # Such as of `get_parameter`, which sees no parameter in a trace.
+        if isinstance(error, AttributeError):
             why = f"cannot be traced: {error}"
         raise ConfigError(
             f"{failed}: {inside} ({type(module.get_submodule(name)).__name__}) {why}",

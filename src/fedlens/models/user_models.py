@@ -68,9 +68,8 @@ class UserModel(OwnSettings):
                     where=f"model.{_VOCABULARY}",
                     hint="set model.vocabulary, or choose a dataset of texts",
                 )
-        counted = (
-            classes + 1 if _makes_detectors(self.target) else classes
-        )  # torchvision counts the background
+        # Torchvision counts the background.
+        counted = classes + 1 if _makes_detectors(self.target) else classes
         data = {"input_shape": tuple(input_shape), "classes": counted, "channels": input_shape[0]}
         with _hub(self.name):
             if self._by_position:

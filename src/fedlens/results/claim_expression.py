@@ -106,9 +106,8 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._masked = re.sub(
-            '"[^"]*"', lambda quoted: "_" * len(quoted[0]), text
-        )  # no separator is in quotes
+        # No separator is in quotes.
+        self._masked = re.sub('"[^"]*"', lambda quoted: "_" * len(quoted[0]), text)
 
     def comparisons(self) -> list[ClaimComparison]:
         """CHAIN {and CHAIN} [where CONDITIONS], with CHAIN: SUM SIGN SUM {SIGN SUM}"""

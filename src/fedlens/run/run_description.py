@@ -133,9 +133,8 @@ def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
         facts.append(
             "Which test and validation examples all parties have: their ids are compared in the open."
         )
-    if (
-        config.data.normalize == "standard" and data.moments_of and not data.parties
-    ):  # these have moments of their own
+    # These have moments of their own.
+    if config.data.normalize == "standard" and data.moments_of and not data.parties:
         facts.append(
             f"The mean and the standard deviation of each channel, of {data.moments_of:,} training images of all "
             'clients together (data.normalize = "standard"). "unit", "half" and "imagenet" need no image of a client.'

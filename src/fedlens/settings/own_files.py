@@ -49,9 +49,8 @@ def edited_files(before: Any, values: Any) -> dict[str, tuple[str | None, str]]:
     """
     if not isinstance(before, Mapping):
         return {}
-    before = {
-        name: sha256 for name, sha256 in before.items() if isinstance(sha256, str)
-    }  # anybody may write it
+    # Anybody may write it.
+    before = {name: sha256 for name, sha256 in before.items() if isinstance(sha256, str)}
     moved = {(Path(name).name, sha256) for name, sha256 in before.items()}
     edited: dict[str, tuple[str | None, str]] = {}
     for source in _sources(values):
@@ -165,9 +164,8 @@ def _module_files(name: str) -> list[Path]:
 
 def _spec_of(name: str, searched: Sequence[str] | None) -> ModuleSpec | None:
     """What Python would import under this name, from `searched` or else from `sys.path`."""
-    with suppress(
-        ImportError, ValueError, AttributeError, KeyError
-    ):  # the last: a namespace package in another
+    # The last: a namespace package in another.
+    with suppress(ImportError, ValueError, AttributeError, KeyError):
         for finder in sys.meta_path:
             if (spec := finder.find_spec(name, searched)) is not None:
                 return spec

@@ -15,9 +15,8 @@ from fedlens.base.format import many, smaller_is_better
 from fedlens.results.rows import Row, validation_metric
 
 DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged
-Score = tuple[
-    int, float
-]  # the number of failed seeds, and the mean value of the others; the smaller the better
+# The number of failed seeds, and the mean value of the others; the smaller the better.
+Score = tuple[int, float]
 
 
 def rungs(rounds: int, first: int | None = None, eta: int | None = None) -> list[int]:

@@ -294,9 +294,8 @@ class WorkerJobs:
         """Makes all runs save their last complete round; runs that finish meanwhile count as finished."""
         until, signalled = time.monotonic() + _SAVING, 0.0
         while self._busy and time.monotonic() < until:
-            if (
-                time.monotonic() - signalled >= _TICK
-            ):  # again: a worker that has just started ignores the first signal
+            # Again: a worker that has just started ignores the first signal.
+            if time.monotonic() - signalled >= _TICK:
                 signalled = time.monotonic()
                 for job in self._busy:
                     with suppress(ProcessLookupError):

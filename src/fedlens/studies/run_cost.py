@@ -208,10 +208,8 @@ class RunCosts:
 
         An algorithm that refuses few clients is timed with all of them, and one that refuses few steps with all.
         """
-        engine = {
-            **settings.get("engine", {}),
-            **built.config.engine,
-        }  # what the engine chose is not chosen again
+        # What the engine chose is not chosen again.
+        engine = {**settings.get("engine", {}), **built.config.engine}
 
         def timed(steps: int, clients: int | None) -> _Timed:
             few = {**_shortened(settings, steps, clients), "engine": engine} if steps else {"engine": engine}

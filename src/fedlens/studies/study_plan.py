@@ -350,9 +350,8 @@ def _refuse_evaluations(cells: StudyCells, source: StudySource) -> None:
     refuse_unknown_metric(cells.configs, source.settings.metric, places.locate("metric"))
     for config in cells.configs:
         every = config.evaluation.every
-        evaluations = -(
-            -config.rounds // every
-        )  # of a trained model: each `every` rounds, and after the last
+        # Of a trained model: each `every` rounds, and after the last.
+        evaluations = -(-config.rounds // every)
         if last > max(1, evaluations):
             more = (
                 f", or evaluation.every to at most {config.rounds // last}" if last <= config.rounds else ""

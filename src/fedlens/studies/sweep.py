@@ -64,9 +64,8 @@ def sweep(
             store.check(one.run for one in due)
             info = plan.info(store.lines)
             write_info(store.folder, info)
-            planned = {
-                entry.digest for entry in (*info.pretrained, *info.entries)
-            }  # the folder can have lines of an earlier plan
+            # The folder can have lines of an earlier plan.
+            planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
             done = sum(digest in planned for digest in store.lines)
             progress.runs_due(len(due), done, sum(plan.number_of_runs.values()))
             before = dict(store.lines)

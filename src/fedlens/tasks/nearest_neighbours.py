@@ -46,9 +46,8 @@ def knn_accuracy(
     right = 0
     for part, truth in zip(torch.split(test_features, chunk), torch.split(test_labels, chunk), strict=True):
         nearest = (F.normalize(part.float(), dim=1) @ known.t()).topk(k, dim=1)
-        weights = torch.exp(
-            (nearest.values.double() - 1) / temperature
-        )  # at most 1, so that none is infinite
+        # At most 1, so that none is infinite.
+        weights = torch.exp((nearest.values.double() - 1) / temperature)
         votes = weights.new_zeros(len(part), classes).scatter_add_(1, labels[nearest.indices], weights)
         right += int((votes.argmax(1) == truth).sum())
     return right / len(test_labels)

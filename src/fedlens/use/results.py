@@ -190,9 +190,8 @@ def write_final(built: Built, directory: RunDir, observers: Observers, run_state
 def _write_model(built: Built, path: Path, state: State, round: int) -> None:
     model, tree = exported(built, state)
     about = {**metadata(built, model), "round": str(round)}
-    checkpoint.write_model(
-        path, tree, about, named=False
-    )  # the name is on the disk before that of the summary
+    # The name is on the disk before that of the summary.
+    checkpoint.write_model(path, tree, about, named=False)
 
 
 def exported(built: Built, state: State) -> tuple[ModelSpec, Tree]:

@@ -39,11 +39,8 @@ class Forecast:
         self.work: Work | None = None
         self._since = 0.0  # when `work` became the current phase
         self._exchange, self._asked_at = 0, 0.0  # the current exchange, and when it was seen first
-        self._progress = (
-            0.0,
-            0.0,
-            0.0,
-        )  # the exchange's fraction, when it was seen first, the longest wait for one
+        # The exchange's fraction, when it was seen first, the longest wait for one.
+        self._progress = (0.0, 0.0, 0.0)
         self._rounds: deque[tuple[int, float]] = deque(maxlen=_ROUNDS + 1)  # and the run's time at their ends
         self._done_at = 0.0
         self._evaluation = 0.0  # seconds of the last evaluation

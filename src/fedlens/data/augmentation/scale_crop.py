@@ -20,9 +20,8 @@ from fedlens.data.augmentation.augmented import Augmentation, Augmented
 from fedlens.vision.change import Change
 
 Side = Annotated[int, Field(ge=1, le=8192)]
-Placed = tuple[
-    tuple[int, int], tuple[int, int]
-]  # height and width of a scaled image; row and column of its window
+# Height and width of a scaled image; row and column of its window.
+Placed = tuple[tuple[int, int], tuple[int, int]]
 _LARGEST = 16.0  # the largest factor
 _BITS = 22  # of a weight of 1
 

@@ -198,10 +198,8 @@ def _repeated(
 ) -> NDArray[np.int64]:
     """The positions in `valid` of boxes that repeat an earlier one of the same image and class."""
     hashed = raw.rows[valid].astype(np.uint64)
-    for column in (
-        labels[valid],
-        *(kept[valid] + 0.0).view(np.uint32).T,
-    ):  # + 0.0: -0.0 has other bits, and is equal
+    # + 0.0: -0.0 has other bits, and is equal.
+    for column in (labels[valid], *(kept[valid] + 0.0).view(np.uint32).T):
         hashed = hashed * _FACTOR + column.astype(np.uint64)
     # Equal boxes have equal hashes. So only the few that share one are compared, in double precision.
     near = _shared(hashed)

@@ -112,9 +112,8 @@ def chosen(layer: nn.Conv2d, images: Tensor, clients: int, padding: tuple[int, .
 
 def _padded(layer: nn.Conv2d, input: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """The padded images, and the zero padding that the convolution still has to add on both sides."""
-    around = (
-        layer._reversed_padding_repeated_twice
-    )  # left, right, top, bottom; the same numbers in each padding mode
+    # Left, right, top, bottom; the same numbers in each padding mode.
+    around = layer._reversed_padding_repeated_twice
     if layer.padding_mode != "zeros":
         return functional.pad(input, around, mode=layer.padding_mode), (0, 0)
     left, right, top, bottom = around
