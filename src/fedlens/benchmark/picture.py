@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError
 from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.interleave import Kind
+from fedlens.results.chart import Axis, Chart, Panel, Series, VerticalLine, named_axis
+from fedlens.results.picture import check_suffix, draw_chart, style
 
 # Colour and legend of each kind of candidate.
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -20,72 +21,41 @@ _KINDS: dict[Kind, tuple[str, str]] = {
 
 
 def check(file: Path) -> None:
-    """Raises `ConfigError` where matplotlib is not installed or does not know the file's ending."""
-    figure = _figure(1.0, 1.0)
-    formats = figure.canvas.get_supported_filetypes()
-    if file.suffix.removeprefix(".").lower() not in formats:
-        raise ConfigError(
-            f"'{file.suffix}' is not a picture format", where="--picture", hint="use .png, .svg or .pdf"
-        )
+    """Raises `ConfigError` where matplotlib is not installed or the file's ending is not that of a picture."""
+    try:
+        with style():
+            check_suffix(file)
+    except ConfigError as error:
+        raise ConfigError(error.what, where="--picture", hint=error.hint) from None
 
 
 def draw(rows: Sequence[ComparisonRow], file: Path) -> None:
     """Draws the rows into a file, in the format of its ending.
 
-    Raises `ConfigError` as `check`, and `RunDirectoryError` where the file cannot be written.
+    Raises `ConfigError` as `check`, and `RunFailed` where the file cannot be written.
     """
     check(file)
-    workloads = list(dict.fromkeys(row.workload for row in rows))
-    counts = [sum(row.workload == name for row in rows) for name in workloads]
-    figure = _figure(8.0, 0.6 + sum(0.27 * n + 0.62 for n in counts))
-    axes = figure.subplots(len(workloads), 1, squeeze=False, height_ratios=[n + 1 for n in counts])[:, 0]
-    for axis, name in zip(axes, workloads, strict=True):
-        _panel(axis, name, [row for row in rows if row.workload == name])
-    axes[-1].set_xlabel("images per second")
-    colours, legends = zip(
-        *(_KINDS[kind] for kind in _KINDS if any(row.kind == kind for row in rows)), strict=True
-    )
-    bars = [figure.axes[0].barh([0], [0], color=colour) for colour in colours]
-    figure.legend(bars, legends, loc="outside lower right", ncols=4, frameon=False, fontsize=8)
-    try:
-        figure.savefig(file, dpi=160)
-    except OSError as error:
-        raise RunDirectoryError(f"the picture cannot be written: {error.strerror}", where=str(file)) from None
+    workloads = dict.fromkeys(row.workload for row in rows)
+    panels = [_panel(name, [row for row in rows if row.workload == name]) for name in workloads]
+    draw_chart(Chart("Speed", "", panels, columns=1), file)
 
 
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "matplotlib, which draws the picture, is not installed",
-            where="--picture",
-            hint="pip install 'fedlens[plot]'; the table and the JSON file do not need it",
-        ) from None
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _panel(axis: Any, workload: str, rows: Sequence[ComparisonRow]) -> None:
-    speeds = [row.images_per_s or 0.0 for row in rows]
-    places = range(len(rows))
-    axis.barh(places, speeds, color=[_KINDS[row.kind][0] for row in rows], height=0.72)
-    axis.set_yticks(places, [named(row) for row in rows], fontsize=8)
-    axis.invert_yaxis()
-    axis.set_title(workload, loc="left", fontsize=10)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(axis="x", labelsize=8)
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-    axis.set_xlim(0, max([*speeds, 1.0]) * 1.4)  # room for the label of the longest bar
-    for place, row, speed in zip(places, rows, speeds, strict=True):
-        label = axis.annotate(
-            _beside(row), (speed, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
-        )
-        label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # over the limit's line
-    for row in rows:
-        if row.kind == "limit" and row.images_per_s:
-            axis.axvline(
-                row.images_per_s, color=_KINDS["limit"][0], linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5
-            )
+def _panel(workload: str, rows: Sequence[ComparisonRow]) -> Panel:
+    speeds, places = [row.images_per_s or 0.0 for row in rows], list(range(len(rows)))
+    series = []
+    for kind, (color, name) in _KINDS.items():
+        here = [row.kind == kind for row in rows]
+        if any(here):
+            bars = [speed * own for speed, own in zip(speeds, here, strict=True)]
+            words = [_beside(row) if own else "" for row, own in zip(rows, here, strict=True)]
+            series.append(Series(bars, places, name, "bar", color, texts=words, written=True))
+    # Room for the words beside the longest bar.
+    x = Axis("images per second", "count", limits=(0, max([*speeds, 1.0]) * 1.4))
+    y = named_axis(Axis(limits=(len(rows) - 0.5, -0.5), name_width=40), [named(row) for row in rows])
+    limit = next((row.images_per_s for row in rows if row.kind == "limit" and row.images_per_s), None)
+    mark = None if limit is None else VerticalLine(limit, "", "left")
+    about = "Images per second of each candidate."
+    return Panel(workload, about, x, y, series, mark=mark, stacked="across")
 
 
 def named(row: ComparisonRow) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from fedlens.base.format import heading, is_share, label
 from fedlens.results.chart import (
     GREY,
+    TEN,
     Axis,
     Cells,
     Chart,
@@ -23,7 +24,6 @@ from fedlens.results.chart import (
     round_axis,
     value_axis,
 )
-from fedlens.results.palette import TEN
 
 Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Sequence[Row]

@@ -18,7 +18,7 @@ from fedlens.report.compare_rows import Record, RunGroup, notes, readable, run_g
 from fedlens.report.find_runs import read_runs
 from fedlens.report.render import write_page
 from fedlens.results import chart as figures
-from fedlens.results.palette import TEN
+from fedlens.results.chart import TEN
 from fedlens.results.picture import draw_chart
 from fedlens.results.run import Run
 

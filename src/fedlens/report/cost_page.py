@@ -25,7 +25,7 @@ from fedlens.report.cost_sentences import below_largest, interval_text, wide_not
 from fedlens.report.data_notes import notes_card
 from fedlens.report.render import write_page
 from fedlens.results import chart as figures
-from fedlens.results.palette import TEN
+from fedlens.results.chart import TEN
 from fedlens.results.run import Run, read_run
 from fedlens.results.statistics import LEAST_SEEDS, UNSURE
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedlens.base.format import heading, metric_value
 from fedlens.results import chart as figures
-from fedlens.results.palette import class_colors
+from fedlens.results.chart import class_colors
 from fedlens.results.run import Run
 
 _COLORS = ("var(--test)", "var(--validation)", "var(--local)", "var(--train)")

@@ -15,8 +15,18 @@ from fedlens.base.format import many, number
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition
-from fedlens.results.chart import NAMED, Align, Axis, Cells, Panel, Series, VerticalLine, named_axis, short
-from fedlens.results.palette import class_colors
+from fedlens.results.chart import (
+    NAMED,
+    Align,
+    Axis,
+    Cells,
+    Panel,
+    Series,
+    VerticalLine,
+    class_colors,
+    named_axis,
+    short,
+)
 
 EMD_BINS = 40  # over the whole range, 0 to 2, so that the histograms of two partitions can be compared
 CLIENTS_IN_ORDER = 20  # in a matrix; more are sorted by their main class
@@ -131,18 +141,24 @@ def rank_curves(partition: Partition) -> list[Panel]:
     values = {"examples": sizes} | ({} if census is None else {"classes": census.classes_per_client()})
     styles = (("var(--accent)", "solid"), ("var(--validation)", "dash"))
     clients, figures = len(partition), []
-    few = range(1, clients + 1) if clients < 10 else ()
-    x = Axis("client, by rank", "count", log=True, limits=(0.9, 1.12 * max(clients, 2)), ticks=few)
     for (name, counts), (color, dash) in zip(values.items(), styles, strict=False):
         line = Series(*ranked(counts[counts > 0]), name=name if census else "", color=color, dash=dash)
-        top = max(counts.max(initial=0), 10)
-        y = Axis(f"{name} of the client", "count", log=True, limits=(0.8, 1.25 * top))
+        x, y = rank_axes("client", f"{name} of the client", clients, counts.max(initial=0))
         about = (
             f"{name.capitalize()} of each client, from {counts.max(initial=0):,} down to {counts.min():,}."
         )
         title = f"{name.capitalize()} of each client, by rank"
         figures.append(Panel(title, about, x, y, [line], _left_out(counts == 0, name)))
     return figures
+
+
+def rank_axes(thing: str, what: str, longest: int, highest: float, log: str = "both") -> tuple[Axis, Axis]:
+    """The axes of counts by rank; `log` is "both", "x", "y" or "none"."""
+    log_x, log_y = log in ("both", "x"), log in ("both", "y")
+    x = (0.9, 1.12 * max(longest, 2)) if log_x else (0.0, 1.02 * longest)
+    y = (0.8, 1.25 * max(highest, 10)) if log_y else (0.0, 1.05 * highest)
+    few = range(1, longest + 1) if log_x and longest < 10 else ()
+    return Axis(f"{thing}, by rank", "count", log_x, x, few), Axis(what, "count", log_y, y)
 
 
 def joined_ranks(figures: Sequence[Panel]) -> Panel:

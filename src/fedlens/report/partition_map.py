@@ -15,8 +15,7 @@ from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.s2 import cell_borders, read_places
 from fedlens.data.table import Table
-from fedlens.results.chart import Axis, Panel, Series
-from fedlens.results.palette import TEN
+from fedlens.results.chart import TEN, Axis, Panel, Series
 from fedlens.results.run import Run
 from fedlens.settings.make_partition import read_dataset
 

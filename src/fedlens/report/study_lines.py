@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import capitalized
-from fedlens.report.study_document_marks import document_marks
 from fedlens.report.study_groups import CENTRALIZED, FACTS, SeedGroups, bare
 from fedlens.report.study_panels import (
     Columns,
@@ -27,7 +26,7 @@ from fedlens.report.study_panels import (
     x_scale,
 )
 from fedlens.report.study_population_figures import emd_row, shown_populations
-from fedlens.report.study_values import StudyPanels, has_values, runs_of
+from fedlens.report.study_values import StudyPanels, document_marks, has_values, runs_of
 from fedlens.results import chart as figures
 from fedlens.results.cells import METHOD, Cell
 from fedlens.results.chart import GREY, Axis, Chart, Series, banded

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import ConfigError, DataError, nearest
-from fedlens.base.format import many, setting
+from fedlens.base.format import many
 from fedlens.report.downsample import PartitionSample, ranked, sample_partition
-from fedlens.report.partition_figures import emd_counts
+from fedlens.report.partition_figures import emd_counts, rank_axes
 from fedlens.report.study_panels import Columns
-from fedlens.results.chart import Axis, Cells, Chart, Panel, Series, named_axis, short
-from fedlens.results.palette import TEN, class_colors, shade
+from fedlens.results.chart import (
+    DASHES,
+    TEN,
+    Axis,
+    Cells,
+    Chart,
+    Panel,
+    Series,
+    class_colors,
+    named_axis,
+    shade,
+    short,
+)
 from fedlens.results.populations import CasePopulation, read_populations
 from fedlens.results.rows import Results
+from fedlens.results.words import case_name
 
 COUNTS = {
     "classes": "classes of the client",
@@ -25,56 +37,13 @@ COUNTS = {
     "class": "training examples of the class",
     "test": "test examples of the class",
 }
+Populations: TypeAlias = list[tuple[str, CasePopulation]]  # each with its case in words
 _GROUPS = 300  # of classes with a colour of their own
 _CAPTIONS = {
     "bars": "Share of each class in the examples of each client.",
     "matrix": "Number of examples of each class at each client.",
     "classes": "Number of examples of each class, by the client that holds them.",
 }
-
-
-@dataclass(frozen=True)
-class NamedPopulation:
-    """One population of a figure, and its title."""
-
-    title: str
-    population: CasePopulation
-
-
-def named_populations(
-    populations: Sequence[CasePopulation], dimensions: Mapping[str, str], dataset: str | Sequence[str] | None
-) -> list[NamedPopulation]:
-    """The populations that a figure or a table shows, each with the name of its case.
-
-    `dataset` is a name or a list of them; all by default. Raises `ConfigError` where none is left.
-    """
-    names = [dataset] if isinstance(dataset, str) else dataset
-    chosen = [p for p in populations if names is None or p.dataset in names]
-    if not chosen:
-        datasets = sorted({p.dataset for p in populations})
-        what = f"no case has the data of {dataset!r}" if names else "the study has no populations"
-        hint = nearest(str(names[0]), datasets) if names and datasets else "run the study first"
-        raise ConfigError(what, where="figures.dataset", hint=hint)
-    return [NamedPopulation(case_title(p, dimensions), p) for p in chosen]
-
-
-def case_title(population: CasePopulation, dimensions: Mapping[str, str]) -> str:
-    """The case of a population in words: "alpha 0.1"; a named case is its own title.
-
-    >>> case = {"data.partition.alpha": 100.0, "case": "small"}
-    >>> p = CasePopulation("", case, "", 0, "digits", {}, [], [], [], [], [], [])
-    >>> case_title(p, {"data.partition.alpha": "alpha"})
-    'alpha 100, small'
-    """
-    parts = [
-        str(value) if key == "case" else f"{dimensions.get(key, key.rpartition('.')[2])} {_short(value)}"
-        for key, value in population.case.items()
-    ]
-    return ", ".join(filter(None, [*parts, population.method])) or population.dataset
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else setting(value)
 
 
 def populations_figure(
@@ -99,15 +68,15 @@ def populations_figure(
     """
     shown = shown_populations(study, dataset, where)
     sampled = f" {clients} clients of each case are shown." if clients else ""
-    caption = f"{_CAPTIONS[style]}{sampled} Seed {shown[0].population.seed}."
+    caption = f"{_CAPTIONS[style]}{sampled} Seed {shown[0][1].seed}."
     columns = columns or (1 if style == "classes" else len(shown) if len(shown) <= 5 else 4)
     make = {"bars": _bars, "matrix": _squares, "classes": _clients_of_classes}[style]
     panels = []
-    for each in shown:
-        at_most = clients or max(len(each.population.ids), 1)
-        sample = sample_partition(each.population.partition, each.population.census, at_most, _GROUPS)
+    for title, each in shown:
+        at_most = clients or max(len(each.ids), 1)
+        sample = sample_partition(each.partition, each.census, at_most, _GROUPS)
         panel = make(sample, _largest(each, shown))
-        panels.append(replace(panel, title=short(each.title, 44 if columns > 2 else 80), note=""))
+        panels.append(replace(panel, title=short(title, 44 if columns > 2 else 80), note=""))
     return Chart("Classes of the clients", caption, panels, columns=columns)
 
 
@@ -130,14 +99,14 @@ def distributions_figure(
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
     """
     shown = shown_populations(study, dataset, where)
-    caption = f"Counts from the largest down, one line a case. Seed {shown[0].population.seed}."
+    caption = f"Counts from the largest down, one line a case. Seed {shown[0][1].seed}."
     panels = [_ranks(shown, name, log) for name in counts or ("classes", "examples")]
     return Chart("Counts by rank", caption, panels)
 
 
 def shown_populations(
     study: Results, dataset: str | Sequence[str] | None, where: Mapping[str, Any] | None
-) -> list[NamedPopulation]:
+) -> Populations:
     """The populations of the cases that a figure shows.
 
     Raises `ConfigError` if no case has these data, and `DataError` if the populations were not made yet.
@@ -147,22 +116,29 @@ def shown_populations(
             "data.json has no populations, which this figure shows",
             hint=f"run the study again: {study.info.command}",
         )
-    populations = [
-        each
-        for each in read_populations(study.data["populations"])
+    names = [dataset] if isinstance(dataset, str) else dataset
+    read = read_populations(study.data["populations"])
+    chosen = [
+        (", ".join(filter(None, [case_name(study.info, each.case), each.method])) or each.dataset, each)
+        for each in read
         if all(_among(each.case.get(key), wanted) for key, wanted in (where or {}).items())
+        and (names is None or each.dataset in names)
     ]
-    return named_populations(populations, study.info.dimensions, dataset)
+    if not chosen:
+        datasets = sorted({each.dataset for each in read})
+        what = f"no case has the data of {dataset!r}" if names else "the study has no populations"
+        hint = nearest(str(names[0]), datasets) if names and datasets else "run the study first"
+        raise ConfigError(what, where="figures.dataset", hint=hint)
+    return chosen
 
 
 def _among(value: Any, wanted: Any) -> bool:
     return value in wanted if isinstance(wanted, list | tuple) else bool(value == wanted)
 
 
-def _largest(each: NamedPopulation, shown: Sequence[NamedPopulation]) -> int:
+def _largest(each: CasePopulation, shown: Populations) -> int:
     """The largest count among the panels of the same data, so that their colours can be compared."""
-    same = [p.population for p in shown if p.population.dataset == each.population.dataset]
-    return max((max(p.counts, default=1) for p in same), default=1)
+    return max(max(other.counts, default=1) for _, other in shown if other.dataset == each.dataset)
 
 
 def _bars(sample: PartitionSample, top: int) -> Panel:
@@ -216,40 +192,33 @@ def _clients_of_classes(sample: PartitionSample, top: int) -> Panel:
     return Panel("", about, x, Axis(sample.unit, "count"), series, stacked="up")
 
 
-def _ranks(shown: Sequence[NamedPopulation], name: str, log: str) -> Panel:
+def _ranks(shown: Populations, name: str, log: str) -> Panel:
     """A line for each population, its counts from the largest down; those of classes that are the same once."""
     lines: list[Series] = []
     drawn: set[tuple[str, tuple[float, ...]]] = set()
     longest, highest, empty = 1, 1.0, 0
-    for panel in shown:
-        counts = _counts(panel.population, name)
+    of_class = name in ("class", "test")
+    for title, each in shown:
+        counts = _counts(each, name)
         positive = counts[counts > 0] if log in ("both", "y") else counts
         empty += len(counts) - len(positive)
         ranks, values = ranked(positive)
-        per_class = name in ("class", "test")
-        key = (panel.population.dataset, tuple(values))
-        if per_class and key in drawn:
+        key = (each.dataset, tuple(values))
+        if of_class and key in drawn:
             continue  # partitions of the same data share them
         drawn.add(key)
-        title = panel.title
-        color = TEN[len(lines) % len(TEN)]
-        dash = ("solid", "dash", "dot")[len(lines) // len(TEN) % 3]
-        lines.append(Series(ranks, values, title, color=color, dash=dash))
+        dash = DASHES[len(lines) // len(TEN) % 3]
+        lines.append(Series(ranks, values, title, color=TEN[len(lines) % len(TEN)], dash=dash))
         longest, highest = max(longest, len(positive)), max(highest, float(counts.max(initial=0)))
-    of_class = name in ("class", "test")
-    thing = "class" if of_class else "client"
-    log_x, log_y = log in ("both", "x"), log in ("both", "y")
-    x_limits = (0.9, 1.12 * max(longest, 2)) if log_x else (0.0, 1.02 * longest)
-    y_limits = (0.8, 1.25 * max(highest, 10)) if log_y else (0.0, 1.05 * highest)
-    things = {"class": "classes", "client": "clients"}[thing]
-    note = f"{empty:,} {things} without any are not shown" if empty else ""
+    things = "classes" if of_class else "clients"
+    x, y = rank_axes("class" if of_class else "client", COUNTS[name], longest, highest, log)
     return Panel(
         f"{COUNTS[name].capitalize()}, by rank",
         f"{COUNTS[name].capitalize()} from the largest down, {many(len(lines), 'line')}.",
-        Axis(f"{thing}, by rank", "count", log=log_x, limits=x_limits),
-        Axis(COUNTS[name], "count", log=log_y, limits=y_limits),
+        x,
+        y,
         lines,
-        note,
+        f"{empty:,} {things} without any are not shown" if empty else "",
     )
 
 
@@ -262,22 +231,22 @@ def _counts(population: CasePopulation, name: str) -> NDArray[np.int64]:
     return census.totals() if name == "class" else np.array(population.test, np.int64)
 
 
-def emd_row(shown: Sequence[NamedPopulation], axis: Axis) -> Panel:
+def emd_row(shown: Populations, axis: Axis) -> Panel:
     """The clients of each population by their EMD, the row above the metric (hsu2020, figure 4).
 
     Args:
         axis: that of the metric's panel, which is made wide enough for all clients.
     """
     lines, ends = [], list(axis.limits or ())
-    for number, panel in enumerate(shown):
-        counts, edges = emd_counts(panel.population.census)
+    for number, (title, each) in enumerate(shown):
+        counts, edges = emd_counts(each.census)
         filled = np.flatnonzero(counts)
         if not len(filled):
             continue
         counts, edges = counts[filled[0] : filled[-1] + 1], edges[filled[0] : filled[-1] + 2]
         ends += [edges[0] - 0.02, edges[-1] + 0.02]
         steps = np.repeat(edges, 2), np.concatenate([[0], np.repeat(counts, 2), [0]])
-        line = Series(steps[0].tolist(), steps[1].tolist(), panel.title, "level", shade(number, len(shown)))
+        line = Series(steps[0].tolist(), steps[1].tolist(), title, "level", shade(number, len(shown)))
         lines.append(replace(line, width=1.5))
     wide = replace(axis, limits=(min(ends), max(ends)))
     about = f"Histograms of the clients' EMD, {many(len(lines), 'population')}."

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,11 @@ from fedlens.base.format import is_share
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS_UP_TO = 40  # points of a line
+# Tableau's ten: told apart by most colour-blind readers, and legible on light and dark.
+TEN = (
+    *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1"),
+    *("#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#a3a9b3"),
+)
 GREY = "#77828f"
 NAMED = 25  # names on an axis
 _WRITTEN_CELLS = 120  # of a matrix, each with its value in it
@@ -64,6 +70,7 @@ class Series:
         sizes: the area of each of some "points", relative to the usual one; empty for the usual one.
         symbol: of "open" markers; "up" and "down" point to where a bound leaves room.
         bar: the width of each "bar"; 0 fits it to the distance of the first two.
+        written: whether files have the texts beside stacked bars.
         group: the name of the series that it is shown and hidden with; it has no entry in the legend then.
     """
 
@@ -80,6 +87,7 @@ class Series:
     sizes: Sequence[float] = ()
     symbol: Literal["circle", "up", "down"] = "circle"
     bar: float = 0.0
+    written: bool = False
     group: str = ""
 
 
@@ -314,3 +322,28 @@ def short(name: str, width: int) -> str:
         return line
     head = math.ceil((width - 1) / 2)
     return f"{line[:head]}…{line[len(line) - (width - 1 - head) :]}"
+
+
+def class_colors(classes: int) -> list[str]:
+    """One colour a class: ten well-known ones, and beyond that a walk around the colour wheel.
+
+    Neighbours on the walk differ in lightness, so that classes next to each other in a bar can be told apart.
+
+    >>> class_colors(3)
+    ['#4e79a7', '#f28e2b', '#59a14f']
+    """
+    if classes <= len(TEN):
+        return list(TEN[:classes])
+    lightness = (0.42, 0.62, 0.52, 0.72)
+    parts = [colorsys.hls_to_rgb(k / classes, lightness[k % 4], 0.5) for k in range(classes)]
+    return ["#" + "".join(f"{round(255 * c):02x}" for c in rgb) for rgb in parts]
+
+
+def shade(number: int, of: int) -> str:
+    """Colour `number` of `of` in an order, from a light to a dark blue.
+
+    >>> shade(0, 2), shade(1, 2)
+    ('#99bfe6', '#143352')
+    """
+    lightness = 0.75 - 0.55 * number / max(of - 1, 1)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in colorsys.hls_to_rgb(0.583, lightness, 0.6))

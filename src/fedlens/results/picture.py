@@ -19,8 +19,7 @@ import numpy as np
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import size
 from fedlens.files.atomic_files import refused, write_atomically
-from fedlens.results.chart import DASHES, MARKERS_UP_TO, Axis, Cells, Chart, Panel, Series, short
-from fedlens.results.palette import TEN
+from fedlens.results.chart import DASHES, MARKERS_UP_TO, TEN, Axis, Cells, Chart, Panel, Series, short
 
 Axes: TypeAlias = Any  # matplotlib's own types differ from release to release
 Picture: TypeAlias = Any
@@ -60,12 +59,17 @@ def draw_chart(chart: Chart, path: Path, hint: str | None = None) -> Path:
     ending, and `RunFailed` if the file cannot be written.
     """
     with style():
-        if path.suffix not in SUFFIXES:
-            raise ConfigError(
-                f"cannot draw '{path.name}': unknown file format '{path.suffix}'",
-                hint=f"choose a name that ends in {', '.join(SUFFIXES)}",
-            )
+        check_suffix(path)
         return save(chart_picture(chart), path, hint)
+
+
+def check_suffix(path: Path) -> None:
+    """Raises `ConfigError` if pictures cannot be written in the format that a file's name ends in."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"cannot draw '{path.name}': unknown file format '{path.suffix}'",
+            hint=f"choose a name that ends in {', '.join(SUFFIXES)}",
+        )
 
 
 @contextmanager
@@ -73,6 +77,7 @@ def style() -> Iterator[None]:
     """The style of all pictures; raises `ConfigError` if matplotlib is not installed."""
     try:
         import matplotlib as mpl
+        import matplotlib.figure
     except ImportError:
         raise ConfigError(
             "drawing pictures needs matplotlib, which is not installed",
@@ -114,9 +119,8 @@ def chart_picture(chart: Chart) -> Picture:
     names = [name for panel in panels for name in panel.x.names]
     tilted = sum(map(len, names)) / len(panels) > _LETTERS * width / wide
     row = (2.5 if wide > 1 else 2.7) + 0.035 * max(map(len, names), default=0) * tilted
-    heights = [
-        max(_HEIGHTS.get(p.shape, row) for p in panels[k : k + wide]) for k in range(0, len(panels), wide)
-    ]
+    high = [_HEIGHTS.get(p.shape, 0.6 + 0.25 * len(p.y.names) if _named_bars(p) else row) for p in panels]
+    heights = [max(high[k : k + wide]) for k in range(0, len(panels), wide)]
     picture = Figure((width, 0.4 + sum(heights)), layout="constrained")
     grid = np.ravel(picture.subplots(tall, wide, squeeze=False, height_ratios=heights))
     for axes in grid[len(panels) :]:
@@ -146,11 +150,15 @@ def chart_picture(chart: Chart) -> Picture:
 
 def _width(panels: Sequence[Panel], wide: int) -> float:
     """Of a picture with so many columns."""
-    if any(panel.stacked == "across" for panel in panels):
+    if any(panel.stacked == "across" and not panel.y.names for panel in panels):
         return max(0.6 + 1.9 * wide, 4.0)
     if wide == 1 and any(panel.stacked or panel.shape in ("tower", "square", "map") for panel in panels):
         return 6.4
     return (4.4, 6.4, 8.4)[min(wide, 3) - 1] + 2.0 * max(wide - 3, 0)
+
+
+def _named_bars(panel: Panel) -> bool:
+    return panel.stacked == "across" and len(panel.y.names) > 0
 
 
 def _tilt(axes: Axes, names: int) -> None:
@@ -261,7 +269,11 @@ def _draw_stacked(axes: Axes, series: Series, color: str, ends: Any, across: boo
     places, lengths = (series.y, series.x) if across else (series.x, series.y)
     at, long = np.asarray(places, float), np.asarray(lengths, float)
     some = long > 0
-    draw, thick = (axes.barh, 1.0) if across else (axes.bar, 0.85)
+    some[:1] |= not some.any()  # so that the legend has its colour
+    if series.written:
+        for place, end, words in zip(at, ends + long, series.texts, strict=True):
+            axes.annotate(words, (end, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+    draw, thick = (axes.barh, 0.72 if series.written else 1.0) if across else (axes.bar, 0.85)
     draw(at[some], long[some], thick, ends[some], color=color, linewidth=0, label=f" {series.name}")
     return long
 

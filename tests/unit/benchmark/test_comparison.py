@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.benchmark.comparison import ComparisonRow, ratio, rows_of
 from fedlens.benchmark.interleave import Kind, Measurement
 from fedlens.benchmark.picture import draw
@@ -127,8 +127,8 @@ def test_the_picture_has_a_bar_for_every_row(rows: list[ComparisonRow], tmp_path
         assert f"<!-- {text} -->" in svg
     with pytest.raises(ConfigError, match=r"--picture.*\.png"):
         draw(rows, tmp_path / "all.txt")
-    with pytest.raises(RunDirectoryError, match="cannot be written"):
-        draw(rows, tmp_path / "nowhere" / "all.png")
+    with pytest.raises(RunFailed, match="could not be written"):
+        draw(rows, tmp_path / "all.png" / "below-a-file.png")
 
 
 def test_without_matplotlib_it_says_which_extra(

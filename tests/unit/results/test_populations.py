@@ -13,7 +13,6 @@ import pytest
 import fedlens
 from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.report import study_population_figures as figures
 from fedlens.report.study_figures import study_figure
 from fedlens.results import picture
 from fedlens.results.chart import Panel
@@ -111,23 +110,23 @@ def test_a_study_of_data_alone_needs_no_runs() -> None:
     assert not needs_populations(curves, [{"kind": "efficiency", "runs": False}])
 
 
-def test_cases_are_chosen_by_dataset_and_named_by_their_dimensions() -> None:
-    shown = [_population(0.1, [0, 1], [0, 1], "a"), _population(100.0, [0, 1], [0, 1], "b")]
-    titles = [panel.title for panel in figures.named_populations(shown, {ALPHA: "alpha"}, None)]
-    assert titles == ["alpha 0.1", "alpha 100"]
-    assert [p.title for p in figures.named_populations(shown, {}, "b")] == ["alpha 100"]
-    with pytest.raises(ConfigError, match="no case has the data of 'c'"):
-        figures.named_populations(shown, {}, "c")
-    with pytest.raises(ConfigError, match="no populations"):
-        figures.named_populations([], {}, None)
-
-
 def _study(*populations: CasePopulation) -> Results:
     return replace(by_alpha(), data={"populations": population_values(populations)})
 
 
 def _panels(spec: dict[str, object], *populations: CasePopulation) -> Sequence[Panel]:
     return study_figure(_study(*populations), spec).panels
+
+
+def test_cases_are_chosen_by_dataset_and_named_by_their_dimensions() -> None:
+    shown = [_population(0.1, [0, 1], [0, 1], "a"), _population(100.0, [0, 1], [0, 1], "b")]
+    spec: dict[str, object] = {"kind": "populations"}
+    assert [panel.title for panel in _panels(spec, *shown)] == ["alpha 0.1", "alpha 100"]
+    assert len(_panels({**spec, "dataset": "b"}, *shown)) == 1
+    with pytest.raises(ConfigError, match="no case has the data of 'c'"):
+        _panels({**spec, "dataset": "c"}, *shown)
+    with pytest.raises(ConfigError, match="no populations"):
+        _panels(spec)
 
 
 def test_the_lines_of_a_distribution_are_the_counts_from_the_largest_down() -> None:
