@@ -146,7 +146,7 @@ def test_a_folder_that_is_not_there_and_settings_that_are_wrong(tmp_path: Path) 
     check = check_folder(tmp_path / "nowhere", "csv")
     assert [finding.what for finding in check.findings] == ["the folder does not exist"]
     with pytest.raises(
-        ConfigError, match=r"unknown setting 'clientlevel' \(clientlevel\); did you mean 'client_level'"
+        ConfigError, match=r"unknown setting 'clientlevel' \(--set clientlevel\); did you mean 'client_level'"
     ):
         check_folder(tmp_path, "voc-xml", {"clientlevel": 1})
     with pytest.raises(
