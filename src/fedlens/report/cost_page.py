@@ -211,19 +211,15 @@ def _joining_figure(answer: Mapping[str, Any]) -> figures.Panel | None:
             + (f" ({bounds})" if (bounds := interval_text(metric, gain)) else "")
             for (_, row), gain in zip(here, gains, strict=True)
         ]
-        mean, low, high = ([gain[key] for gain in gains] for key in ("mean", "low", "high"))
         if here:
-            series.append(
-                figures.Series(
-                    [k for k, _ in here], mean, "", "points", color, texts=texts, low=low, high=high
-                )
-            )
+            at, mean = [k for k, _ in here], [gain["mean"] for gain in gains]
+            low, high = ([gain[end] for gain in gains] for end in ("low", "high"))
+            series.append(figures.Series(at, mean, "", "points", color, texts=texts, low=low, high=high))
     title = "Gain by joining, client by client"
     x = figures.Axis("client, by gain", "hidden", limits=limits)
     if len(rows) <= _NAMED:
-        x = replace(
-            x, values="number", ticks=range(1, len(rows) + 1), names=[str(row["client"]) for row in rows]
-        )
+        names = [str(row["client"]) for row in rows]
+        x = replace(x, values="number", ticks=range(1, len(rows) + 1), names=names)
     y = figures.Axis("federated - local-only", "share" if is_share(metric) else "number")
     about = f"{title}: from {rows[0]['client']} to {rows[-1]['client']}."
     zero = figures.level(0.0, limits, "", "solid", color="var(--muted)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -299,12 +300,8 @@ def spread(values: Sequence[float], kind: Spread, metric: str) -> tuple[float, f
         low, high = min(values), max(values)
     else:
         interval = t_interval(values)
-        half = interval.half or 0.0
+        half = statistics.stdev(values) if kind == "deviation" else interval.half or 0.0
         low, high = interval.mean - half, interval.mean + half
-        if kind == "deviation":
-            mean = math.fsum(values) / len(values)
-            half = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-            low, high = mean - half, mean + half
     if is_share(bare(metric)):
         return max(low, 0.0), min(high, 1.0)
     return (max(low, 0.0) if metric.endswith("loss") and min(values) >= 0 else low), high
