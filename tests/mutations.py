@@ -860,6 +860,8 @@ MUTATIONS = [
         "if bound is not None and any(",
         "unit/core/test_schema.py",
     ),
+    Mutation("engines/default.py", "(long or self._workers.started)", "long", "unit/engines/test_default.py"),
+    Mutation("engines/default.py", "self._left * work.images", "work.images", "unit/engines/test_default.py"),
     Mutation("engines/executor.py", " or expect.metric_fault(metrics)", "", "unit/engines/test_executor.py"),
     Mutation(
         "engines/executor.py",

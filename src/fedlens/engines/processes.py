@@ -177,8 +177,8 @@ class Processes(EngineBase):
         """The process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
-    def answer(self, ask: Ask, round: int, exchange: int, first: int = 0) -> Generator[Answer, None, None]:
-        """Answers an ask by workers, from its `first` slot on."""
+    def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
+        """Answers an ask by workers."""
         assert self._schedule is not None
         if self._placed:
             self._placed = False
@@ -187,7 +187,7 @@ class Processes(EngineBase):
         packer = _packed((ask.shared, ask.expect, ask.reduce), what, home=self._pool.home)
         shared = _Shared(packer.envelope, self._lay(packer), packer.homes)
         size = block_size(ask, self.group if ask.op in self._joint else 1)
-        return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size, first))
+        return self._schedule.answers(self._schedule.publish(ask, round, exchange, shared, size))
 
     def place(self, tree: Tree) -> Tree:
         """The same tree in memory that workers read, if it is heavy enough for this to pay.

@@ -99,10 +99,10 @@ class Schedule:
         self._begun: list[Job] = []  # asks whose answers are not read yet: sent to workers that would idle
         self._block_bytes = 0  # the largest of the replies of a block so far
 
-    def publish(self, ask: Ask, round: int, exchange: int, shared: Any, size: int, first: int = 0) -> Job:
-        """Adds an ask, from its `first` slot on, cut into blocks of `size` slots; see `block_size`."""
+    def publish(self, ask: Ask, round: int, exchange: int, shared: Any, size: int) -> Job:
+        """Adds an ask, cut into blocks of `size` slots; see `block_size`."""
         slots = len(ask.requests)
-        blocks = [range(start, min(start + size, slots)) for start in range(first, slots, size)]
+        blocks = [range(start, min(start + size, slots)) for start in range(0, slots, size)]
         due = None if ask.deadline is None else time.monotonic() + ask.deadline
         held = [self._states.hold(request.client) for request in ask.requests]
         job = Job(next(self._numbers), ask, round, exchange, due, blocks, held, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from fedlens.results.stated import stated_values
 from fedlens.results.tables import check_tables
 from fedlens.settings.config import read_config
 from fedlens.studies.document import stated_document
-from fedlens.studies.reproduce import costs, records, study_cost, study_scales
+from fedlens.studies.estimate import estimate
+from fedlens.studies.reproduce import absent_data, costs, records, study_cost, study_scales
 from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reproductions
 from fedlens.studies.scale_differences import dotted, spellings
 from fedlens.studies.study_file import read_study
@@ -127,6 +129,19 @@ def test_the_scale_minutes_takes_at_most_ten() -> None:
     }
     assert recorded
     assert {name: hours for name, hours in recorded.items() if hours > 10 / 60} == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name in NAMES if costs()[name]["minutes"].runs])
+def test_the_scale_minutes_takes_at_most_ten_by_timed_steps(
+    name: str, real_data: Path, tmp_path: Path
+) -> None:
+    """With half as much again for an estimate on a busy machine."""
+    if absent_data(costs()[name]["minutes"].datasets, real_data):
+        pytest.skip("its data are not on this machine")
+    found = estimate(StudyPlan.load(reproduction(name), "minutes"), tmp_path, jobs=1, data_dir=real_data)
+    assert found.core_hours is not None
+    assert found.core_hours + (found.pretraining["core_hours"] or 0) <= 1.5 * 10 / 60
 
 
 def test_records_name_studies_and_scales() -> None:
