@@ -94,7 +94,7 @@ def explained(
         name = where.removeprefix(RECIPE).partition(",")[0]
         other = f"copy the recipe and edit it: {shell_command('show', name)} > my.toml"
         example = option_example(full, fields[last].annotation if last in fields else None)
-        hint = f"add it there, or pass {example}"
+        hint = f"pass {example}" if where.startswith("--set") else f"add it there, or pass {example}"
         if where.startswith(RECIPE):
             hint = f"add {example}, or {other}"
         return ConfigError(f"the setting '{last}' is missing", where=where, hint=hint)

@@ -150,7 +150,8 @@ def test_a_folder_that_is_not_there_and_settings_that_are_wrong(tmp_path: Path) 
     ):
         check_folder(tmp_path, "voc-xml", {"clientlevel": 1})
     with pytest.raises(
-        ConfigError, match=r"the setting 'classes' is missing \(classes\); .*--set 'classes=\[\"a\", \"b\"\]'"
+        ConfigError,
+        match=r"the setting 'classes' is missing \(--set classes\); pass --set 'classes=\[\"a\", \"b\"\]'",
     ):
         check_folder(tmp_path, "mask-folder")
 
