@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedlens.api import Experiment, Observer, Result, dataset, load_result, resume
-    from fedlens.cost_runs import cost
     from fedlens.pretraining import pretrain
+    from fedlens.studies.cost_study import cost
     from fedlens.studies.study import Study
 
 __version__ = "0.1.0"
@@ -29,7 +29,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Looked up when asked for, so that importing fedlens costs nothing.
     if name == "cost":
-        from fedlens.cost_runs import cost
+        from fedlens.studies.cost_study import cost
 
         return cost
     if name == "pretrain":

@@ -172,8 +172,8 @@ def make(name: str) -> None:
         Study(**STUDY).run(ended, jobs=0)
     elif name == "cost":
         with contextlib.suppress(KeyboardInterrupt):
-            cost(Experiment(**COST), seeds=1, out=started, report=False, progress=_StopCost())
-        cost(Experiment(**COST), seeds=1, out=ended, report=False)
+            cost(Experiment(**COST), seeds=1, jobs=0, out=started, report=False, progress=_StopCost())
+        cost(Experiment(**COST), seeds=1, jobs=0, out=ended, report=False)
         started.joinpath("experiment.toml").write_text(tomli_w.dumps(COST))
     else:
         start(name, started)

@@ -173,7 +173,7 @@ def test_a_cost_continues_and_gives_its_answer(unpack: UNPACK) -> None:
     folder, ended = unpack("cost")
     exact = same_machine(folder / "federated-seed0")
     finished = _models(folder)
-    result = cost(Experiment(**COST), seeds=1, out=folder)
+    result = cost(Experiment(**COST), seeds=1, jobs=0, out=folder)
     assert len(finished) == 3
     assert finished.items() <= _models(folder).items(), "a finished run was repeated"
     before, now = _json(ended / "cost.json"), _json(folder / "cost.json")

@@ -21,7 +21,6 @@ from fedlens.benchmark import picture
 from fedlens.benchmark.comparison import ComparisonRow, Ratio
 from fedlens.cli.cost import show
 from fedlens.core.algorithm_base import ClientGraph, OwnCurve
-from fedlens.cost_runs import CostResult
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 from fedlens.data.vertical.feature_partition import partition_features
@@ -36,6 +35,7 @@ from fedlens.report.partition_page import write_captions, write_page
 from fedlens.report.run_page import write_report
 from fedlens.report.study_figures import draw
 from fedlens.results.run import Run
+from fedlens.studies.cost_study import CostResult
 from tests.golden.folders import settings
 from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import described, instead_of_files, of_study
@@ -276,7 +276,7 @@ def _cost() -> Mapping[str, str]:
     """The answer, the page and the words of the terminal of a finished `cost`, which repeats no run."""
     with somewhere() as root:
         out = unpack("cost", root)
-        result = cost(Experiment(**COST), seeds=SEEDS, out=out)
+        result = cost(Experiment(**COST), seeds=SEEDS, jobs=0, out=out)
         with redirect_stdout(StringIO()) as printed:
             show(result, quiet=False)
         answer = json.loads((out / "cost.json").read_text("utf-8"))

@@ -11,11 +11,11 @@ import typer
 from fedlens.base.format import metric_value, split_of
 from fedlens.base.printable import printable
 from fedlens.cli.display.output import Interrupted, console, print_columns, reported, stdout_kept_clean
-from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Json, Quiet, Report
+from fedlens.cli.options import Changes, DataDir, Debug, Download, EngineName, Jobs, Json, Quiet, Report
 
 if TYPE_CHECKING:
-    from fedlens.cost_runs import CostResult
     from fedlens.results.rows import Role, Row
+    from fedlens.studies.cost_study import CostResult
 
 CLIENTS_SHOWN = 10
 
@@ -29,6 +29,7 @@ def cost(
         int, typer.Option(min=1, help="The number of seeds; each has four runs. Intervals need 3.")
     ] = 3,
     engine: EngineName = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The directory of all runs; default runs/<name>-cost.")
     ] = None,
@@ -46,10 +47,10 @@ def cost(
     """
     with reported(debug, as_json) as output:
         from fedlens.cli.display.runs_display import RunsDisplay
-        from fedlens.cost_runs import cost as run_all
+        from fedlens.studies.cost_study import cost as run_all
 
         overrides = [*(changes or ()), *([f"engine.name={engine}"] if engine else [])]
-        display = RunsDisplay(console(stderr=as_json), quiet, _outcome, one_by_one=True)
+        display = RunsDisplay(console(stderr=as_json), quiet, _outcome)
         try:
             with stdout_kept_clean(as_json):
                 result = run_all(
@@ -59,6 +60,7 @@ def cost(
                     out=out,
                     data_dir=data_dir,
                     download=download,
+                    jobs=jobs,
                     progress=display,
                     report=report,
                 )

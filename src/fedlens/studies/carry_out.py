@@ -5,7 +5,7 @@ A run whose loss diverges is stopped, to save the cost of its other rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,8 @@ class RunOptions:
         reports: write the report.html of each run.
         stop_diverged: end a run whose loss has diverged; it counts as failed.
         analyses: of final runs that recorded local models or updates, with their settings by name.
+        after: what is done with each run when it has finished; what it returns is the reason in the run's line.
+        folder: of the study; None for the parent of `runs`.
     """
 
     runs: Path
@@ -56,6 +58,13 @@ class RunOptions:
     reports: bool = False
     stop_diverged: bool = False
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    after: Callable[[PlannedRun, Path, Session], str | None] | None = None
+    folder: Path | None = None
+
+    @property
+    def study(self) -> Path:
+        """The folder of the study."""
+        return self.runs.parent if self.folder is None else self.folder
 
 
 class StudyStopped(RunFailed):
@@ -81,6 +90,8 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Stud
             return line
         if run.role == "pretrain":
             keep_cached(run, directory)
+        if options.after is not None:
+            line = replace(line, reason=options.after(run, directory, session))
         if run.role == "final" and options.analyses and records(run):
             return replace(line, analyses=analyzed(directory, options.analyses, options.data_dir))
         return line

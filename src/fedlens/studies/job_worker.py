@@ -40,7 +40,7 @@ def main(driver: Connection, settings: dict[str, Any]) -> None:
         for file in settings["files"]:
             load_file(Path(file))
         options: RunOptions = driver.recv()
-        with working(options.runs.parent):
+        with working(options.study):
             _serve(driver, options, interrupt)
 
 

@@ -21,6 +21,7 @@ from fedlens.engines.hardware import hardware
 from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool
 from fedlens.results.rows import Row
+from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
@@ -140,15 +141,15 @@ def gpus_to_share(runs: Iterable[PlannedRun], jobs: int) -> list[int]:
 class InProcess:
     """Carries out runs in this process, one after the other: for debugging, and where no process may be started."""
 
-    def __init__(self, options: RunOptions, progress: StudyProgress | None = None) -> None:
-        from fedlens.run.session import Session
-
+    def __init__(
+        self, options: RunOptions, progress: StudyProgress | None = None, session: Session | None = None
+    ) -> None:
         self._options, self._progress = options, progress or StudyProgress()
-        self._session = Session()
+        self._session = session or Session()
 
     def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
         """See `Jobs.carry_out`."""
-        with working(self._options.runs.parent):
+        with working(self._options.study):
             for one in due:
                 self._progress.run_started(one.run)
                 ended(one.run, carry_out(one, self._options, self._session, self._progress))

@@ -25,6 +25,7 @@ class PlannedRun:
         files: SHA-256 of the user's Python files that the settings name, by path (`fedlens.settings.own_files`).
         start: the pre-training that the run starts from. `settings` hold its digest, so the digest of the run depends
             on it; see `fedlens.studies.pretrained`.
+        folder: the name of its directory if that is not made of the key and the digest.
     """
 
     method: str
@@ -36,6 +37,7 @@ class PlannedRun:
     key: str
     files: Mapping[str, str] = field(default_factory=dict)
     start: PlannedRun | None = None
+    folder: str = ""
 
     @cached_property
     def digest(self) -> str:
@@ -46,7 +48,8 @@ class PlannedRun:
         settings = {key: value for key, value in self.settings.items() if key != "name"}
         if self.files:
             settings |= {"files": list(self.files.values())}
-        text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+        # A run of `cost` can have functions among its settings.
+        text = json.dumps(settings, sort_keys=True, separators=(",", ":"), default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -58,7 +61,7 @@ class PlannedRun:
     @property
     def directory(self) -> str:
         """The name of its directory below `runs/`."""
-        return f"{self.key}-{self.digest[:6]}"
+        return self.folder or f"{self.key}-{self.digest[:6]}"
 
     @property
     def entry(self) -> Row:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.files.atomic_files import read_regular, write_atomically
 from fedlens.files.text_files import read_json
+from fedlens.run.rundir import RunDir
+from fedlens.settings.config import plain, read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.keys import changing, diff
 from fedlens.studies.planned import PlannedRun
 
+_WRITTEN_BY_RUN = ("data.dataset.", "task.", "model.weights_sha256")
 FILE = "planned.json"
 _CONFIG, _METRICS = "config.toml", "metrics.jsonl"
 
@@ -47,17 +54,21 @@ def check_directory(directory: Path, digest: str, settings: Mapping[str, Any] | 
         return
     noted = _read(directory / FILE)
     if noted is None:  # killed before it was written
-        if settings is not None and (different := _different(settings, directory)):
+        if settings is not None and (different := different_settings(settings, directory)):
             raise _refused("the run directory holds another run", different, directory)
         return
     if noted["digest"] != digest:
-        raise _refused("the run directory holds another run", _different(settings, directory), directory)
+        raise _refused(
+            "the run directory holds another run", different_settings(settings, directory), directory
+        )
     for name, sha256 in noted["sha256"].items():
         path = directory / name
         if path.is_file() and _sha256(path) == sha256:
             continue
         if name == _CONFIG:
-            raise _refused("config.toml of a run was edited", _different(settings, directory), directory)
+            raise _refused(
+                "config.toml of a run was edited", different_settings(settings, directory), directory
+            )
         raise RunDirectoryError(
             f"{name} of a finished run was edited",
             where=str(path),
@@ -65,10 +76,31 @@ def check_directory(directory: Path, digest: str, settings: Mapping[str, Any] | 
         )
 
 
-def _different(settings: Mapping[str, Any] | None, directory: Path) -> list[tuple[str, Any, Any]]:
-    from fedlens.cost_runs import different_settings
+def different_settings(settings: Mapping[str, Any] | None, directory: Path) -> list[tuple[str, Any, Any]]:
+    """The settings in the config.toml of a run directory that differ from these: key, value there, value here.
 
-    return [] if settings is None else different_settings(settings, directory)
+    Settings that change no result, such as those of the engine, are left out. Empty if the settings are not known.
+    """
+    if settings is None:
+        return []
+    found, given = (
+        changing(config, "experiment")
+        for config in (RunDir.open(directory).read_config(), _resolved(settings))
+    )
+    # A run writes down what follows from data and files: the size of its images, its task, a digest.
+    chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
+    different = (change for change in diff(found, given) if change[0] not in chosen)
+    return sorted(different, key=itemgetter(0))
+
+
+def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as the run writes them into its config.toml."""
+    import tomli_w
+
+    from fedlens.settings.plan import plan
+
+    source = Source(dict(settings))
+    return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
 
 
 def _refused(what: str, different: Sequence[tuple[str, Any, Any]], directory: Path) -> RunDirectoryError:

@@ -94,7 +94,7 @@ class RayJobs:
         self._versions = actor_class().versions()
         self._function = self._ray.remote(_task_function()).options(num_cpus=threads, max_retries=0)
         self._pending: dict[Any, DueRun] = {}
-        self._marker = self._options.runs.parent / f".shared-{secrets.token_hex(8)}"
+        self._marker = self._options.study / f".shared-{secrets.token_hex(8)}"
         self._text = secrets.token_hex(16)
 
     def carry_out(self, due: Sequence[DueRun], ended: Ended) -> None:
@@ -238,7 +238,7 @@ def answered(pickled: bytes, folders: Mapping[str, Any]) -> RayAnswer:
     if not _sessions:
         _sessions.append(Session())
     if shared(task):
-        with working(task.options.runs.parent):
+        with working(task.options.study):
             return _carried_out(task, task.options, _sessions[0], False)
     with tempfile.TemporaryDirectory(prefix="fedlens-run-") as folder:
         options = replace(task.options, runs=Path(folder, "runs"))
@@ -263,7 +263,7 @@ def shared(task: RayTask) -> bool:
     """Whether this node shares the folder of the study: it has the marker file of the driver."""
     name, text = task.marker
     try:
-        return (task.options.runs.parent / name).read_text() == text
+        return (task.options.study / name).read_text() == text
     except OSError:
         return False
 

@@ -15,6 +15,7 @@ from fedlens.files.full_disk import stopped_when_full
 from fedlens.result import Metrics
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
 from fedlens.results.rows import Results, Row
+from fedlens.run.session import Session
 from fedlens.settings.config_source import Source, override
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
@@ -216,7 +217,7 @@ class Study:
                 listener.note(sentence)
             self._write_file(folder)
             make_data(plan, folder, data_dir=options.data_dir, download=download, say=listener.note)
-            start = partial(_started, options, jobs, address, listener)
+            start = partial(started, options, jobs, address, listener)
             sweep(plan, store, start, listener, plan.refuse_unmeasured)
         result = StudyResult(folder)
         if report:
@@ -264,14 +265,20 @@ class Study:
         write_atomically(folder / COPY, content)
 
 
-def _started(
+def started(
     options: RunOptions,
     jobs: int | None,
     address: str | None,
     progress: StudyProgress,
     due: Sequence[DueRun],
+    session: Session | None = None,
 ) -> Jobs:
-    """Starts the workers, or the connection to Ray, for runs like the due ones."""
+    """Starts the workers, or the connection to Ray, for runs like the due ones.
+
+    Args:
+        jobs: at once; 0 or None for this process, with this session.
+        address: of a Ray cluster.
+    """
     threads = max(threads_of(one.run) for one in due)
     if address is not None:
         from fedlens.studies.ray_jobs import RayJobs
@@ -281,7 +288,7 @@ def _started(
     for sentence in chosen_for([one.run.engine for one in due], words):
         progress.note(sentence)
     if not jobs:
-        return InProcess(options, progress)
+        return InProcess(options, progress, session)
     free = gpus_to_share((one.run for one in due), jobs)
     return WorkerJobs(options, jobs, threads, progress, free)
 

@@ -26,7 +26,6 @@ class RunsDisplay(LiveDisplay, StudyProgress):
 
     Args:
         outcome: the words for the result of a run.
-        one_by_one: no two runs at once, so that lines can say how far the one run is.
     """
 
     work = "study"
@@ -36,11 +35,10 @@ class RunsDisplay(LiveDisplay, StudyProgress):
         console: Console,
         quiet: bool = False,
         outcome: Callable[[Row, Role], str] = lambda row, role: outcome(row, role),
-        one_by_one: bool = False,
         **how: Any,
     ) -> None:
         super().__init__(console, quiet, **how)
-        self._outcome, self._silence = outcome, _SILENCE if one_by_one else math.inf
+        self._outcome = outcome
         self._running: dict[str, tuple[Forecast, int, float]] = {}  # by key: its forecast, round, start
         self._total, self._done = 0, 0
         self._since, self._ended, self._said = 0.0, 0, 0.0  # of the runs that are due now
@@ -67,7 +65,7 @@ class RunsDisplay(LiveDisplay, StudyProgress):
         forecast, _, start = self._running[run.key]
         forecast.rounds, self._running[run.key] = rounds, (forecast, round, start)
         forecast.round_done(round, now, None, now)
-        if self._bar is None and now - self._said >= self._silence:
+        if self._bar is None and len(self._running) == 1 and now - self._said >= _SILENCE:
             left, self._said = forecast.run_left(now), now
             after = f", {duration(left)} left in this run" if left is not None else ""
             self._say(f"{self._position(self._done + 1)} {run.key}: round {round} of {rounds}{after}")

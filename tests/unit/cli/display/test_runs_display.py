@@ -67,16 +67,17 @@ def test_each_run_is_a_line_with_its_outcome_time_warnings_and_the_time_left() -
     ]
 
 
-@pytest.mark.parametrize("one_by_one", [True, False])
-def test_a_long_silence_is_broken_where_one_run_follows_the_other(one_by_one: bool) -> None:
-    screen = Screen(one_by_one=one_by_one)
-    screen.display.run_started(RUNS[0])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_long_silence_is_broken_while_a_run_trains_alone(alone: bool) -> None:
+    screen = Screen()
+    for run in RUNS[: 1 if alone else 2]:
+        screen.display.run_started(run)
     for round in range(1, 5):
         screen.now += 10.0
         screen.display.round_done(RUNS[0], round, 100)
     left = {2: "16 min 20 s", 4: "16 min"}
     said = [f"[1/3] fedavg-seed0: round {k} of 100, {left[k]} left in this run" for k in left]
-    assert screen.lines == (said if one_by_one else [])
+    assert screen.lines == (said if alone else [])
 
 
 def test_a_terminal_has_a_bar_of_the_runs_and_what_is_running(monkeypatch: pytest.MonkeyPatch) -> None:

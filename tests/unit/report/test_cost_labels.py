@@ -12,11 +12,11 @@ from sklearn.datasets import load_digits
 
 import fedlens
 from fedlens.cli.cost import show
-from fedlens.cost_runs import CostResult, cost
 from fedlens.data.dataset import Dataset
 from fedlens.report.cost_labels import label_findings, label_warnings, low_client_sentences
 from fedlens.report.cost_page import write_cost_page
 from fedlens.results.run import read_run
+from fedlens.studies.cost_study import CostResult, cost
 from tests.unit.report.reading import read_page
 
 SHARES = [0.4, 0.3, 0.26, 0.04]  # of the images; Fulda has few
@@ -51,7 +51,7 @@ def result_of(dataset: Any, out: Path, **more: Any) -> CostResult:
         name="scans", rounds=4, model="linear", local={"lr": 0.1, "batch_size": 10}, engine="inline",
         data={"dataset": dataset, "partition": {"name": "natural"}, "normalize": "unit"}, **more,
     )  # fmt: skip
-    result = cost(experiment, seeds=1, out=out, report=False)
+    result = cost(experiment, seeds=1, jobs=0, out=out, report=False)
     write_cost_page(result.directory, result.answer)  # without the pages of the runs, to save time
     return result
 

@@ -1,4 +1,4 @@
-"""What federation costs: the runs that answer it, one after the other, in one directory.
+"""What federation costs: the runs that answer it, in one directory.
 
 >>> import tempfile
 >>> from pathlib import Path
@@ -14,45 +14,42 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedlens.algorithms.registry import SLOTS, default_table
-from fedlens.api import Experiment, resume
-from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed, told
+from fedlens.api import Experiment
+from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, told
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.formats.registry import FORMATS
 from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
+from fedlens.results.rows import Row
 from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS
-from fedlens.run.progress import Progress
-from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
-from fedlens.settings.keys import changing, diff
-from fedlens.studies.line import failed_row, row_of_run
+from fedlens.settings.keys import flat
+from fedlens.studies.carry_out import RunOptions, StudyStopped
+from fedlens.studies.jobs import cores_of, default_jobs, runs_on_gpus
+from fedlens.studies.line import row_of_run
 from fedlens.studies.party_sets import party_settings, party_work
-from fedlens.studies.planned import PlannedRun
-from fedlens.studies.progress import EachRound, StudyProgress
-from fedlens.use.device_here import chosen_for
+from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.planned_file import different_settings
+from fedlens.studies.progress import StudyProgress
+from fedlens.studies.run_cost import RunCosts
+from fedlens.studies.study import started
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
 _BASELINES = ("centralized", "local-only")
 _NOT_POOLED = ("epochs", "steps", "examples", "stragglers", "straggler_work")  # of one of many clients
-_WRITTEN_BY_RUN = ("data.dataset.", "task.", "model.weights_sha256")
-
-
-class CostStopped(RunFailed):
-    """The comparison cannot continue, because the disk is full."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,7 @@ def cost(
     out: Path | str | None = None,
     data_dir: Path | str | None = None,
     download: bool = False,
+    jobs: int | None = None,
     progress: StudyProgress | None = None,
     report: bool = True,
 ) -> CostResult:
@@ -105,10 +103,12 @@ def cost(
         experiment: an experiment, a recipe or a TOML file; `overrides` such as `"local.lr=0.1"` go on top.
         seeds: how many: `seed`, `seed + 1`, ... With fewer than three there are no intervals.
         out: the directory; default `runs/<name>-cost`. Runs in it that are finished are kept, others are resumed.
+        jobs: how many runs at once, each in a worker process; by default as many as cores and memory allow. 0 carries
+            the runs out in this process. The results do not depend on it.
         report: write the result pages.
 
     Raises `FedlensError` if the settings or the data are wrong, or if `out` has runs with other settings, and
-    `CostStopped` if the disk is full. A run that fails later is a row with its reason. `KeyboardInterrupt` passes; the
+    `StudyStopped` if the disk is full. A run that fails later is a row with its reason. `KeyboardInterrupt` passes; the
     same call continues.
     """
     from fedlens.run.build import data_directory
@@ -120,11 +120,10 @@ def cost(
         if isinstance(experiment, Experiment)
         else read_source(str(experiment), overrides)
     )
-    listener = progress or StudyProgress()
+    listener, session = progress or StudyProgress(), Session()
     root = data_directory(None if data_dir is None else Path(data_dir))
     config = read_config(source.values, source.locate)
     refuse_baseline(config, source)
-    session = Session()
     if config.data.parties is None:
         measured, notes = measured_at_clients(source, config)
         work = federated_work(measured, root, download, session)
@@ -134,9 +133,7 @@ def cost(
         runs = planned_runs(source, seeds, work)
     directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
     refuse_other_settings(directory, runs)
-    rows: list[dict[str, Any]] = [
-        {"name": run.key, "role": run.method, "seed": run.seed, "error": None} for run in runs
-    ]
+    rows = {run.key: {"name": run.key, "role": run.method, "seed": run.seed, "error": None} for run in runs}
     about: dict[str, Any] = {
         "name": config.name,
         "seeds": sorted({run.seed for run in runs}),
@@ -148,30 +145,44 @@ def cost(
             "out": None if out is None else str(out),
             "data_dir": None if data_dir is None else str(data_dir),
         },
-        "runs": rows,
+        "runs": list(rows.values()),
     }
-    device = chosen_for([config.engine], f"{len(runs)} runs, one after the other")
-    for sentence in (*notes, *few_seeds(seeds, len(runs)), *device):
+    for sentence in (*notes, *few_seeds(seeds, len(runs))):
         listener.note(sentence)
-    with stopped_when_full(CostStopped, "the comparison", directory):
+
+    def ended(run: PlannedRun, line: Row) -> None:
+        rows[run.key] |= {"error": line.reason} if line.status == "failed" else {"untested": line.reason}
+        listener.run_ended(run, line)
         _write_begun(directory, about)
+
+    after = partial(why_untested, root=root, work=work)
+    options = RunOptions(directory, root, download, report, after=after, folder=directory)
+    with stopped_when_full(StudyStopped, "the comparison", directory):
+        _write_begun(directory, about)
+        due = [DueRun(run) for run in runs if not _finished(directory / run.key)]
         listener.runs_due(len(runs), 0, len(runs))
-        for run, row in zip(runs, rows, strict=True):
-            path = directory / run.key
-            if not _finished(path):
-                listener.run_started(run)
+        for run in runs:
+            if _finished(path := directory / run.key):
+                ended(run, replace(row_of_run(Run.open(path)), reason=after(run, path, session)))
+        if due:
+            if jobs is None:
+                jobs = _jobs([one.run for one in due], session, root, download)
+            workers = started(options, jobs, None, listener, due, session)
             try:
-                _carry_out(run, path, root, download, EachRound(run, listener), report, session)
-                row["untested"] = why_untested(run, path, root, session, work)
-                line = row_of_run(Run.open(path))
-            except Exception as error:  # the other runs are independent of it
-                if disk_full(error):
-                    raise
-                row["error"] = str(error) if isinstance(error, FedlensError) else told(error)
-                line = failed_row(row["error"])
-            listener.run_ended(run, line)
-            _write_begun(directory, about)
+                workers.carry_out(due, ended)
+            finally:
+                workers.close()
         return _answered(directory, about, report)
+
+
+def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path, download: bool) -> int:
+    """How many runs cores and memory allow at once; 0, for this process, if it is one."""
+    if any(map(callable, flat(runs[0].settings).values())):  # a function that workers may not find
+        return 0
+    found = RunCosts(session, root, download, timed=False).of(runs[0].settings)
+    on_gpus = runs_on_gpus([(run, found.gpu) for run in runs])
+    number = default_jobs(max(map(cores_of, runs)), found.memory, len(runs), on_gpus)
+    return number if number > 1 else 0
 
 
 def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResult:
@@ -319,7 +330,9 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Pl
             if "sets" in work
             else ((role, of_role(settings, config, role, work)) for role in roles)
         )
-        runs += [PlannedRun(role, {}, {}, "final", seed, made, f"{role}-seed{seed}") for role, made in each]
+        for role, made in each:
+            name = f"{role}-seed{seed}"
+            runs.append(PlannedRun(role, {}, {}, "final", seed, made, name, folder=name))
     return runs
 
 
@@ -371,55 +384,12 @@ def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
             )
 
 
-def different_settings(settings: Mapping[str, Any], directory: Path) -> list[tuple[str, Any, Any]]:
-    """The settings in the config.toml of a run directory that differ from these: key, value there, value here.
-
-    Settings that change no result, such as those of the engine, are left out.
-    """
-    found, given = (
-        changing(config, "experiment")
-        for config in (RunDir.open(directory).read_config(), _resolved(settings))
-    )
-    # A run writes down what follows from data and files: the size of its images, its task, a digest.
-    chosen = {key for key in found if key.startswith(_WRITTEN_BY_RUN)} - given.keys()
-    different = (change for change in diff(found, given) if change[0] not in chosen)
-    return sorted(different, key=itemgetter(0))
-
-
-def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as the run writes them into its config.toml."""
-    import tomli_w
-
-    from fedlens.settings.plan import plan
-
-    source = Source(dict(settings))
-    return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
-
-
 def _finished(path: Path) -> bool:
     return (path / "config.toml").is_file() and Run.open(path).status == "finished"
 
 
-def _carry_out(
-    run: PlannedRun,
-    directory: Path,
-    root: Path,
-    download: bool,
-    watcher: Progress,
-    report: bool,
-    session: Session,
-) -> None:
-    if (directory / "config.toml").is_file():
-        resume(directory, data_dir=root, progress=watcher, report=report, session=session)
-    else:
-        experiment = Experiment(**run.settings)
-        experiment.run(
-            directory, data_dir=root, download=download, progress=watcher, report=report, session=session
-        )
-
-
 def why_untested(
-    run: PlannedRun, directory: Path, root: Path, session: Session, work: Mapping[str, Any]
+    run: PlannedRun, directory: Path, session: Session, *, root: Path, work: Mapping[str, Any]
 ) -> str | None:
     """Tests the clients' own models of a finished run on the test images; why not, or None if it is done.
 

@@ -12,11 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedlens
-from fedlens import cost_runs
 from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cli.cost import _outcome
 from fedlens.cli.main import app
-from fedlens.cost_runs import CostResult, cost, of_role, planned_runs
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes
 from fedlens.report.party_cost import write_party_page
@@ -26,8 +24,10 @@ from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
+from fedlens.studies import carry_out, cost_study
+from fedlens.studies.cost_study import CostResult, cost, of_role, planned_runs
 from fedlens.studies.line import row_of_run
-from fedlens.studies.planned import PlannedRun
+from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.use import client_tests
 
@@ -52,15 +52,15 @@ def experiment(**more: Any) -> fedlens.Experiment:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> CostResult:
-    return cost(experiment(), seeds=2, out=tmp_path_factory.mktemp("cost") / "c")
+    return cost(experiment(), seeds=2, jobs=2, out=tmp_path_factory.mktemp("cost") / "c")
 
 
 def runs(result: CostResult, seed: int = 0) -> dict[str, Run]:
-    return {role: read_run(result.directory / f"{role}-seed{seed}") for role in cost_runs.ROLES}
+    return {role: read_run(result.directory / f"{role}-seed{seed}") for role in cost_study.ROLES}
 
 
 def test_every_seed_has_four_finished_runs_and_a_page(result: CostResult) -> None:
-    names = [f"{role}-seed{seed}" for seed in (0, 1) for role in cost_runs.ROLES]
+    names = [f"{role}-seed{seed}" for seed in (0, 1) for role in cost_study.ROLES]
     assert [run["name"] for run in result.answer["runs"]] == names
     assert {run["status"] for run in result.answer["runs"]} == {"finished"}
     assert json.loads((result.directory / "cost.json").read_text("utf-8"))["sentences"]
@@ -115,7 +115,7 @@ def test_the_clients_are_measured_although_the_experiment_measures_none(result: 
 
 def test_a_share_that_the_experiment_holds_out_stays() -> None:
     settings = {**SETTINGS, "data": {**SETTINGS["data"], "validation": 0.3, "validation_from": "client"}}
-    source, notes = cost_runs.measured_at_clients(Source(settings), read_config(settings))
+    source, notes = cost_study.measured_at_clients(Source(settings), read_config(settings))
     assert notes == []
     assert source.values["data"]["validation"] == 0.3
     assert source.values["evaluation"] == {"clients": "all"}
@@ -143,14 +143,14 @@ def test_an_answer_stays_until_the_next_one_replaces_it(result: CostResult, tmp_
     answer = result.directory / "cost.json"
     before = answer.read_bytes()
     with pytest.raises(KeyboardInterrupt):
-        cost(experiment(), seeds=2, out=result.directory, progress=Stops(), report=False)
+        cost(experiment(), seeds=2, jobs=0, out=result.directory, progress=Stops(), report=False)
     assert answer.read_bytes() == before
     # A first call leaves its runs so far, and so does one that finds a damaged file.
     for damaged in (None, b"{"):
         if damaged is not None:
             (tmp_path / "c/cost.json").write_bytes(damaged)
         with pytest.raises(KeyboardInterrupt):
-            cost(experiment(), seeds=1, out=tmp_path / "c", progress=Stops(), report=False)
+            cost(experiment(), seeds=1, jobs=0, out=tmp_path / "c", progress=Stops(), report=False)
         begun = json.loads((tmp_path / "c/cost.json").read_bytes())
         assert "sentences" not in begun
         assert len(begun["runs"]) == 4
@@ -172,12 +172,12 @@ class Listening(StudyProgress):
 
 def test_two_seeds_are_told_before_the_runs_what_they_cannot_answer(result: CostResult) -> None:
     listening = Listening()
-    cost(experiment(), seeds=2, out=result.directory, progress=listening, report=False)
+    cost(experiment(), seeds=2, jobs=0, out=result.directory, progress=listening, report=False)
     ((due, said),) = [(due, said) for due, said in listening.said if "interval" in said]
     assert (due, listening.due) == (0, 8)
     assert said.startswith("2 seeds give differences without an interval")
     assert "--seeds 3 or more for that (12 runs instead of 8;" in said
-    assert cost_runs.few_seeds(3, 12) == []
+    assert cost_study.few_seeds(3, 12) == []
 
 
 def test_a_line_of_the_log_has_the_measure_of_the_page(result: CostResult) -> None:
@@ -221,7 +221,7 @@ def test_each_own_model_is_tested_on_the_images_that_belong_to_no_client(result:
 
 def test_with_one_client_its_own_model_has_the_test_accuracy_of_the_federated_one(tmp_path: Path) -> None:
     data = {**SETTINGS["data"], "partition": {"name": "iid", "clients": 1}, "reassign": True}
-    made = cost(experiment(data=data, select="all"), seeds=1, out=tmp_path / "c", report=False)
+    made = cost(experiment(data=data, select="all"), seeds=1, jobs=0, out=tmp_path / "c", report=False)
     overall = made.answer["overall"]
     assert overall["local-only"]["models"] == "own"
     assert overall["local-only"]["test"] == pytest.approx(overall["federated"]["test"])
@@ -254,53 +254,53 @@ def test_models_that_would_take_longer_to_test_than_to_train_are_not_tested(
     directory = result.directory / run.key
     monkeypatch.setattr(RunDir, "read_client_tests", lambda self: None)
     work = {**result.answer["work"], "clients": 10**6}
-    why = cost_runs.why_untested(run, directory, Path(), Session(), work)
+    why = cost_study.why_untested(run, directory, Session(), root=Path(), work=work)
     assert why == "testing 1,000,000 models on 360 images would take longer than the run's training"
     work = result.answer["work"]
     for error in (RuntimeError("out of memory"), OSError(errno.ENOSPC, "No space left on device")):
         monkeypatch.setattr(client_tests, "write_client_tests", raising(error))
         if isinstance(error, OSError):
             with pytest.raises(OSError, match="No space"):
-                cost_runs.why_untested(run, directory, Path(), Session(), work)
+                cost_study.why_untested(run, directory, Session(), root=Path(), work=work)
         else:  # the run itself is finished
-            why = cost_runs.why_untested(run, directory, Path(), Session(), work)
+            why = cost_study.why_untested(run, directory, Session(), root=Path(), work=work)
             assert str(why).startswith("RuntimeError: out of memory")
     federated = result.directory / "federated-seed0"
-    assert cost_runs.why_untested(run, federated, Path(), Session(), work) is None
+    assert cost_study.why_untested(run, federated, Session(), root=Path(), work=work) is None
 
 
 def test_it_continues_where_it_was_interrupted_and_adds_seeds(tmp_path: Path, result: CostResult) -> None:
     out = tmp_path / "c"
     with pytest.raises(KeyboardInterrupt):
-        cost(experiment(), seeds=1, out=out, progress=Watching("centralized-seed0"), report=False)
+        cost(experiment(), seeds=1, jobs=0, out=out, progress=Watching("centralized-seed0"), report=False)
     watching = Watching()
-    cost(experiment(), seeds=1, out=out, progress=watching, report=False)
+    cost(experiment(), seeds=1, jobs=0, out=out, progress=watching, report=False)
     assert watching.trained == ["centralized-seed0", "local-only-seed0"]
     watching = Watching()
-    again = cost(experiment(), seeds=2, out=out, progress=watching, report=False)
-    assert watching.trained == [f"{role}-seed1" for role in cost_runs.ROLES]
+    again = cost(experiment(), seeds=2, jobs=0, out=out, progress=watching, report=False)
+    assert watching.trained == [f"{role}-seed1" for role in cost_study.ROLES]
     for key in ("overall", "differences", "clients", "sentences"):
         assert again.answer[key] == result.answer[key]
 
 
 def test_a_directory_with_other_settings_is_refused_with_the_key(result: CostResult) -> None:
     with pytest.raises(RunDirectoryError, match=r"local.lr is 0.1 there and 0.2 now") as refused:
-        cost(experiment(), ["local.lr=0.2"], seeds=1, out=result.directory)
+        cost(experiment(), ["local.lr=0.2"], seeds=1, jobs=0, out=result.directory)
     assert "--out" in str(refused.value)
     for change in ("engine.threads=1", "record.images=false"):  # change no result
-        cost(experiment(), [change], seeds=2, out=result.directory, report=False)
+        cost(experiment(), [change], seeds=2, jobs=0, out=result.directory, report=False)
 
 
 def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    carry_out = cost_runs._carry_out
+    begin = carry_out._start_or_resume
 
-    def failing(run: PlannedRun, *rest: Any) -> None:
-        if run.method == "local-only":
+    def failing(due: DueRun, *rest: Any) -> None:
+        if due.run.method == "local-only":
             raise RunFailed("the disk is full")
-        carry_out(run, *rest)
+        begin(due, *rest)
 
-    monkeypatch.setattr(cost_runs, "_carry_out", failing)
-    answer = cost(experiment(), seeds=1, out=tmp_path / "c").answer
+    monkeypatch.setattr(carry_out, "_start_or_resume", failing)
+    answer = cost(experiment(), seeds=1, jobs=0, out=tmp_path / "c").answer
     assert [run["error"] for run in answer["runs"]] == [None, None, None, "the disk is full."]
     assert answer["runs"][-1]["status"] == "failed"
     assert answer["differences"]["joining"] is None
@@ -312,7 +312,7 @@ def test_a_baseline_is_refused_as_the_experiment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'centralized' is a baseline"):
         cost("digits-centralized", out=tmp_path / "c")
     with pytest.raises(ConfigError, match="must be at least 1"):
-        cost(experiment(), seeds=0, out=tmp_path / "c")
+        cost(experiment(), seeds=0, jobs=0, out=tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
@@ -321,7 +321,7 @@ def test_what_the_features_of_parties_add(tmp_path: Path) -> None:
         rounds=2, model="linear", local={"lr": 0.1}, algorithm="vertical", evaluation={"every": 2},
         data={"dataset": "digits", "parties": {"split": "columns:3", "labels_at": 1, "overlap": 0.5}},
     )  # fmt: skip
-    answer = cost(made, seeds=2, out=tmp_path / "cost", report=False).answer
+    answer = cost(made, seeds=2, jobs=0, out=tmp_path / "cost", report=False).answer
     roles = ["parties-1", "parties-0-1", "parties-1-2", "parties-0-1-2", "pooled"]
     assert list(answer["parties"]) == roles
     assert [run["status"] for run in answer["runs"]] == ["finished"] * 10
@@ -393,7 +393,7 @@ def test_the_command_answers_prints_json_and_says_by_its_exit_code_that_a_run_fa
             more["progress"].run_ended(PlannedRun(run["role"], {}, {}, "final", 0, {}, run["name"]), row)
         return result
 
-    monkeypatch.setattr(cost_runs, "cost", answered)
+    monkeypatch.setattr(cost_study, "cost", answered)
     arguments = [
         "cost",
         "digits",
@@ -419,7 +419,7 @@ def test_the_command_answers_prints_json_and_says_by_its_exit_code_that_a_run_fa
     assert quiet.stdout.strip() == str(result.page)
     row = {**result.answer["runs"][0], "status": "failed", "error": "no space"}
     failed = CostResult(result.directory, {**result.answer, "runs": [row]})
-    monkeypatch.setattr(cost_runs, "cost", lambda *a, **k: failed)
+    monkeypatch.setattr(cost_study, "cost", lambda *a, **k: failed)
     said = CliRunner().invoke(app, arguments)
     assert said.exit_code == 1
     assert "federated-seed0: no space" in said.stdout
