@@ -18,7 +18,7 @@ from fedlens.core.device_copies import downloaded
 from fedlens.core.measured import Measured
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
-from fedlens.tasks.task import counted, present
+from fedlens.tasks.task import counted, measurable, present, wrong_shape
 
 BINS = 15  # of the calibration error (Guo et al. 2017, arXiv 1706.04599)
 _CONFUSION = 1000  # classes up to which there is a confusion matrix
@@ -95,10 +95,7 @@ class Classification(ClassWeighted):
         int64 [classes]; and for the 15 bins `bin_count`, `bin_correct` int64 [15] and `bin_confidence` float64 [15].
         """
         classes = outputs.shape[1]
-        if outputs.dtype in (torch.float16, torch.bfloat16):
-            outputs = outputs.float()
-        if outputs.device.type == "mps":  # has no float64
-            outputs, targets = outputs.cpu(), targets.cpu()
+        outputs, targets = measurable(outputs, targets)
         log_probabilities = F.log_softmax(outputs, 1)
         predicted = outputs.argmax(1)
         hit = predicted == targets
@@ -193,11 +190,7 @@ class Classification(ClassWeighted):
 
     def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes]."""
-        if isinstance(outputs, Tensor) and outputs.dim() == 2:
-            n, logits = outputs.shape
-            if n == len(inputs) and logits == classes:
-                return None
-        return f"[{len(inputs)}, {classes}]: one number a class"
+        return wrong_shape(outputs, len(inputs), classes)
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator

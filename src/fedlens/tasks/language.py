@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlens.core.dataset_info import DatasetInfo, Kind
 from fedlens.core.measured import Measured
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
-from fedlens.tasks.task import present
+from fedlens.tasks.task import measurable, present, wrong_shape
 
 IGNORED = -1  # the target that counts for nothing
 
@@ -133,10 +133,7 @@ class Language(ClassWeighted):
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Measured:
         """The sums of a batch: `loss` float64; `tokens` and `correct` int64."""
-        if outputs.dtype in (torch.float16, torch.bfloat16):
-            outputs = outputs.float()
-        if outputs.device.type == "mps":  # has no float64
-            outputs, targets = outputs.cpu(), targets.cpu()
+        outputs, targets = measurable(outputs, targets)
         logits, classes = _flat(outputs, targets)
         losses = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
         return Measured(
@@ -175,12 +172,8 @@ class Language(ClassWeighted):
     def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes], or [n, T, classes] if each token has a target."""
         shape = self._target_shape
-        expected = (len(inputs), *shape, classes)
-        if isinstance(outputs, Tensor) and outputs.shape == expected:
-            return None
-        return f"[{', '.join(map(str, expected))}]: one number a class" + (
-            " at each position" if shape else ""
-        )
+        wrong = wrong_shape(outputs, len(inputs), *shape, classes)
+        return f"{wrong} at each position" if wrong and shape else wrong
 
     @property
     def _vocabulary(self) -> int:

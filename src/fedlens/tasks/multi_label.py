@@ -17,7 +17,7 @@ from fedlens.core.dataset_info import Kind
 from fedlens.core.measured import Measured
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import BLACK, GREEN, RED, captioned, enlarged
-from fedlens.tasks.task import present
+from fedlens.tasks.task import present, wrong_shape
 
 THRESHOLD = 0.5  # the probability from which a class is predicted
 _NAMED = 5  # classes in a picture
@@ -226,11 +226,7 @@ class MultiLabel(ClassWeighted):
 
     def misfit(self, outputs: object, inputs: Tensor, classes: int) -> str | None:
         """The logits must be [n, classes]."""
-        if isinstance(outputs, Tensor) and outputs.dim() == 2:
-            n, logits = outputs.shape
-            if n == len(inputs) and logits == classes:
-                return None
-        return f"[{len(inputs)}, {classes}]: one number a class"
+        return wrong_shape(outputs, len(inputs), classes)
 
     def random_targets(
         self, n: int, classes: int, input_shape: Sequence[int], generator: torch.Generator

@@ -19,7 +19,7 @@ from fedlens.core.dataset_info import VOID, DatasetInfo, Kind
 from fedlens.core.measured import Measured
 from fedlens.tasks.class_weights import ClassWeighted, ClassWeightsSetting, checked
 from fedlens.tasks.picture import mask_picture
-from fedlens.tasks.task import counted, present
+from fedlens.tasks.task import counted, measurable, present
 from fedlens.vision.change import Change
 from fedlens.vision.moved_targets import moved_masks
 
@@ -157,10 +157,7 @@ class Segmentation(ClassWeighted):
         Raises `DataError` if a pixel has an id that is neither a class nor 255.
         """
         classes = outputs.shape[1]
-        if outputs.dtype in (torch.float16, torch.bfloat16):
-            outputs = outputs.float()
-        if outputs.device.type == "mps":  # has no float64
-            outputs, targets = outputs.cpu(), targets.cpu()
+        outputs, targets = measurable(outputs, targets)
         true = targets.long()
         # Void is row 255, so that nothing has to be picked out before. An id beyond the classes shows in its row.
         cells = counted((true * classes + _classes(outputs)).flatten(), (VOID + 1) * classes)

@@ -364,3 +364,25 @@ def present(values: Mapping[str, float | None]) -> dict[str, float]:
     {'loss': 1.0}
     """
     return {name: value for name, value in values.items() if value is not None}
+
+
+def measurable(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets in which sums can be measured: of at least 32 bits, on a device that has float64.
+
+    >>> measurable(torch.ones(1, dtype=torch.bfloat16), torch.ones(1))[0].dtype
+    torch.float32
+    """
+    if outputs.dtype in (torch.float16, torch.bfloat16):
+        outputs = outputs.float()
+    return (outputs.cpu(), targets.cpu()) if outputs.device.type == "mps" else (outputs, targets)
+
+
+def wrong_shape(outputs: object, *shape: int) -> str | None:
+    """The shape that the logits must have, in words; None if they have it.
+
+    >>> wrong_shape(torch.zeros(2, 3), 2, 3), wrong_shape(torch.zeros(2, 3), 2, 10)
+    (None, '[2, 10]: one number a class')
+    """
+    if isinstance(outputs, Tensor) and outputs.shape == shape:
+        return None
+    return f"[{', '.join(map(str, shape))}]: one number a class"
