@@ -35,10 +35,9 @@ from fedlens.base.format import count, many, size
 from fedlens.files.atomic_files import write_atomically
 from fedlens.report.study_figures import study_figures
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
+from fedlens.results.data_json import read_costs, read_populations
 from fedlens.results.data_tables import population_facts
-from fedlens.results.model_costs import read_costs
 from fedlens.results.picture import draw_chart
-from fedlens.results.populations import read_populations
 from fedlens.results.rows import (
     DATA,
     INFO,

@@ -16,9 +16,8 @@ import numpy as np
 from fedlens.data.partition.partition import Partition
 from fedlens.report.study_figures import study_figure
 from fedlens.report.study_page import write_study_page
+from fedlens.results.data_json import CasePopulation, CellCost, cost_values, population_values
 from fedlens.results.frames import cell_rows, cells_table, run_rows, to_csv, to_pandas
-from fedlens.results.model_costs import CellCost, cost_values
-from fedlens.results.populations import CasePopulation, population_values
 from fedlens.results.rows import LINES, Results, Row, write_data, write_info, write_lines
 from fedlens.results.table_format import StudyTable
 from fedlens.results.tables import study_table, study_tables

@@ -74,7 +74,7 @@ def compare(
 def show(comparison: Comparison) -> None:
     """Prints the table of runs, its notes, and the worst clients."""
     from fedlens.report.compare import readable
-    from fedlens.report.compare_clients import client_table
+    from fedlens.report.compare_rows import client_table
 
     texts = readable(comparison.rows)
     words = ("run", "algorithm", "partition", "dataset")

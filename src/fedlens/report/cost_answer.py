@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.errors import FedlensError
 from fedlens.base.format import finite, is_share, is_share_of_images
-from fedlens.report.client_bytes import client_bytes
 from fedlens.report.client_results import ClientResult, client_results
-from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_curves import curve_warnings
 from fedlens.report.cost_labels import label_findings, label_warnings
 from fedlens.report.cost_measures import MEASURES, WORDS, measure
-from fedlens.report.cost_sentences import sentences
+from fedlens.report.cost_sentences import next_steps, sentences
 from fedlens.report.data_notes import notes_of
 from fedlens.results.run import Run, read_run, subtable
 from fedlens.results.statistics import (
@@ -42,7 +41,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
       these models; "clients" is the mean over the clients on their held-out images, each counting the same.
     - `overall`: by role, `test` and `clients`, each with mean, std (None with one seed) and n, or None with the reason
       in `missing`; `models`: "one", "own" (one at each client) or "tuned" (tuned at each client).
-    - `bytes_per_client`: by role, see `fedlens.report.client_bytes`; None for centralized training.
+    - `bytes_per_client`: by role, see `fedlens.report.cost_answer`; None for centralized training.
     - `differences`: by name ("partition": federated - IID; "federation": federated - centralized, on
       `measured_on`; "joining": federated - local-only, mean over clients): mean, low, high, seeds, sign, on (as
       `measured_on`). These intervals cover the seeds, not which images are tested. With fewer than three seeds there
@@ -272,3 +271,34 @@ def _spread(values: Values) -> dict[str, Any] | None:
     numbers = list(values.values())
     std = statistics.stdev(numbers) if len(numbers) > 1 else None
     return {"mean": statistics.fmean(numbers), "std": std, "n": len(numbers)}
+
+
+def client_bytes(runs: Sequence[Run]) -> dict[str, float] | None:
+    """Bytes of one client, as means over runs; None if no run trained at clients and counted its messages.
+
+    Keys: `down_round` and `up_round`, of a client that takes part in a round; `down` and `up`, in all rounds, the mean
+    of all clients; `measuring_down` and `measuring_up`, of one evaluation at the clients, which the others leave out.
+    """
+    counted = [each for run in runs if (each := _of_run(run)) is not None]
+    if not counted:
+        return None
+    return {key: statistics.fmean(each[key] for each in counted) for key in counted[0]}
+
+
+def _of_run(run: Run) -> dict[str, float] | None:
+    rows = subtable(subtable(run.summary, "traffic"), "clients")
+    traffic = {op: subtable(rows, op) for op in rows}
+    clients, replies = run.clients(), sum(value for value in run.finite("clients"))
+    if not clients or not replies or not traffic:
+        return None
+    measuring = traffic.pop(EVALUATE_OWN, {})
+    counted: dict[str, float] = {}
+    for way, messages in (("down", "asks"), ("up", "replies")):
+        total = sum(finite(row.get(f"bytes_{way}")) or 0.0 for row in traffic.values())
+        measured, times = (finite(measuring.get(key)) for key in (f"bytes_{way}", messages))
+        counted |= {
+            f"{way}_round": total / replies,
+            way: total / clients,
+            f"measuring_{way}": (measured or 0.0) / (times or 1.0),
+        }
+    return counted

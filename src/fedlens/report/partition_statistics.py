@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedlens.base.format import MISSING, count, number, setting
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
-from fedlens.results.populations import written
+from fedlens.results.data_json import written
 
 QUANTILES = {"min": 0.0, "25%": 0.25, "median": 0.5, "75%": 0.75, "max": 1.0}
 

@@ -19,9 +19,8 @@ from fedlens.report.study_groups import SeedGroups
 from fedlens.report.study_lines import curve_figure, effective_rate_figure, heat_figure, setting_figure
 from fedlens.report.study_panels import Columns, no_values, selected
 from fedlens.report.study_population_figures import distributions_figure, populations_figure
-from fedlens.results.cells import METHOD, Cell
+from fedlens.results.cells import METHOD, Cell, is_number
 from fedlens.results.chart import Chart, Panel
-from fedlens.results.choices import is_number
 from fedlens.results.picture import draw_chart
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.words import joined

@@ -10,8 +10,7 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS, many, setting
-from fedlens.results.cells import METHOD, Cell, cells, why_lost
-from fedlens.results.choices import is_number
+from fedlens.results.cells import METHOD, Cell, cells, is_number, why_lost
 from fedlens.results.rows import EFFECTIVE, Results, Role
 
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method

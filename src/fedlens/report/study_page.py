@@ -15,7 +15,7 @@ from fedlens.report.study_figures import NamedFigure, study_figures
 from fedlens.report.study_groups import SeedGroups
 from fedlens.results.cells import METHOD, why_lost
 from fedlens.results.chart import Chart
-from fedlens.results.populations import DATA_FIGURES, needs_runs, read_populations
+from fedlens.results.data_json import DATA_FIGURES, needs_runs, read_populations
 from fedlens.results.rows import Results, Row
 from fedlens.results.tables import study_tables
 from fedlens.results.words import tuning_words

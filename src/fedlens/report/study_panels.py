@@ -13,9 +13,8 @@ from pydantic import Field
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.format import is_share, label
 from fedlens.report.study_groups import CENTRALIZED, SeedGroups, bare
-from fedlens.results.cells import METHOD, Cell
+from fedlens.results.cells import METHOD, Cell, is_number
 from fedlens.results.chart import DASHES, GREY, TEN, Axis, Series, share_limits
-from fedlens.results.choices import is_number
 from fedlens.results.statistics import t_interval
 
 Names: TypeAlias = str | list[str]

@@ -27,7 +27,7 @@ from fedlens.results.chart import (
     shade,
     short,
 )
-from fedlens.results.populations import CasePopulation, read_populations
+from fedlens.results.data_json import CasePopulation, read_populations
 from fedlens.results.rows import Results
 from fedlens.results.words import case_name
 

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from fedlens.base.errors import DataError
 from fedlens.base.format import MISSING, count, duration, label, metric_value, millions, number, size
-from fedlens.results.model_costs import CellCost, read_costs
-from fedlens.results.populations import CasePopulation, read_populations
+from fedlens.results.data_json import CasePopulation, CellCost, read_costs, read_populations
 from fedlens.results.rows import Results, Row
 from fedlens.results.stated import StatedValue, stated_label, stated_values
 from fedlens.results.table_format import StudyTable, TableCell

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedlens.base.errors import FedlensError
 from fedlens.base.format import MISSING, split_of
 from fedlens.files.atomic_files import write_atomically
-from fedlens.results.choices import chosen_values
+from fedlens.results.cells import chosen_values
 from fedlens.results.method_tables import p_text
 from fedlens.results.rows import EFFECTIVE, Results, Row
 from fedlens.results.table_format import StudyTable, TableCell, csv_text

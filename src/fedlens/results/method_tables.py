@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import MISSING, number
-from fedlens.results.cells import Cell, CellTest
-from fedlens.results.choices import chosen_values, edges
+from fedlens.results.cells import Cell, CellTest, chosen_values, edges
 from fedlens.results.rows import validation_metric
 from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.results.table_view import Column, Spread, TableView

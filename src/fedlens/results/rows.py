@@ -207,8 +207,7 @@ class Results:
 
     Attributes:
         lines: the runs by digest.
-        data: the content of data.json: "populations" (`fedlens.results.populations`) and "costs"
-            (`fedlens.results.model_costs`); empty where no figure or table needs them.
+        data: the content of data.json, see `fedlens.results.data_json`; empty where no figure or table needs it.
     """
 
     info: StudyInfo

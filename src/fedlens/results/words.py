@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlens.base.format import heading, is_share, label, many, setting, split_of
-from fedlens.results.cells import Cell, CellTest
-from fedlens.results.choices import edges
+from fedlens.results.cells import Cell, CellTest, edges
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.statistics import FEWEST_BOLD, tuned_on
 

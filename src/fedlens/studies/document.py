@@ -22,7 +22,7 @@ class _Claim(BaseModel):
 
     text: str = Field(min_length=1)
     where: str = Field(min_length=1)
-    holds: str = ""  # see `fedlens.results.claim_expression`
+    holds: str = ""  # see `fedlens.results.claims`
     why: str = ""  # the claim has no expression
     metric: str | None = None
     at: dict[Literal["rounds", "batches", "bytes", "target", "relative_target", "changes"], float] = Field(

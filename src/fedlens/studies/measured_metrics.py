@@ -8,7 +8,7 @@ from typing import Any
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.results.populations import needs_runs
+from fedlens.results.data_json import needs_runs
 from fedlens.results.rows import Row
 from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source

@@ -27,11 +27,13 @@ from fedlens.data.partition.iid import reassigned
 from fedlens.data.partition.partition import Partition
 from fedlens.models.counts import multiply_adds
 from fedlens.models.head import head_of
-from fedlens.results.model_costs import CellCost, cost_values, read_costs
-from fedlens.results.populations import (
+from fedlens.results.data_json import (
     CasePopulation,
+    CellCost,
+    cost_values,
     needs_populations,
     population_values,
+    read_costs,
     read_populations,
 )
 from fedlens.results.rows import read_data, write_data

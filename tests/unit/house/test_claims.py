@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from fedlens.results.claim_expression import CellTerm, ClaimComparison, parse_claim
-from fedlens.results.claims import check_claim, claim_verdicts, selected_cells
+from fedlens.results.claims import (
+    CellTerm,
+    ClaimComparison,
+    check_claim,
+    claim_verdicts,
+    parse_claim,
+    selected_cells,
+)
 from fedlens.results.rows import Results, Row, StudyInfo
 from fedlens.results.words import shown_in_percent
 from fedlens.studies.document import stated_document

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedlens.cli.main import app
 from fedlens.report.compare import Comparison, compare, curve_figure, readable, write_comparison
-from fedlens.report.compare_clients import client_table
+from fedlens.report.compare_rows import client_table
 from fedlens.results.chart import Chart
 from fedlens.results.picture import chart_picture
 from tests.unit.report.fake_run import line, make_run

@@ -12,10 +12,10 @@ import pytest
 from scipy import stats
 
 from fedlens.cli.cost import show
-from fedlens.report.cost_advice import next_steps
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import NOT_MEASURED, byte_rows, cards, side_by_side
 from fedlens.report.cost_page import CLIENTS_SHOWN, write_cost_page
+from fedlens.report.cost_sentences import next_steps
 from fedlens.results.statistics import UNSURE, difference
 from fedlens.studies.cost_study import CostResult
 from tests.unit.report.fake_run import class_counts, line, make_run

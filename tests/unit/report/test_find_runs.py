@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.report.find_runs import find_runs, read_runs
+from fedlens.report.compare import find_runs, read_runs
 from tests.unit.report.fake_run import make_run
 
 

@@ -15,7 +15,7 @@ from fedlens.report.page_contents import page_contents
 from fedlens.report.partition_page import write_page
 from fedlens.report.run_page import write_report
 from fedlens.report.study_page import write_study_page
-from fedlens.results.populations import CasePopulation, population_values
+from fedlens.results.data_json import CasePopulation, population_values
 from fedlens.results.rows import LINES, write_data, write_info, write_lines
 from tests.unit.report.fake_run import class_counts, make_partition, make_run
 from tests.unit.report.reading import read_page

@@ -32,8 +32,8 @@ from fedlens.report.study_groups import SeedGroups, rates_of
 from fedlens.report.study_panels import x_scale
 from fedlens.results.cells import cells
 from fedlens.results.chart import Panel, Series
+from fedlens.results.data_json import CasePopulation, needs_populations, population_values
 from fedlens.results.picture import chart_picture, style
-from fedlens.results.populations import CasePopulation, needs_populations, population_values
 from fedlens.results.rows import Results
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study_file import read_study

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fedlens.results.choices import at_edge, chosen_values, edges, tried_values
+from fedlens.results.cells import at_edge, chosen_values, edges, tried_values
 from fedlens.results.rows import Results, Row, StudyInfo
 
 

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.results.claim_expression import parse_claim
-from fedlens.results.claims import CONTRADICTS, SATISFIES, ClaimVerdict, check_claim, claim_verdicts
+from fedlens.results.claims import (
+    CONTRADICTS,
+    SATISFIES,
+    ClaimVerdict,
+    check_claim,
+    claim_verdicts,
+    parse_claim,
+)
 from fedlens.results.tables import study_tables
 from tests.unit.report.study_fake import results_of
 

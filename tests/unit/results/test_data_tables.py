@@ -6,9 +6,8 @@ import pytest
 
 from fedlens.base.errors import DataError
 from fedlens.data.partition.partition import Partition
+from fedlens.results.data_json import CasePopulation, CellCost, cost_values, population_values, read_costs
 from fedlens.results.data_tables import cost_facts, population_facts
-from fedlens.results.model_costs import CellCost, cost_values, read_costs
-from fedlens.results.populations import CasePopulation, population_values
 from fedlens.results.rows import Results, Row, StudyInfo
 from fedlens.results.tables import study_table
 

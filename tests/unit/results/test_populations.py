@@ -16,7 +16,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.report.study_figures import study_figure
 from fedlens.results import picture
 from fedlens.results.chart import Panel
-from fedlens.results.populations import (
+from fedlens.results.data_json import (
     CasePopulation,
     needs_populations,
     needs_runs,

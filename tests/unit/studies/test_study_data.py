@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedlens.results.model_costs import read_costs
-from fedlens.results.populations import read_populations
+from fedlens.results.data_json import read_costs, read_populations
 from fedlens.results.rows import Results, read_data
 from fedlens.results.tables import study_tables
 from fedlens.settings.config_source import read_source

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedlens import Study
-from fedlens.results.choices import chosen_values, edges
+from fedlens.results.cells import chosen_values, edges
 from fedlens.results.rows import Results
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.progress import StudyProgress

@@ -1,6 +1,7 @@
-"""The populations of a study: which client holds how many examples of each class, without any training.
+"""The content of data.json beside study.json: the clients of each case, and the costs of the models.
 
-They stand in `data.json` beside study.json, so that figures and tables of data are drawn from files alone.
+A population is which client holds how many examples of each class. Both are made without training, so that figures and
+tables of data and of models are drawn from files alone.
 """
 
 from __future__ import annotations
@@ -167,3 +168,49 @@ def written(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [written(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class CellCost:
+    """The cost of the model of one cell of a study.
+
+    Attributes:
+        settings: the digest of what was asked, so that a cost is measured once.
+        parameters, trainable: of the model; of these, those that are trained.
+        backbone: the parameters without those of the classifier; None for a model without one.
+        multiply_adds: of a forward pass for one image of `input_shape`; None if they are not known.
+        batch: images of a training step.
+        memory: bytes that a training step takes, as `fedlens bench memory` measures them; None if it did not.
+        estimated: the estimate of the same.
+        device: where it was measured.
+        reason: why it was not.
+    """
+
+    settings: str
+    method: str
+    case: Mapping[str, Any]
+    model: str
+    input_shape: Sequence[int]
+    classes: int
+    parameters: int
+    trainable: int
+    backbone: int | None = None
+    multiply_adds: int | None = None
+    batch: int | None = None
+    memory: int | None = None
+    estimated: int | None = None
+    device: str = ""
+    reason: str | None = None
+
+
+def cost_values(costs: Sequence[CellCost]) -> list[dict[str, Any]]:
+    """The costs as data.json has them."""
+    return [asdict(cost) for cost in costs]
+
+
+def read_costs(values: Any, where: str | None = None) -> list[CellCost]:
+    """The costs of data.json. Raises `DataError` if they are damaged."""
+    try:
+        return [CellCost(**entry) for entry in values]
+    except TypeError as error:
+        raise DataError(f"the costs of models are corrupt: {error}", where=where) from None
