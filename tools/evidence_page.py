@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.report.study_figures import study_figure, study_figures
+from fedlens.results.cells import cells
 from fedlens.results.chart import Chart
 from fedlens.results.picture import draw_chart
 from fedlens.results.rows import (
@@ -200,7 +201,8 @@ def draw_all(folder: Path) -> None:
 
 def _ends(study: Results, methods: Sequence[str]) -> list[float]:
     """The ends of the axis of the metric: the last rounds are what differs, not the first few."""
-    finals = [value for m in methods for case in study.info.cases for value in study.values(m, case).values()]
+    shown = [cell for cell in cells(study) if cell.method in methods]
+    finals = [value for cell in shown for value in cell.finals(study.metric, study.info.last).values()]
     return [max(0.0, math.floor(20 * min(finals) - 5) / 20), min(1.0, math.ceil(20 * max(finals) + 0.5) / 20)]
 
 

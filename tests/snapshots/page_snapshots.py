@@ -30,7 +30,7 @@ from fedlens.report.analysis_page import INDEX, write_analysis_page
 from fedlens.report.compare import Comparison, curve_figure, readable, write_page_of, write_plot
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_page import write_cost_page
-from fedlens.report.partition_map import places_map
+from fedlens.report.partition_figures import places_map
 from fedlens.report.partition_page import write_captions, write_page
 from fedlens.report.run_page import write_report
 from fedlens.report.study_figures import draw

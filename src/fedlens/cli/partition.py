@@ -143,7 +143,7 @@ def plot(
             )
         shown = None
         if places:
-            from fedlens.report.partition_map import read_places_map
+            from fedlens.report.partition_figures import read_places_map
 
             shown = read_places_map(partition, file, changes or (), data_dir)
         written = draw(partition, out, [str(ending) for ending in dict.fromkeys(formats)], shown)

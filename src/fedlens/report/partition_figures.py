@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.format import many, number
+from fedlens.data.catalogue import data_directory
+from fedlens.data.formats.csv_table import coordinates
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
-from fedlens.report.downsample import PartitionSample, ranked, sample_partition
+from fedlens.data.partition.s2 import cell_borders, read_places
+from fedlens.data.table import Table
 from fedlens.results.chart import (
     NAMED,
+    TEN,
     Align,
     Axis,
     Cells,
@@ -27,7 +33,13 @@ from fedlens.results.chart import (
     named_axis,
     short,
 )
+from fedlens.results.run import Run
+from fedlens.settings.make_partition import read_dataset
 
+_DOTS = 20_000
+_GREY = "#c3c8d0"
+_LOPSIDED = 4  # the largest bar over the median one, from where on bars are drawn as shares
+_FINE = 2000
 EMD_BINS = 40  # over the whole range, 0 to 2, so that the histograms of two partitions can be compared
 CLIENTS_IN_ORDER = 20  # in a matrix; more are sorted by their main class
 _ID_WIDTH = 16  # characters of a client's name on an axis
@@ -42,6 +54,210 @@ _UNITS = {
     "rotation": "degrees, counter-clockwise",
     "noise": "standard deviation, 1 is black to white",
 }
+
+
+def read_places_map(partition: Partition, path: Path, changes: Sequence[str], data_dir: Path | None) -> Panel:
+    """The map of a partition at `path`, a file or a run directory, whose dataset is read.
+
+    Args:
+        changes: `key=value`, a setting of the dataset, or its name.
+        data_dir: the data folder; by default that of the run.
+
+    Raises what `read_dataset` and `places_map` raise.
+    """
+    name, settings, seed = partition.dataset, dict[str, Any](), None
+    if path.is_dir():
+        run = Run.open(path)
+        settings, seed = dict(run.config["data"]["dataset"]), run.config["seeds"]["data"]
+        name = settings.pop("name")
+        data_dir = data_dir or Path(run.environment.get("data_dir", data_directory(None)))
+    data = read_dataset(name, changes, settings, data_seed=seed, root=data_directory(data_dir))
+    return places_map(partition, data.table())
+
+
+def places_map(partition: Partition, table: Table) -> Panel:
+    """One dot for each class of an example, the nine largest classes in colours (hsu2020, figure 1).
+
+    Args:
+        table: of the training split that the partition was made from. Its columns of coordinates are those of the
+            partition `s2`, or are recognized by name, as `data check` does.
+
+    Raises `ConfigError` if the dataset has no coordinates, `DataError` if the table is another one's, or no example has
+    valid coordinates.
+    """
+    if partition.data and partition.data != table.identity:
+        raise DataError(
+            "the training examples differ from those that the partition was made from",
+            where=partition.dataset,
+            hint="give the settings of the dataset with --set, and its folder with --data-dir",
+        )
+    stated = [str(partition.spec.get(key)) for key in ("lat", "lon")]
+    columns = sorted(coordinates(table.columns)) if not set(stated) <= set(table.columns) else stated
+    if not columns:
+        raise ConfigError(
+            f"'{partition.dataset}' has no coordinates, so its examples have no places on a map",
+            where="--map",
+            hint="remove --map; coordinates are columns such as lat and lon",
+        )
+    held = table.take(partition.indices)
+    latitude, longitude, usable = read_places(held, columns[0], columns[1], skip=True)
+    shown = held.take(usable)
+    at = np.unique(np.linspace(0, len(shown.marks) - 1, min(len(shown.marks), _DOTS)).astype(np.int64))
+    marks, rows = shown.marks[at], shown.rows[at]
+    order = np.argsort(-np.bincount(shown.marks, minlength=len(table.classes)), kind="stable")
+    named = order[: len(TEN) - 1].tolist()
+    series = []
+    if partition.spec.get("name") == "s2":
+        x, y = cell_borders(partition.ids)
+        series = [Series(x, y, kind="level", color="#9aa3b0", width=0.75)]
+    rest = np.unique(marks[~np.isin(marks, named)])
+    groups = [(many(len(rest), "other class", "other classes"), _GREY, rest)] if len(rest) else []
+    groups += [(table.classes[label], TEN[k], np.array([label])) for k, label in enumerate(named)]
+    for name, color, labels in groups:
+        chosen = rows[np.isin(marks, labels)]
+        x, y = longitude[chosen].round(4).tolist(), latitude[chosen].round(4).tolist()
+        series.append(Series(x, y, name, "dots", color))
+    missing = len(held) - len(usable)
+    notes = [f"{many(missing, 'example')} without coordinates not shown"] if missing else []
+    notes += (
+        [f"{len(at):,} of {len(shown.marks):,} dots shown, evenly spread"]
+        if len(at) < len(shown.marks)
+        else []
+    )
+    return Panel(
+        "Places of the examples by class",
+        f"Map of {many(len(usable), 'example')}, longitude against latitude, coloured by class.",
+        Axis("longitude, degrees"),
+        Axis("latitude, degrees"),
+        series,
+        "; ".join(notes),
+        shape="map",
+    )
+
+
+@dataclass(frozen=True)
+class PartitionSample:
+    """Some clients, and their marks by class or by group of neighbouring classes.
+
+    Args:
+        ids: the clients shown.
+        counts: int64 [clients shown, groups], marks.
+        sizes: int64 [clients shown], examples.
+        labels: the name of each class or group.
+        starts: the name of each class, or of the first of each group.
+        clients_shown: "all 100 clients", or how many of them and how they were chosen.
+        grouping: how the classes were grouped, or empty.
+        unit: "examples", or "marks" where an example counts for any number of classes.
+    """
+
+    ids: tuple[str, ...]
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: tuple[str, ...]
+    starts: tuple[str, ...]
+    clients_shown: str
+    grouping: str
+    unit: str
+
+    def shares(self) -> NDArray[np.float64]:
+        """float64 [clients shown, groups]: the counts of each client as shares; 0 for an empty client."""
+        shares: NDArray[np.float64] = self.counts / np.maximum(self.counts.sum(axis=1, keepdims=True), 1)
+        return shares
+
+    def excerpt(self) -> str:
+        """Which clients and classes are shown, line by line; empty if it is all of them."""
+        whole = self.clients_shown.startswith(("all", "the one"))
+        return "\n".join(filter(None, ["" if whole else self.clients_shown, self.grouping]))
+
+    def even(self) -> bool:
+        """Whether every client shown has the same number of marks."""
+        return not len(self.counts) or np.ptp(self.counts.sum(axis=1)) == 0
+
+    def lopsided(self) -> bool:
+        """Whether the largest clients would dwarf the others."""
+        marks = self.counts.sum(axis=1)
+        return bool(len(marks)) and float(marks.max()) > _LOPSIDED * max(float(np.median(marks)), 1.0)
+
+    def fine(self) -> bool:
+        """Whether the cells of a matrix are so small that pale ones are hard to see."""
+        return self.counts.size > _FINE
+
+    def top_share(self) -> float:
+        """The end of a matrix's colour scale: the largest share, or twice an even share where that is more."""
+        even = 2 / max(len(self.labels), 2)
+        return max(float(self.shares().max(initial=0)), even)
+
+    def by_main_class(self) -> PartitionSample:
+        """The same sample with the clients sorted by their most frequent class, the purest first."""
+        shares = self.shares()
+        order = np.lexsort((-shares.max(axis=1, initial=0), shares.argmax(axis=1)))
+        ids = tuple(self.ids[k] for k in order)
+        return replace(self, ids=ids, counts=self.counts[order], sizes=self.sizes[order])
+
+
+def sample_partition(partition: Partition, census: Census, clients: int, classes: int) -> PartitionSample:
+    """At most `clients` clients by at most `classes` classes.
+
+    More clients are sampled at evenly spaced places in the order of size, the largest first (of position, if all
+    sizes are equal). More classes are summed in groups of neighbours.
+
+    >>> p = Partition.of_owners(np.repeat(np.arange(5), [1, 4, 2, 5, 3]), 5).counted(np.zeros(15, int))
+    >>> some = sample_partition(p, p.census, 3, 10)
+    >>> some.ids, some.sizes.tolist(), some.clients_shown
+    (('3', '4', '0'), [5, 3, 1], '3 of 5 clients, evenly spread over the sizes')
+    """
+    sizes = partition.sizes()
+    shown, clients_shown = _clients(sizes, clients)
+    groups = min(classes, len(census.classes))
+    edges = np.linspace(0, len(census.classes), groups + 1).round().astype(np.int64)
+    counts, grouping = census.dense(shown), ""
+    names = tuple(name.strip() or f"class {k}" for k, name in enumerate(census.classes))
+    labels = starts = names
+    if groups < len(names):
+        counts = np.add.reduceat(counts, edges[:-1], axis=1)
+        labels = tuple(_span(names[a:b]) for a, b in pairwise(edges))
+        starts = tuple(names[a] for a in edges[:-1])
+        low, high = int(np.diff(edges).min()), int(np.diff(edges).max())
+        each = f"{low}" if low == high else f"{low} or {high}"
+        grouping = f"{len(names):,} classes in {groups} groups of {each} neighbours"
+    ids = tuple(partition.ids[k] for k in shown)
+    return PartitionSample(
+        ids, counts, sizes[shown], labels, starts, clients_shown, grouping, unit(partition, census)
+    )
+
+
+def unit(partition: Partition, census: Census) -> str:
+    """The unit of a census: "examples" if each has one class, else "marks"."""
+    single = len(census.counts) == 0 or int(census.counts.sum()) == len(partition.indices)
+    return "examples" if single else "marks"
+
+
+def _clients(sizes: NDArray[np.int64], at_most: int) -> tuple[NDArray[np.int64], str]:
+    if len(sizes) <= at_most:
+        return np.arange(len(sizes)), "the one client" if len(sizes) == 1 else f"all {len(sizes):,} clients"
+    some = f"{at_most} of {len(sizes):,} clients, evenly spread"
+    places = np.linspace(0, len(sizes) - 1, at_most).round().astype(np.int64)
+    if np.ptp(sizes) == 0:
+        return places, some
+    return np.argsort(-sizes, kind="stable")[places], f"{some} over the sizes"
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def ranked(values: NDArray[Any], at_most: int = 400) -> tuple[list[int], list[float]]:
+    """(ranks from 1 on, values from the largest down), thinned to places evenly spaced on a logarithmic axis.
+
+    >>> ranked(np.array([3, 9, 1]))
+    ([1, 2, 3], [9, 3, 1])
+    """
+    ordered = -np.sort(-values)
+    if len(ordered) > at_most:
+        places = np.unique(np.geomspace(1, len(ordered), at_most).round().astype(np.int64))
+    else:
+        places = np.arange(1, len(ordered) + 1)
+    return places.tolist(), ordered[places - 1].tolist()
 
 
 def bar_sample(partition: Partition, census: Census) -> PartitionSample:
@@ -210,18 +426,14 @@ def emd_counts(census: Census) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
 
 def feature_strips(partition: Partition) -> list[Panel]:
     """One strip per image feature, with one dot per client; the heights keep neighbouring dots apart."""
-    heights = np.arange(len(partition), dtype=np.float64) * _GOLDEN % 1
-    return [
-        Panel(
-            title=name.capitalize(),
-            about=f"One dot per client, from {values.min():.4g} to {values.max():.4g}.",
-            x=Axis(f"{name}, {_UNITS[name]}" if name in _UNITS else name),
-            y=Axis(values="hidden", limits=(-0.15, 1.15)),
-            shape="strip",
-            series=[Series(values.tolist(), heights.round(3).tolist(), kind="dots", texts=partition.ids)],
-        )
-        for name, values in partition.features.items()
-    ]
+    heights = (np.arange(len(partition), dtype=np.float64) * _GOLDEN % 1).round(3).tolist()
+    y, strips = Axis(values="hidden", limits=(-0.15, 1.15)), []
+    for name, values in partition.features.items():
+        about = f"One dot per client, from {values.min():.4g} to {values.max():.4g}."
+        x = Axis(f"{name}, {_UNITS[name]}" if name in _UNITS else name)
+        dots = Series(values.tolist(), heights, kind="dots", texts=partition.ids)
+        strips.append(Panel(name.capitalize(), about, x, y, [dots], shape="strip"))
+    return strips
 
 
 def _left_out(clients: NDArray[np.bool_], name: str) -> str:

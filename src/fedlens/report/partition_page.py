@@ -14,7 +14,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.data.vertical.feature_partition import AnyPartition
 from fedlens.report import partition_figures as data
 from fedlens.report import render
-from fedlens.report.downsample import unit
+from fedlens.report.partition_figures import unit
 from fedlens.report.partition_statistics import numbers, recipe_name
 from fedlens.results.chart import Panel
 

@@ -10,7 +10,7 @@ from fedlens.base.errors import DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
 from fedlens.report import classification_figures as classification
 from fedlens.report import partition_figures as data
-from fedlens.report.downsample import PartitionSample
+from fedlens.report.partition_figures import PartitionSample
 from fedlens.results.chart import Chart, Panel
 from fedlens.results.picture import draw_chart
 from fedlens.results.run import Run

@@ -15,8 +15,8 @@ from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
 from fedlens.report.analysis_figures import analysis_figures, shown
+from fedlens.report.study_charts import curve_figure, effective_rate_figure, heat_figure, setting_figure
 from fedlens.report.study_groups import SeedGroups
-from fedlens.report.study_lines import curve_figure, effective_rate_figure, heat_figure, setting_figure
 from fedlens.report.study_panels import Columns, no_values, selected
 from fedlens.report.study_population_figures import distributions_figure, populations_figure
 from fedlens.results.cells import METHOD, Cell, is_number

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.format import many
-from fedlens.report.downsample import PartitionSample, ranked, sample_partition
-from fedlens.report.partition_figures import emd_counts, rank_axes
+from fedlens.report.partition_figures import PartitionSample, emd_counts, rank_axes, ranked, sample_partition
 from fedlens.report.study_panels import Columns
 from fedlens.results.chart import (
     DASHES,

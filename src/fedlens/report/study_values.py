@@ -28,6 +28,7 @@ from fedlens.results.rows import Results, Role
 from fedlens.results.stated import StatedValue, stated_label, stated_values
 
 NAME = "paper"
+_INK = "#3c4350"  # of the paper's marks on bars
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,6 @@ def mark_series(
         look |= {"texts": [mark.text], "symbol": mark.symbol}
         series.append(Series([at], [mark.y], name, "open", **look))
     return series
-
-
-_INK = "#3c4350"  # of the paper's marks on bars
 
 
 def runs_of(study: Results, role: Role | None, names: Sequence[str]) -> SeedGroups:

@@ -5,7 +5,7 @@ import pytest
 
 from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
-from fedlens.report.downsample import PartitionSample, ranked, sample_partition
+from fedlens.report.partition_figures import PartitionSample, ranked, sample_partition
 from fedlens.results.chart import short
 from tests.unit.report.fake_run import class_counts, make_partition
 

@@ -37,6 +37,16 @@ from fedlens.results.rows import Results, Role, Row
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
 _MOST_NAMED = 5  # decades of an axis
+_BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
+Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
+
+_OVER: dict[str, tuple[str, Literal["count", "bytes"]]] = {
+    "round": ("round", "count"),
+    "batches": ("batches of the busiest client", "count"),
+    "bytes": ("bytes sent", "bytes"),
+    "bytes_client": ("bytes of one client", "bytes"),
+    "examples": ("training images", "count"),
+}
 
 
 def heat_figure(
@@ -169,19 +179,6 @@ def _markers(drawing: StudyPanels, line: LineRuns, largest: float) -> list[Serie
         texts=[f"client rate {best[1]:.3g}, the best"],
     )  # fmt: skip
     return [markers, cross]
-
-
-_BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
-
-Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
-
-_OVER: dict[str, tuple[str, Literal["count", "bytes"]]] = {
-    "round": ("round", "count"),
-    "batches": ("batches of the busiest client", "count"),
-    "bytes": ("bytes sent", "bytes"),
-    "bytes_client": ("bytes of one client", "bytes"),
-    "examples": ("training images", "count"),
-}
 
 
 def setting_figure(
