@@ -28,7 +28,7 @@ from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 from fedlens.studies.pretrained import settings_in
 from fedlens.studies.pretrained_cache import keep_cached, take_cached
-from fedlens.studies.progress import EachRound, StudyProgress
+from fedlens.studies.progress import StudyProgress
 from fedlens.studies.run_analyses import analyzed, records
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _start_or_resume(
     due: DueRun, directory: Path, options: RunOptions, session: Session, listener: StudyProgress
 ) -> None:
     run = due.run
-    progress = _Planned(run, listener, directory)
+    progress = _Rounds(run, listener, directory)
     shared: dict[str, Any] = {
         "data_dir": options.data_dir,
         "progress": StopDiverged(progress) if options.stop_diverged else progress,
@@ -127,17 +127,21 @@ def _start_or_resume(
         Experiment(**settings).run(directory, download=options.download, **shared)
 
 
-class _Planned(EachRound):
-    """Also writes planned.json when the run starts."""
+class _Rounds(ProgressBase):
+    """Reports the rounds of a run, and writes planned.json when the run starts."""
 
     def __init__(self, run: PlannedRun, listener: StudyProgress, directory: Path) -> None:
-        super().__init__(run, listener)
-        self._directory = directory
+        self._run, self._listener, self._directory = run, listener, directory
+        self._rounds = 0
 
     def started(self, plan: dict[str, Any]) -> None:
-        """Called when config.toml exists."""
-        super().started(plan)
+        """Called before the first round, when config.toml exists."""
+        self._rounds = int(plan["rounds"])
         write_planned(self._run, self._directory, ended=False)
+
+    def round_done(self, metrics: dict[str, Any]) -> None:
+        """Reports the round."""
+        self._listener.round_done(self._run, int(metrics["round"]), self._rounds)
 
 
 def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
@@ -149,7 +153,7 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
     try:
         line = row_of_run(Run.open(directory), run)
     except Exception:  # it has no measurements, or its files caused the failure
-        return failed_row(reason, run)
+        return failed_row(run, reason)
     return replace(line, status="failed", reason=reason)
 
 

@@ -39,7 +39,7 @@ def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
     done = run.rounds_done
     reason = run.summary.get("error") if status == "failed" else None
     return Row(
-        *_named(planned),
+        *(("", "") if planned is None else (planned.digest, planned.directory)),
         status,
         f"paused after round {done}" if status == "stopped" else reason,
         done,
@@ -51,13 +51,9 @@ def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
     )
 
 
-def failed_row(reason: str, planned: PlannedRun | None = None) -> Row:
+def failed_row(planned: PlannedRun, reason: str) -> Row:
     """The row of a run that failed before it had a directory."""
-    return Row(*_named(planned), "failed", reason, 0, "", {"round": []}, {}, __version__)
-
-
-def _named(planned: PlannedRun | None) -> tuple[str, str]:
-    return ("", "") if planned is None else (planned.digest, planned.directory)
+    return Row(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fedlens.results.rows import Row
-from fedlens.run.progress import ProgressBase
 from fedlens.studies.planned import PlannedRun
 
 
@@ -29,18 +26,3 @@ class StudyProgress:
 
     def run_ended(self, run: PlannedRun, line: Row) -> None:
         """A run has ended: finished, stopped or failed."""
-
-
-class EachRound(ProgressBase):
-    """Reports the rounds of a run to the listener of the study or of `cost`."""
-
-    def __init__(self, run: PlannedRun, listener: StudyProgress) -> None:
-        self._run, self._listener, self._rounds = run, listener, 0
-
-    def started(self, plan: dict[str, Any]) -> None:
-        """Called before the first round."""
-        self._rounds = int(plan["rounds"])
-
-    def round_done(self, metrics: dict[str, Any]) -> None:
-        """Reports the round."""
-        self._listener.round_done(self._run, int(metrics["round"]), self._rounds)

@@ -81,7 +81,7 @@ def sweep(
                 if problem is None:
                     ready.append(one)
                 else:
-                    ended(one.run, failed_row(problem, one.run))
+                    ended(one.run, failed_row(one.run, problem))
             if ready:
                 jobs = jobs or start(ready)
                 jobs.carry_out(ready, ended)

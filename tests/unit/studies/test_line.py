@@ -87,7 +87,7 @@ def test_the_line_of_a_failed_run_has_its_reason(tmp_path: Path) -> None:
     line = row_of_run(Run.open(tmp_path / "run"), PLANNED)
     assert (line.status, line.reason) == ("failed", str(failure.value))
     assert line.final("test_accuracy") is None
-    early = failed_row("no data", PLANNED)
+    early = failed_row(PLANNED, "no data")
     assert (early.status, early.reason, early.rounds, early.series("x")) == ("failed", "no data", 0, [])
 
 

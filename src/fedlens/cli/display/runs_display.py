@@ -61,6 +61,8 @@ class RunsDisplay(LiveDisplay, StudyProgress):
 
     def round_done(self, run: PlannedRun, round: int, rounds: int) -> None:
         """Takes note of the round, and says it after a long silence."""
+        if run.key not in self._running:  # of two with the same name, one has ended
+            return
         now = self._clock()
         forecast, _, start = self._running[run.key]
         forecast.rounds, self._running[run.key] = rounds, (forecast, round, start)
