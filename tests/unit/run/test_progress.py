@@ -26,6 +26,10 @@ class Following(ProgressBase):
     def __init__(self) -> None:
         self.phases: list[Work] = []
         self.fractions: list[float] = []
+        self.problems: list[str] = []
+
+    def problem(self, text: str) -> None:
+        self.problems.append(text)
 
     def working(self, work: Work) -> None:
         if not self.phases or self.phases[-1] is not work:
@@ -112,7 +116,8 @@ def test_a_listener_of_four_methods_is_wrapped_and_a_problem_is_its_note() -> No
     assert own.heard == ["no page"]
     follows, work = Following(), Work()
     Listening(follows).working(work)
-    assert follows.phases == [work]
+    Listening(follows).problem("no page")
+    assert (follows.phases, follows.problems) == ([work], ["no page"])
 
 
 def test_a_listener_that_would_never_hear_is_refused() -> None:

@@ -96,8 +96,12 @@ def test_a_terminal_has_a_bar_of_the_runs_and_what_is_running(monkeypatch: pytes
     screen.display.close()
 
 
-def test_a_lost_output_is_said_once_and_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    screen = Screen()
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_lost_output_is_said_once_and_ends_nothing(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen(terminal)
 
     def full(text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
