@@ -56,7 +56,8 @@ class PageText(HTMLParser):
             read = {key: json.loads(given[f"data-{key}"] or "null") for key in ("data", "layout")}
             title = read["layout"]["xaxis"].get("title", {}).get("text", "")
             titles = {"xaxis.title.text": title} if "x" in read["data"] else {}
-            self._views.append({"data": read["data"], "titles": titles})
+            data = {key: values for key, values in read["data"].items() if key != "hovertemplate"}
+            self._views.append({"data": data, "titles": titles})
             self._new_line("[view] ")
         elif tag == "button" and given.get("class") == "key":
             self._new_line("[key] ")

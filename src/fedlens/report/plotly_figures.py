@@ -23,7 +23,7 @@ _DECADES = 7  # of a logarithmic axis, each with a label
 DOTS = 2000  # of a series; of more, as many are drawn
 _LEGEND_AT_MOST = 24
 _TICK_FORMATS = {"number": "~g", "count": "~s", "share": ".1~%", "bytes": "~s"}
-_HOVER_FORMATS = {"number": "%s:.4~g}", "count": "%s:,~r}", "share": "%s:.2%%}", "bytes": "%s:.3~s}B"}
+_HOVER_FORMATS = {"number": "%s:.4~g}", "count": "%s:,d}", "share": "%s:.2%%}", "bytes": "%s:.3~s}B"}
 _SYMBOLS = {"circle": "circle-open", "up": "triangle-up-open", "down": "triangle-down-open"}
 
 
@@ -98,13 +98,11 @@ def _hover(series: Series, panel: Panel) -> str:
     """What the page shows at a point: its text, else its place; its value; and beside them the name of the series."""
     if panel.unified:
         return "%{text}<extra></extra>" if len(series.texts) else _shown("y", panel.y)
-    across = panel.stacked == "across"
-    place, value = (("y", panel.y), ("x", panel.x)) if across else (("x", panel.x), ("y", panel.y))
+    place, value = [("x", panel.x), ("y", panel.y)][:: -1 if panel.stacked == "across" else 1]
     placed = not len(series.texts) or series.kind == "dots" or len(series.sizes) > 0
-    sides = [place, value] if placed else [value]
     of = f"{text(place[1].title)} " if panel.stacked else ""
     lines = [f"{of}<b>%{{text}}</b>"] if len(series.texts) else []
-    for side, axis in sides:
+    for side, axis in [place, value] if placed else [value]:
         if shown := _shown(side, axis):
             lines.append(f"{text(axis.title)} {shown}".strip())
     return "<br>".join(lines) + ("" if series.name else "<extra></extra>")
