@@ -29,7 +29,7 @@ Status = Literal["finished", "failed", "stopped"]
 _PLACE = ("method", "case", "point", "role", "seed")
 INFO, LINES, DATA = "study.json", "results.jsonl", "data.json"
 EFFECTIVE = "effective_lr"
-"""The setting of grids that sets `local.lr` (`fedlens.studies.effective_rate`), and the fact of runs."""
+"""The setting of grids that sets `local.lr` (`fedlens.settings.effective_rate`), and the fact of runs."""
 
 
 @dataclass(frozen=True)

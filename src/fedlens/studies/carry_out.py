@@ -17,13 +17,13 @@ from fedlens.core.step_counts import Work
 from fedlens.files.atomic_files import make_folder
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
+from fedlens.results.row_of_run import failed_row, row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run
 from fedlens.run.observer import Listening
 from fedlens.run.progress import Progress, ProgressBase
 from fedlens.settings.own_files import refuse_edited
 from fedlens.studies.halving import DIVERGED
-from fedlens.studies.line import failed_row, row_of_run
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import write_planned
 from fedlens.studies.pretrained import settings_in
@@ -85,7 +85,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Stud
         if options.stop_diverged:
             refuse_diverged(directory)
         write_planned(run, directory, ended=True)
-        line = row_of_run(Run.open(directory), run)
+        line = row_of_run(Run.open(directory), run.digest, run.directory)
         if line.status != "finished":
             return line
         if run.role == "pretrain":
@@ -151,9 +151,9 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
     """
     reason = reason.replace(str(directory), run.directory)
     try:
-        line = row_of_run(Run.open(directory), run)
+        line = row_of_run(Run.open(directory), run.digest, run.directory)
     except Exception:  # it has no measurements, or its files caused the failure
-        return failed_row(run, reason)
+        return failed_row(run.digest, run.directory, reason)
     return replace(line, status="failed", reason=reason)
 
 

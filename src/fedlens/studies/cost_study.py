@@ -29,6 +29,7 @@ from fedlens.data.formats.registry import FORMATS
 from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
+from fedlens.results.row_of_run import row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS
@@ -38,7 +39,6 @@ from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.keys import flat
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.jobs import cores_of, default_jobs, runs_on_gpus
-from fedlens.studies.line import row_of_run
 from fedlens.studies.party_sets import party_settings, party_work
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import different_settings

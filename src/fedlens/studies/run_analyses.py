@@ -11,9 +11,9 @@ from fedlens.analyses.analyze import FOLDER, analyze, file_name, read_index
 from fedlens.analyses.registry import ANALYSES, needs_of
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.files import jsonl
+from fedlens.results.row_of_run import rounded
 from fedlens.run.rundir import RunDir
 from fedlens.studies.cells import StudyCells
-from fedlens.studies.line import rounded
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.study_file import StudySource
 

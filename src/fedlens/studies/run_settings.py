@@ -19,9 +19,9 @@ from fedlens.results.rows import EFFECTIVE
 from fedlens.settings.algorithm_check import algorithm_settings, check_algorithm
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, find_beside, put_setting, read_source
+from fedlens.settings.effective_rate import client_rate
 from fedlens.settings.own_files import own_files
 from fedlens.settings.plan import plan
-from fedlens.studies.effective_rate import client_rate
 from fedlens.studies.places import Places
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.pretrained import PREFIX, planned_weights, pretrained_weights

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from fedlens.base.errors import RunFailed
+from fedlens.results.row_of_run import failed_row
 from fedlens.results.rows import Row, StudyInfo, write_info
 from fedlens.studies.jobs import Jobs
-from fedlens.studies.line import failed_row
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.pretrained import pretraining_problem
 from fedlens.studies.progress import StudyProgress
@@ -81,7 +81,7 @@ def sweep(
                 if problem is None:
                     ready.append(one)
                 else:
-                    ended(one.run, failed_row(one.run, problem))
+                    ended(one.run, failed_row(one.run.digest, one.run.directory, problem))
             if ready:
                 jobs = jobs or start(ready)
                 jobs.carry_out(ready, ended)

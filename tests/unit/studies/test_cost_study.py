@@ -18,6 +18,7 @@ from fedlens.cli.main import app
 from fedlens.report.cost_answer import cost_answer
 from fedlens.report.cost_measures import measure_notes
 from fedlens.report.party_cost import write_party_page
+from fedlens.results.row_of_run import row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run, read_run
 from fedlens.run.rundir import RunDir
@@ -26,7 +27,6 @@ from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.studies import carry_out, cost_study
 from fedlens.studies.cost_study import CostResult, cost, of_role, planned_runs
-from fedlens.studies.line import row_of_run
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.use import client_tests

@@ -14,9 +14,9 @@ from fedlens.models.simple import mlp
 from fedlens.results.rows import Row
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source, override, read_source
+from fedlens.settings.effective_rate import effective_rate
 from fedlens.settings.plan import plan as planned
 from fedlens.studies import run_settings
-from fedlens.studies.effective_rate import effective_rate
 from fedlens.studies.study_plan import StudyPlan
 from fedlens.tasks.classification import Classification
 

@@ -11,15 +11,14 @@ from fedlens.base.format import finite, split_of
 from fedlens.results.rows import Row, Status
 from fedlens.results.run import Run, subtable
 from fedlens.settings.config import read_config
-from fedlens.studies.effective_rate import effective_rate
-from fedlens.studies.planned import PlannedRun
+from fedlens.settings.effective_rate import effective_rate
 
 DIGITS = 7  # significant ones of each value
 _STATUS: Mapping[str, Status] = {"finished": "finished", "failed": "failed", "paused": "stopped"}
 _TRAINING = "local_loss"
 
 
-def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
+def row_of_run(run: Run, digest: str = "", name: str = "") -> Row:
     """The row of a run that finished, failed, or is paused (status "stopped", `rounds` the round of the pause).
 
     The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up, down and between
@@ -29,7 +28,7 @@ def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
     7 significant digits.
 
     Args:
-        planned: its place in a study, which gives its digest and name.
+        digest, name: of the run in a study.
 
     Raises `RunDirectoryError` if the run has not ended.
     """
@@ -39,7 +38,8 @@ def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
     done = run.rounds_done
     reason = run.summary.get("error") if status == "failed" else None
     return Row(
-        *(("", "") if planned is None else (planned.digest, planned.directory)),
+        digest,
+        name,
         status,
         f"paused after round {done}" if status == "stopped" else reason,
         done,
@@ -51,9 +51,9 @@ def row_of_run(run: Run, planned: PlannedRun | None = None) -> Row:
     )
 
 
-def failed_row(planned: PlannedRun, reason: str) -> Row:
+def failed_row(digest: str, name: str, reason: str) -> Row:
     """The row of a run that failed before it had a directory."""
-    return Row(planned.digest, planned.directory, "failed", reason, 0, "", {"round": []}, {}, __version__)
+    return Row(digest, name, "failed", reason, 0, "", {"round": []}, {}, __version__)
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:

@@ -10,9 +10,9 @@ import pytest
 
 from fedlens import Experiment, load_result, resume
 from fedlens.base.errors import FedlensError, RunDirectoryError
+from fedlens.results.row_of_run import failed_row, row_of_run
 from fedlens.results.rows import read_lines, write_lines
 from fedlens.results.run import Run
-from fedlens.studies.line import failed_row, row_of_run
 from fedlens.studies.planned import PlannedRun
 
 SETTINGS: dict[str, Any] = {
@@ -40,7 +40,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_line_sums_examples_batches_and_bytes_up_to_each_evaluation(finished: Path) -> None:
-    line, metrics = row_of_run(Run.open(finished), PLANNED), load_result(finished).metrics
+    line, metrics = (
+        row_of_run(Run.open(finished), PLANNED.digest, PLANNED.directory),
+        load_result(finished).metrics,
+    )
     assert (line.status, line.reason, line.rounds, line.main) == ("finished", None, 4, "test_accuracy")
     assert (line.digest, line.run) == (PLANNED.digest, PLANNED.directory)
     assert line.curve["round"] == [0, 2, 4]
@@ -57,7 +60,7 @@ def test_a_line_sums_examples_batches_and_bytes_up_to_each_evaluation(finished: 
 
 
 def test_a_line_has_the_facts_of_the_run_and_survives_the_file(finished: Path, tmp_path: Path) -> None:
-    line = row_of_run(Run.open(finished), PLANNED)
+    line = row_of_run(Run.open(finished), PLANNED.digest, PLANNED.directory)
     assert (line.facts["parameters"], line.facts["multiply_adds"], line.facts["clients"]) == (650, 640, 6)
     assert 0 < (line.facts["emd"] or 0) < 2
     assert all((line.facts[name] or 0) > 0 for name in TIMES)
@@ -71,12 +74,12 @@ def test_the_line_of_a_paused_run_is_stopped_and_of_a_resumed_one_that_of_an_unb
     finished: Path, tmp_path: Path
 ) -> None:
     paused = Experiment(**SETTINGS).run(tmp_path / "run", report=False, until=3).directory
-    line = row_of_run(Run.open(paused), PLANNED)
+    line = row_of_run(Run.open(paused), PLANNED.digest, PLANNED.directory)
     assert (line.status, line.reason, line.rounds) == ("stopped", "paused after round 3", 3)
     assert line.curve["round"] == [0, 2]
     resume(paused, report=False)
-    assert timeless(row_of_run(Run.open(paused), PLANNED)) == timeless(
-        row_of_run(Run.open(finished), PLANNED)
+    assert timeless(row_of_run(Run.open(paused), PLANNED.digest, PLANNED.directory)) == timeless(
+        row_of_run(Run.open(finished), PLANNED.digest, PLANNED.directory)
     )
 
 
@@ -84,10 +87,10 @@ def test_the_line_of_a_failed_run_has_its_reason(tmp_path: Path) -> None:
     diverging = Experiment(**{**SETTINGS, "local": {"lr": 1e38}})
     with pytest.raises(FedlensError) as failure:
         diverging.run(tmp_path / "run", report=False)
-    line = row_of_run(Run.open(tmp_path / "run"), PLANNED)
+    line = row_of_run(Run.open(tmp_path / "run"), PLANNED.digest, PLANNED.directory)
     assert (line.status, line.reason) == ("failed", str(failure.value))
     assert line.final("test_accuracy") is None
-    early = failed_row(PLANNED, "no data")
+    early = failed_row(PLANNED.digest, PLANNED.directory, "no data")
     assert (early.status, early.reason, early.rounds, early.series("x")) == ("failed", "no data", 0, [])
 
 
@@ -95,4 +98,4 @@ def test_a_run_that_has_not_ended_has_no_line(finished: Path, tmp_path: Path) ->
     Experiment(**SETTINGS).run(tmp_path / "run", report=False, until=1)
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match="has not ended"):
-        row_of_run(Run.open(tmp_path / "run"), PLANNED)
+        row_of_run(Run.open(tmp_path / "run"), PLANNED.digest, PLANNED.directory)
