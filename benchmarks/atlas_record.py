@@ -33,11 +33,11 @@ import tomli_w
 from fedlens.base.errors import DataError, FedlensError
 from fedlens.base.format import count, many, size
 from fedlens.files.atomic_files import write_atomically
-from fedlens.report.study_figures import study_figures
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
 from fedlens.results.data_json import read_costs, read_populations
 from fedlens.results.data_tables import population_facts
-from fedlens.results.picture import draw_chart
+from fedlens.results.figures.picture import draw_chart
+from fedlens.results.figures.study_figures import study_figures
 from fedlens.results.rows import (
     DATA,
     INFO,

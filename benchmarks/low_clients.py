@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedlens.report.low_clients import Answers, below_with_every_model
+from fedlens.pages.low_clients import Answers, below_with_every_model
 
 MODELS = ("federated", "iid", "centralized", "local-only")
 CLASSES = 10

@@ -65,10 +65,10 @@ MUTATIONS = [
         "unit/algorithms/test_topology.py",
     ),
     Mutation(
-        "report/own_curves.py",
+        "pages/own_curves.py",
         "_WIDEST * weight / largest",
         "_WIDEST * weight",
-        "unit/report/test_own_curves.py",
+        "unit/pages/test_own_curves.py",
     ),
     # -- models: what a replaced normalization keeps --
     Mutation(
@@ -966,25 +966,25 @@ MUTATIONS = [
         "algorithms/client_evaluation.py",
         "answer.client)]), of_client, untuned)",
         "answer.client)]), after[0], untuned)",
-        "unit/report/test_client_results.py",
+        "unit/results/test_client_results.py",
     ),
     Mutation(
         "observers/metrics_and_clients.py",
         'client = self._name(row["client"])',
         'client = str(row["client"])',
-        "unit/report/test_client_results.py",
+        "unit/results/test_client_results.py",
     ),
     Mutation(
-        "report/client_results.py",
+        "results/client_results.py",
         "round, [0.0, 0])",
         "0, [0.0, 0])",
-        "unit/report/test_client_results.py",
+        "unit/results/test_client_results.py",
     ),
     Mutation(
-        "report/client_results.py",
+        "results/client_results.py",
         'to_local_only=gaps["local-only"]',
         'to_local_only=gaps["centralized"]',
-        "unit/report/test_client_results.py",
+        "unit/results/test_client_results.py",
     ),
     # -- studies: the choice of settings, the comparison of methods --
     Mutation(

@@ -22,8 +22,8 @@ from benchmarks.atlas_unfinished import UNFINISHED, number_kept
 from fedlens.base.format import duration, many
 from fedlens.base.shell_command import shell_command
 from fedlens.cli.reproduce import cost_words
-from fedlens.report.study_figures import study_figures
 from fedlens.results.claims import claims_table
+from fedlens.results.figures.study_figures import study_figures
 from fedlens.results.rows import Results, write_data, write_info
 from fedlens.results.table_format import StudyTable, TableCell
 from fedlens.results.tables import study_tables

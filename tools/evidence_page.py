@@ -25,10 +25,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedlens.report.study_figures import study_figure, study_figures
 from fedlens.results.cells import cells
-from fedlens.results.chart import Chart
-from fedlens.results.picture import draw_chart
+from fedlens.results.figures.chart import Chart
+from fedlens.results.figures.picture import draw_chart
+from fedlens.results.figures.study_figures import study_figure, study_figures
 from fedlens.results.rows import (
     INFO,
     LINES,

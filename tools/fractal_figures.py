@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from fedlens.data.datasets.fractals import fractals
-from fedlens.report.contact_sheet import contact_sheet
+from fedlens.pages.contact_sheet import contact_sheet
 
 FOLDER = Path(__file__).parents[1] / "docs" / "figures"
 

@@ -355,7 +355,7 @@ def _carry_out(
 
 def _report(directory: Path, progress: Listener) -> str | None:
     """Writes the result page. If it cannot be written, the run goes on to its end: a sentence says why."""
-    from fedlens.report.run_page import write_report
+    from fedlens.pages.run_page import write_report
 
     try:
         write_report(directory)

@@ -26,7 +26,7 @@ from fedlens.data.catalogue import AUTO, is_published
 from fedlens.files.atomic_files import read_regular, refuse_link, write_atomically
 from fedlens.files.text_files import parsed_fact
 from fedlens.models.prepare import Preparation
-from fedlens.report.contact_sheet import png, sheet_of_views
+from fedlens.pages.contact_sheet import png, sheet_of_views
 from fedlens.result import Result
 from fedlens.results.run import Run
 from fedlens.run import checkpoint

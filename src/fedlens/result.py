@@ -56,12 +56,12 @@ class Result:
     def clients(self) -> Clients:
         """The results of each client by name, the worst first: one dictionary per client.
 
-        The keys are the fields of `fedlens.report.client_results.ClientResult`: the client, its training examples, its
+        The keys are the fields of `fedlens.results.client_results.ClientResult`: the client, its training examples, its
         held-out examples and its classes; the first, best and last value of the run's main metric on its held-out
         examples; and `gap`, the last value less the mean of the clients. Empty if the run measured no clients, which
         needs `evaluation.clients`, `data.validation` and `data.validation_from = "client"`.
         """
-        from fedlens.report.client_results import client_results
+        from fedlens.results.client_results import client_results
 
         return Clients(dict(vars(row)) for row in client_results(self._run))
 

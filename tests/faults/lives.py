@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fedlens.report.run_page
+import fedlens.pages.run_page
 from fedlens import api
 from fedlens.__main__ import main as command
 from fedlens.cli.main import app
@@ -40,7 +40,7 @@ from fedlens.run import build, checkpoint, environment, runner
 from fedlens.use import results
 
 os.fsync = lambda fd: None  # what is written need not survive a power cut
-PRELOADED = (api, app, build, checkpoint, environment, files, results, runner, fedlens.report.run_page)
+PRELOADED = (api, app, build, checkpoint, environment, files, results, runner, fedlens.pages.run_page)
 
 
 def arguments(life: dict[str, Any]) -> list[str]:
@@ -74,13 +74,13 @@ def dying_at(call: int, number: int) -> None:
 
 def occupy_page() -> None:
     """Makes a directory of the name of the result page, right before it is written."""
-    write_report = fedlens.report.run_page.write_report
+    write_report = fedlens.pages.run_page.write_report
 
     def occupied(directory: Path) -> Path:
         (directory / "report.html").mkdir()
         return write_report(directory)
 
-    fedlens.report.run_page.write_report = occupied
+    fedlens.pages.run_page.write_report = occupied
 
 
 def lose_output(how: str | None) -> None:

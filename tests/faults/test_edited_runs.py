@@ -305,7 +305,7 @@ def test_a_line_without_a_round_is_not_counted(here: Path, forged: str) -> None:
 
 
 def test_a_page_without_changes_does_not_speak_of_any(here: Path) -> None:  # noqa: F811
-    from fedlens.report.run_page import write_report
+    from fedlens.pages.run_page import write_report
 
     page = write_report(here / "ref").read_text()
     assert "Changes</h2>" not in page

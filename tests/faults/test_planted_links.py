@@ -14,7 +14,7 @@ from fedlens import resume
 from fedlens.base.errors import FedlensError
 from fedlens.cli.main import app
 from fedlens.files import jsonl
-from fedlens.report.run_page import write_report
+from fedlens.pages.run_page import write_report
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
 from tests.faults.run_kit import outcome
@@ -126,7 +126,7 @@ def test_analyses_are_not_written_through_a_link(here: Path, mine: Path) -> None
 def test_a_picture_replaces_a_link(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
-    from fedlens.results.picture import save, style
+    from fedlens.results.figures.picture import save, style
 
     (tmp_path / "mine.txt").write_bytes(MINE)
     (tmp_path / "curves.svg").symlink_to("mine.txt")

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from fedlens import Experiment, Study, cost
 from fedlens.analyses.analyze import analyze
 from fedlens.api import load_result, resume
-from fedlens.report.compare import compare
-from fedlens.report.run_page import write_report
+from fedlens.pages.compare import compare
+from fedlens.pages.run_page import write_report
 from fedlens.run.environment import machine
 from tests.golden.folders import ARCHIVES, COST, RUNS, STOPS, STUDY
 from tests.run_files import timeless

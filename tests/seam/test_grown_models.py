@@ -202,7 +202,7 @@ def test_a_resume_with_edited_settings_takes_the_widths_of_the_checkpoint(tmp_pa
 def test_it_predicts_is_exported_and_reported(whole: Path, tmp_path: Path) -> None:
     from PIL import Image
 
-    from fedlens.report.run_page import write_report
+    from fedlens.pages.run_page import write_report
 
     Image.new("L", (8, 8), 200).save(tmp_path / "one.png")
     result = load_result(whole)

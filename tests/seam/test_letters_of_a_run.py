@@ -18,8 +18,8 @@ from fedlens.core.random import Rng
 from fedlens.core.schema import Schema, TensorField
 from fedlens.engines.auto import Auto
 from fedlens.engines.default import Default
-from fedlens.report.compare_rows import run_groups
-from fedlens.report.run_page import efficiency
+from fedlens.pages.run_page import efficiency
+from fedlens.results.compare_rows import run_groups
 from fedlens.results.run import read_run
 
 FILE = str(Path(__file__))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedlens.results import chart
-from fedlens.results.chart import Chart, Panel
+from fedlens.results.figures import chart
+from fedlens.results.figures.chart import Chart, Panel
 
 _OF_PAGES = ("shape", "unified")  # how a page lays a panel out
 _TRACE = (
@@ -118,7 +118,10 @@ def instead_of_files() -> Iterator[dict[str, Any]]:
         return path
 
     patch = mock.patch
-    with patch("fedlens.results.picture.save", keep), patch.object(PictureOfMatplotlib, "savefig", keep):
+    with (
+        patch("fedlens.results.figures.picture.save", keep),
+        patch.object(PictureOfMatplotlib, "savefig", keep),
+    ):
         yield drawn
 
 

@@ -21,7 +21,7 @@ from fedlens import Experiment, cost
 from tests.golden.folders import elsewhere, pack
 from tests.snapshots.kit import ARCHIVES
 from tests.snapshots.page_snapshots import COST, SEEDS
-from tests.unit.report import test_client_results as of_classes
+from tests.unit.results import test_client_results as of_classes
 from tests.unit.run import test_language_runs as of_texts
 from tests.unit.run import test_multi_label_runs as of_labels
 from tests.unit.run import test_segmentation_runs as of_masks

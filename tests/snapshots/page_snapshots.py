@@ -25,15 +25,15 @@ from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 from fedlens.data.vertical.feature_partition import partition_features
 from fedlens.models.darts import PUBLISHED
-from fedlens.report import analysis_figures, pictures
-from fedlens.report.analysis_page import INDEX, write_analysis_page
-from fedlens.report.compare import Comparison, curve_figure, readable, write_page_of, write_plot
-from fedlens.report.cost_answer import cost_answer
-from fedlens.report.cost_page import write_cost_page
-from fedlens.report.partition_figures import places_map
-from fedlens.report.partition_page import write_captions, write_page
-from fedlens.report.run_page import write_report
-from fedlens.report.study_figures import draw
+from fedlens.pages.analysis_page import INDEX, write_analysis_page
+from fedlens.pages.compare import Comparison, curve_figure, readable, write_page_of, write_plot
+from fedlens.pages.cost.answer import cost_answer
+from fedlens.pages.cost.page import write_cost_page
+from fedlens.pages.partition_page import write_captions, write_page
+from fedlens.pages.run_page import write_report
+from fedlens.results.figures import analysis_figures, pictures
+from fedlens.results.figures.partition_figures import places_map
+from fedlens.results.figures.study_figures import draw
 from fedlens.results.run import Run
 from fedlens.studies.cost_study import CostResult
 from tests.golden.folders import settings
@@ -42,9 +42,9 @@ from tests.snapshots.figures import described, instead_of_files, of_study
 from tests.snapshots.kit import ARCHIVES, Snapshots, as_text, unpack
 from tests.snapshots.page_text import page_snapshot
 from tests.snapshots.study_snapshots import FIGURES
-from tests.unit.report.fake_run import class_counts, line, make_partition, make_run
-from tests.unit.report.test_classification_section import evaluation
-from tests.unit.report.test_cost_answer import study as made_runs
+from tests.unit.pages.test_classification_section import evaluation
+from tests.unit.pages.test_cost_answer import study as made_runs
+from tests.unit.results.fake_run import class_counts, line, make_partition, make_run
 
 COST = settings("digits", rounds=4, select={"name": "uniform", "clients_per_round": 3})
 SEEDS = 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.snapshots.figures import of_plotly
 from tests.snapshots.kit import as_text
-from tests.unit.report.reading import VOID
+from tests.unit.pages.reading import VOID
 
 _LINES = {"p", "li", "tr", "dt", "dd", "pre", "figcaption", "summary", "footer", "header", "section", "figure",
           "div", "thead", "tbody", "table"}  # fmt: skip

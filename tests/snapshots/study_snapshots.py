@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedlens.data.partition.partition import Partition
-from fedlens.report.study_figures import study_figure
-from fedlens.report.study_page import write_study_page
+from fedlens.pages.study_page import write_study_page
 from fedlens.results.data_json import CasePopulation, CellCost, cost_values, population_values
+from fedlens.results.figures.study_figures import study_figure
 from fedlens.results.frames import cell_rows, cells_table, run_rows, to_csv, to_pandas
 from fedlens.results.rows import LINES, Results, Row, write_data, write_info, write_lines
 from fedlens.results.table_format import StudyTable
@@ -25,8 +25,8 @@ from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import of_study
 from tests.snapshots.kit import Snapshots, as_text
 from tests.snapshots.page_text import page_snapshot, page_text
-from tests.unit.report.study_curves_fake import ALPHA, by_alpha, line, tuned
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_curves_fake import ALPHA, by_alpha, line, tuned
+from tests.unit.results.study_fake import results_of
 
 AVG, BETTER = [0.70, 0.72, 0.71, 0.74, 0.69], [0.75, 0.78, 0.76, 0.77, 0.75]
 NEAR, WORSE = [0.71, 0.70, 0.73, 0.72, 0.70], [0.64, 0.66, 0.63, 0.69, 0.62]

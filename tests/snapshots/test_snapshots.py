@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 import fedlens
-from fedlens.report import study_figures
+from fedlens.pages import render
 from fedlens.results import tables
+from fedlens.results.figures import study_figures
 from tests.snapshots import study_snapshots
 from tests.snapshots.figures import builders, watched
 from tests.snapshots.kit import EXPECTED
@@ -70,7 +71,7 @@ def test_each_option_of_each_kind_of_table_and_figure_has_a_snapshot() -> None:
 
 def test_every_card_of_a_page_is_in_a_snapshot() -> None:
     pages = "".join(path.read_text("utf-8") for path in (EXPECTED / "pages").iterdir())
-    templates = Path(study_figures.__file__).parent / "templates"
+    templates = Path(render.__file__).parent / "templates"
     titles = {
         title
         for path in templates.glob("*.html.j2")

@@ -22,8 +22,8 @@ from fedlens.cli.main import app
 from fedlens.models.registry import MODELS
 from fedlens.models.weights import load_weights
 from fedlens.models.weights_file import read_weights
+from fedlens.pages.contact_sheet import sheet_of_views
 from fedlens.pretraining import pretrain
-from fedlens.report.contact_sheet import sheet_of_views
 from fedlens.run.progress import ProgressBase
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config_source import Source, override

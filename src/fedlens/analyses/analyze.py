@@ -18,9 +18,9 @@ from fedlens.base.shell_command import setting, shell_command
 from fedlens.base.signatures import place_of
 from fedlens.files.atomic_files import make_folder, refused, write_atomically
 from fedlens.files.text_files import read_json
-from fedlens.report.analysis_figures import analysis_figures
-from fedlens.report.analysis_page import INDEX, write_analysis_page
-from fedlens.results.picture import draw_chart
+from fedlens.pages.analysis_page import INDEX, write_analysis_page
+from fedlens.results.figures.analysis_figures import analysis_figures
+from fedlens.results.figures.picture import draw_chart
 from fedlens.run.rundir import plain
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import Resolved, resolve

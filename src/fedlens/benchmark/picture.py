@@ -8,8 +8,8 @@ from pathlib import Path
 from fedlens.base.errors import ConfigError
 from fedlens.benchmark.comparison import ComparisonRow
 from fedlens.benchmark.interleave import Kind
-from fedlens.results.chart import Axis, Chart, Panel, Series, VerticalLine, named_axis
-from fedlens.results.picture import check_suffix, draw_chart, style
+from fedlens.results.figures.chart import Axis, Chart, Panel, Series, VerticalLine, named_axis
+from fedlens.results.figures.picture import check_suffix, draw_chart, style
 
 # Colour and legend of each kind of candidate.
 _KINDS: dict[Kind, tuple[str, str]] = {

@@ -79,7 +79,7 @@ def cost(
 def _outcome(line: Row, role: Role) -> str:
     """The one measure that every run has when it ends, whatever its models and its data, or why it failed."""
     from fedlens.cli.display.runs_display import outcome
-    from fedlens.report.cost_measures import measure
+    from fedlens.pages.cost.measures import measure
 
     _, metric = split_of(line.main) or ("", "")
     value = line.final(f"clients_{metric}_mean")
@@ -90,11 +90,11 @@ def _outcome(line: Row, role: Role) -> str:
 
 def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
-    from fedlens.report.cost_labels import suspicious_lines
-    from fedlens.report.cost_measures import byte_rows, bytes_note, measure_notes, side_by_side
-    from fedlens.report.cost_page import below_note, client_head, client_texts, images_note
-    from fedlens.report.cost_sentences import wide_note
-    from fedlens.report.data_notes import SHOWN
+    from fedlens.pages.cost.labels import suspicious_lines
+    from fedlens.pages.cost.measures import byte_rows, bytes_note, measure_notes, side_by_side
+    from fedlens.pages.cost.page import below_note, client_head, client_texts, images_note
+    from fedlens.pages.cost.sentences import wide_note
+    from fedlens.pages.data_notes import SHOWN
 
     answer = result.answer
     page = result.page if result.page.exists() else result.directory / "cost.json"
@@ -102,7 +102,7 @@ def show(result: CostResult, quiet: bool) -> None:
         print(printable(str(page)))
         return
     if "parties" in answer:
-        from fedlens.report.party_cost import HEAD, party_rows
+        from fedlens.pages.cost.parties import HEAD, party_rows
 
         print("\n".join(map(printable, answer["sentences"])))
         print_columns(party_rows(answer), HEAD, range(1, 5))

@@ -254,9 +254,9 @@ def show(
     with reported(debug):
         from fedlens.base.errors import ConfigError
         from fedlens.data.catalogue import data_directory
-        from fedlens.report.contact_sheet import png
-        from fedlens.report.dataset_samples import Samples, sheet
-        from fedlens.results.picture import write_picture
+        from fedlens.pages.contact_sheet import png
+        from fedlens.pages.dataset_samples import Samples, sheet
+        from fedlens.results.figures.picture import write_picture
         from fedlens.settings.make_partition import read_dataset
 
         rows = []

@@ -23,7 +23,7 @@ def show(
 ) -> None:
     """Print clients, examples, sizes, classes per client, EMD, imbalance and digest of a partition."""
     with reported(debug, as_json):
-        from fedlens.report.partition_statistics import describe, readable
+        from fedlens.results.partition_statistics import describe, readable
         from fedlens.results.run import read_partition
 
         partition = read_partition(file)
@@ -68,7 +68,7 @@ def make(
     """Partition the training examples of a dataset over clients, and save the partition."""
     with reported(debug, as_json):
         from fedlens.data.catalogue import data_directory
-        from fedlens.report.partition_statistics import describe, readable
+        from fedlens.results.partition_statistics import describe, readable
         from fedlens.settings.make_partition import check_free, make_partition
 
         check_free(out, force)
@@ -130,8 +130,8 @@ def plot(
     with reported(debug):
         from fedlens.base.errors import DataError
         from fedlens.data.vertical.feature_partition import FeaturePartition
-        from fedlens.report.partition_page import write_captions, write_page
-        from fedlens.report.pictures import draw
+        from fedlens.pages.partition_page import write_captions, write_page
+        from fedlens.results.figures.pictures import draw
         from fedlens.results.run import read_partition
 
         partition = read_partition(file)
@@ -143,7 +143,7 @@ def plot(
             )
         shown = None
         if places:
-            from fedlens.report.partition_figures import read_places_map
+            from fedlens.results.figures.partition_figures import read_places_map
 
             shown = read_places_map(partition, file, changes or (), data_dir)
         written = draw(partition, out, [str(ending) for ending in dict.fromkeys(formats)], shown)

@@ -17,7 +17,7 @@ def report(
 ) -> None:
     """Write the result page of a run and print its path. Works during a run, too."""
     with reported(debug):
-        from fedlens.report.run_page import write_report
+        from fedlens.pages.run_page import write_report
 
         page = write_report(directory)
         say(page)

@@ -58,7 +58,7 @@ class CostResult:
 
     Args:
         directory: holds the runs, `cost.json` with `answer`, and the page `cost.html`.
-        answer: see `fedlens.report.cost_answer.cost_answer`.
+        answer: see `fedlens.pages.cost.answer.cost_answer`.
     """
 
     directory: Path
@@ -187,16 +187,16 @@ def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path, download: bo
 
 def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResult:
     if "roles" in about:
-        from fedlens.report.party_cost import party_answer, write_party_page
+        from fedlens.pages.cost.parties import party_answer, write_party_page
 
         _write(directory, found := party_answer(directory, about))
         if report:
             write_party_page(directory, found)
         return CostResult(directory, found)
-    from fedlens.report.cost_answer import cost_answer
-    from fedlens.report.cost_page import write_cost_page
-    from fedlens.report.run_page import write_report
-    from fedlens.report.suspicious_labels import FILE, write_labels
+    from fedlens.pages.cost.answer import cost_answer
+    from fedlens.pages.cost.page import write_cost_page
+    from fedlens.pages.run_page import write_report
+    from fedlens.pages.suspicious_labels import FILE, write_labels
 
     answer = cost_answer(directory, about)
     _write(directory, answer)

@@ -12,8 +12,8 @@ from pathlib import Path
 from fedlens.base.errors import RunDirectoryError
 from fedlens.files.atomic_files import make_folder, read_regular, write_atomically
 from fedlens.files.text_files import read_json
-from fedlens.report.study_figures import write_study_figures
-from fedlens.report.study_page import write_study_page
+from fedlens.pages.study_page import write_study_page
+from fedlens.results.figures.study_figures import write_study_figures
 from fedlens.results.frames import write_frames
 from fedlens.results.rows import Results
 from fedlens.results.tables import study_tables

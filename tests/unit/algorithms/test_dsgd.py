@@ -12,7 +12,7 @@ from fedlens.algorithms.dsgd import dsgd
 from fedlens.algorithms.topology import Complete, Edges, ErdosRenyi, Topology, connected
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import ConfigError, RunFailed
-from fedlens.report.run_page import write_report
+from fedlens.pages.run_page import write_report
 from fedlens.results.run import read_run
 from fedlens.tasks.classification import Classification
 from tests.contract.contract_kit import Stopping, lines, settings

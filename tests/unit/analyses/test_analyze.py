@@ -27,8 +27,8 @@ from fedlens.data.arrays import dataset
 from fedlens.data.dataset import Dataset
 from fedlens.engines import devices
 from fedlens.engines.hardware import Hardware
-from fedlens.report.analysis_figures import analysis_figures, shown
-from fedlens.report.analysis_page import INDEX
+from fedlens.pages.analysis_page import INDEX
+from fedlens.results.figures.analysis_figures import analysis_figures, shown
 from fedlens.run.rundir import RunDir
 from tests.unit.cli.printed import parsed
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import fedlens
 from fedlens.base.errors import RunFailed
-from fedlens.report.run_page import write_report
+from fedlens.pages.run_page import write_report
 from fedlens.settings.config_source import read_source
-from tests.unit.report.fake_run import line, make_run
+from tests.unit.results.fake_run import line, make_run
 
 ROUNDS = 3
 RECIPE = 'name = "digits"\n'

@@ -12,7 +12,7 @@ from fedlens import __version__
 from fedlens.cli.list import REGISTRIES
 from fedlens.cli.main import app
 from fedlens.settings import config_source as sources
-from tests.unit.report.fake_run import make_run
+from tests.unit.results.fake_run import make_run
 
 Process = Callable[..., subprocess.CompletedProcess[str]]
 runner = CliRunner()

@@ -20,8 +20,8 @@ from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.registry import PARTITIONS
 from fedlens.data.table import Table
 from fedlens.data.vertical.feature_partition import partition_features
-from fedlens.report.partition_figures import places_map, read_places_map
-from tests.unit.report.fake_run import class_counts, make_partition, make_run
+from fedlens.results.figures.partition_figures import places_map, read_places_map
+from tests.unit.results.fake_run import class_counts, make_partition, make_run
 
 Process = Callable[..., subprocess.CompletedProcess[str]]
 DIGITS = ("digits", "dirichlet", "--set", "clients=5", "--set", "alpha=0.1")

@@ -20,7 +20,7 @@ EXEMPT = {
     "engines/devices.py": "the output of a process of its own",
     "run/changes.py": "settings that were made JSON on the same line",
     "pretraining.py": "settings that were made JSON on the same line",
-    "report/page_contents.py": "a page that was made before in the same call",
+    "pages/page_contents.py": "a page that was made before in the same call",
     "studies/reproduce.py": "a file of the package",
     "settings/toml_lines.py": "a key of a file that was parsed before",
 }

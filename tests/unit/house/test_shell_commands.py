@@ -29,7 +29,7 @@ QUOTES = {  # modules with other uses of `shlex`: a command as it was given, a p
     "base/errors.py",
     "base/shell_command.py",
     "run/environment.py",
-    "report/run_page.py",
+    "pages/run_page.py",
 }
 
 

@@ -18,9 +18,9 @@ from fedlens import Experiment, Result, load_result, resume
 from fedlens.api import _report
 from fedlens.data.dataset import Dataset
 from fedlens.observers.final_evaluation import PIXELS, WORST, FinalEvaluation
-from fedlens.report.classification_figures import Calibration, ClassResults
+from fedlens.results.figures.classification_figures import Calibration, ClassResults
 from fedlens.run.progress import ProgressBase
-from tests.unit.report.reading import read_page
+from tests.unit.pages.reading import read_page
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 

@@ -18,10 +18,10 @@ from fedlens.base.errors import RunDirectoryError
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.partition import Partition
 from fedlens.observers.held_out_predictions import PICTURED, HeldOutPredictions, most_suspicious
-from fedlens.report.run_page import write_report
+from fedlens.pages.run_page import write_report
 from fedlens.run.progress import ProgressBase
 from fedlens.tasks.classification import Classification
-from tests.unit.report.reading import read_page
+from tests.unit.pages.reading import read_page
 
 TRAIN = digits(Path(), False, 0).train
 SETTINGS: dict[str, Any] = {

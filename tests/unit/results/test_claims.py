@@ -18,7 +18,7 @@ from fedlens.results.claims import (
     parse_claim,
 )
 from fedlens.results.tables import study_tables
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_fake import results_of
 
 HIGH, LOW, NEAR, WIDE = [0.80, 0.82, 0.81], [0.40, 0.42, 0.41], [0.80, 0.81, 0.82], [0.2, 0.9, 0.6]
 ANSWERS = ("shows", "does not show", "cannot tell")

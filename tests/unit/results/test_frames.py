@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedlens.results.frames import WALL_CLOCK, cell_rows, run_rows, to_csv, to_pandas, write_frames
 from fedlens.results.rows import Results, Row
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_fake import results_of
 
 SCORES = {
     "fedavg": [[0.5, 0.70], [0.8, 0.72], [0.5, 0.71]],

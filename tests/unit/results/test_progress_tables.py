@@ -12,7 +12,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results
 from fedlens.results.table_format import StudyTable
 from fedlens.results.tables import study_table
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_fake import results_of
 
 # In the fake results a round takes 10 batches, 1 MB for all clients and 0.1 MB for one.
 CURVES = {

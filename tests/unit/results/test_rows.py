@@ -10,7 +10,7 @@ import pytest
 from fedlens.base.errors import DataError, RunDirectoryError
 from fedlens.results.rows import Results, write_info, write_lines
 from fedlens.results.tables import study_tables
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_fake import results_of
 
 # Of a study file at version 0.1.0 with a table [clock] and with widening, from before both were removed.
 OF_AN_OLDER_VERSION = {

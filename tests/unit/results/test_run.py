@@ -8,7 +8,7 @@ import pytest
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.results.run import Run, read_run
-from tests.unit.report.fake_run import line, make_run
+from tests.unit.results.fake_run import line, make_run
 
 
 def test_the_later_of_two_lines_of_a_round_counts(tmp_path: Path) -> None:

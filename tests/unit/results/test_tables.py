@@ -12,7 +12,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results, Row
 from fedlens.results.table_format import StudyTable
 from fedlens.results.tables import TABLES, check_tables, default_tables, study_table, study_tables
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_fake import results_of
 
 AVG, BETTER = [0.70, 0.72, 0.71, 0.74, 0.69], [0.75, 0.78, 0.76, 0.77, 0.75]
 NOISE = [0.71, 0.70, 0.73, 0.72, 0.70]

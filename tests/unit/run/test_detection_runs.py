@@ -21,11 +21,11 @@ from fedlens.base.errors import ConfigError
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset
 from fedlens.models.registry import MODELS
-from fedlens.report.compare import compare, write_comparison
-from fedlens.report.run_page import write_report
+from fedlens.pages.compare import compare, write_comparison
+from fedlens.pages.run_page import write_report
 from fedlens.run.session import Session
 from tests.identity.identity_kit import IN_TWO_PARTS, PEERS
-from tests.unit.report.reading import read_page
+from tests.unit.pages.reading import read_page
 from tests.unit.tasks.detection_kit import GridDetector, grid_detector, settings, squares
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

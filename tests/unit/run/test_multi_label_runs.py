@@ -27,10 +27,10 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.base.errors import ConfigError
 from fedlens.cli.main import app
 from fedlens.data.partition.partition import Partition
-from fedlens.report.compare import compare, write_comparison
-from fedlens.report.run_page import write_report
+from fedlens.pages.compare import compare, write_comparison
+from fedlens.pages.run_page import write_report
 from tests.identity.identity_kit import IN_TWO_PARTS
-from tests.unit.report.reading import read_page
+from tests.unit.pages.reading import read_page
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 

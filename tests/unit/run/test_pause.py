@@ -10,8 +10,8 @@ import pytest
 
 from fedlens import Experiment, load_result, resume
 from fedlens.base.errors import ConfigError, RunDirectoryError
-from fedlens.report.compare import compare
-from fedlens.report.run_page import write_report
+from fedlens.pages.compare import compare
+from fedlens.pages.run_page import write_report
 from tests.run_files import content
 
 SETTINGS: dict[str, Any] = {

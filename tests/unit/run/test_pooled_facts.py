@@ -14,12 +14,12 @@ from safetensors import safe_open
 import fedlens
 from fedlens import Experiment, Result, resume
 from fedlens.data.dataset import Dataset
-from fedlens.report.run_page import write_report
+from fedlens.pages.run_page import write_report
 from fedlens.run import run_description
 from fedlens.run.progress import ProgressBase
 from tests.unit.data.pictures import pixels
 from tests.unit.data.vertical.tables import write_parties
-from tests.unit.report.reading import read_page
+from tests.unit.pages.reading import read_page
 
 LEAST: dict[str, Any] = {
     "rounds": 2,

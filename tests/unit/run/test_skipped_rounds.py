@@ -23,7 +23,7 @@ from fedlens.observers.read_recordings import recorded_rounds
 from fedlens.run import changes, checkpoint
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config import read_config
-from tests.unit.report.reading import read_page
+from tests.unit.pages.reading import read_page
 from tests.unit.run.test_runner import Boundless
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

@@ -13,7 +13,7 @@ from fedlens.api import Experiment
 from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
 from fedlens.data.vertical.vertical_datasets import VerticalDatasets
-from fedlens.report.compare import compare
+from fedlens.pages.compare import compare
 from fedlens.run.build import Built, build
 from fedlens.run.run_description import check_same_data, data_digest, describe
 from fedlens.run.rundir import RunDir
@@ -25,7 +25,7 @@ from fedlens.studies.reproduce import trained_images
 from fedlens.studies.study_data import run_partition
 from tests.unit.data.pictures import pixels, write
 from tests.unit.data.vertical.tables import write_parties
-from tests.unit.report.fake_run import make_run
+from tests.unit.results.fake_run import make_run
 
 PARTIES: dict[str, Any] = {"split": "quadrants", "overlap": 0.5, "labels_at": 3}
 

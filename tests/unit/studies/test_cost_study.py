@@ -15,9 +15,9 @@ import fedlens
 from fedlens.base.errors import ConfigError, RunDirectoryError, RunFailed
 from fedlens.cli.cost import _outcome
 from fedlens.cli.main import app
-from fedlens.report.cost_answer import cost_answer
-from fedlens.report.cost_measures import measure_notes
-from fedlens.report.party_cost import write_party_page
+from fedlens.pages.cost.answer import cost_answer
+from fedlens.pages.cost.measures import measure_notes
+from fedlens.pages.cost.parties import write_party_page
 from fedlens.results.row_of_run import row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run, read_run

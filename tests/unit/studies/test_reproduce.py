@@ -18,12 +18,12 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.cli.display.output import CommandOutput
 from fedlens.cli.main import app
 from fedlens.cli.sweep import show
-from fedlens.report.study_figures import study_figures
-from fedlens.report.study_page import write_study_page
-from fedlens.results.chart import Axis, Chart, Panel, Series
+from fedlens.pages.study_page import write_study_page
 from fedlens.results.claims import claim_verdicts
+from fedlens.results.figures.chart import Axis, Chart, Panel, Series
+from fedlens.results.figures.picture import draw_chart
+from fedlens.results.figures.study_figures import study_figures
 from fedlens.results.frames import cells_table
-from fedlens.results.picture import draw_chart
 from fedlens.results.rows import (
     Results,
     Row,
@@ -50,7 +50,7 @@ from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study import StudyResult
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
-from tests.unit.report.study_fake import results_of
+from tests.unit.results.study_fake import results_of
 
 BASE: dict[str, Any] = {
     "rounds": 10,

@@ -12,7 +12,7 @@ import fedlens
 from fedlens.analyses.analyze import analyze
 from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.base.errors import ConfigError
-from fedlens.report.study_figures import study_figure
+from fedlens.results.figures.study_figures import study_figure
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.studies.study_kit import Heard, without_clock
 

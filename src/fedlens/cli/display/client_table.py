@@ -27,7 +27,7 @@ def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> 
     >>> worst_text({"clients": clients | {"measured": 40}}, "accuracy", 0.66)
     ', 66.0 % at the worst tenth of the clients, 61.0 % at the worst client (mercy)'
     """
-    from fedlens.report.client_results import FEW
+    from fedlens.results.client_results import FEW
     from fedlens.results.run import subtable
 
     clients = subtable(summary, "clients")
@@ -49,8 +49,8 @@ def client_lines(directory: Path) -> list[str]:
 
     Empty if the run measured no clients. Raises `RunDirectoryError` if the run cannot be read.
     """
-    from fedlens.report.client_results import client_results
-    from fedlens.report.client_section import classes_text
+    from fedlens.pages.client_section import classes_text
+    from fedlens.results.client_results import client_results
     from fedlens.results.run import read_run
 
     run = read_run(directory)

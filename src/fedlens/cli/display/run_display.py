@@ -26,7 +26,7 @@ from fedlens.base.format import (
 from fedlens.cli.display.client_table import client_lines, worst_text
 from fedlens.cli.display.forecast import Forecast
 from fedlens.cli.display.live_display import LiveDisplay
-from fedlens.report.cost_measures import measure
+from fedlens.pages.cost.measures import measure
 from fedlens.run.progress import ProgressBase
 
 if TYPE_CHECKING:

@@ -1,0 +1,356 @@
+"""Compares the runs that are found below folders: a table, and a page with their curves on one axis."""
+
+from __future__ import annotations
+
+import glob
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError
+from fedlens.base.format import finite, heading, is_share
+from fedlens.pages.render import write_page
+from fedlens.results.bound import CENTRALIZED
+from fedlens.results.compare_rows import (
+    Record,
+    RunGroup,
+    client_notes,
+    client_table,
+    notes,
+    readable,
+    run_groups,
+)
+from fedlens.results.figures import chart as figures
+from fedlens.results.figures.chart import TEN
+from fedlens.results.figures.picture import draw_chart
+from fedlens.results.run import Run, read_run
+
+
+def seed_curve(
+    runs: Sequence[Run], key: str, name: str, color: str, dash: str = "solid"
+) -> list[figures.Series]:
+    """The series of `key` for runs that differ in the seed alone; one run gives its own curve, without a band.
+
+    With several runs the series are a band and the mean. Rounds in which a run has no finite value are left out. Empty
+    without any value.
+    """
+    rounds, values = common_rounds(runs, key)
+    if not rounds:
+        return []
+    means = [statistics.fmean(each) for each in values]
+    if len(runs) == 1:
+        # With the gaps that the run has.
+        at, own = runs[0].series(key)
+        return [figures.Series(at, own, name, color=color, dash=dash)]
+    half = [statistics.stdev(each) for each in values]
+    ends = [(mean - each, mean + each) for mean, each in zip(means, half, strict=True)]
+    return figures.banded(rounds, means, ends, name, color, dash)
+
+
+def common_rounds(runs: Sequence[Run], key: str) -> tuple[list[int], list[list[float]]]:
+    """The rounds in which every run has a finite value, and the values of all runs in each of them."""
+    by_run = [
+        {at: value for at, value in zip(*run.series(key), strict=True) if value is not None} for run in runs
+    ]
+    shared = sorted(set.intersection(*(set(each) for each in by_run))) if by_run else []
+    return shared, [[each[at] for each in by_run] for at in shared]
+
+
+CLIENTS_SHOWN = 200  # rows of the table of clients on the page
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Args:
+        groups: the runs of each row, and the row; see `compare`.
+        skipped: a sentence for each run that cannot be read.
+    """
+
+    groups: Sequence[RunGroup]
+    skipped: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, paths: Sequence[Path | str], *, each: bool = False) -> Comparison:
+        """The comparison of the runs that `paths` name: run directories, folders with runs below them, patterns.
+
+        With `each`, runs that differ in the seed alone are rows of their own.
+
+        Raises `RunDirectoryError` if a path gives no run, or none can be read.
+        """
+        runs, skipped = read_runs(paths)
+        return cls(run_groups(runs, each=each), skipped)
+
+    @property
+    def rows(self) -> list[Record]:
+        """See `compare`."""
+        return [group.row for group in self.groups]
+
+    @property
+    def notes(self) -> list[str]:
+        """The bounds of relative accuracy and why a run has none; whose clients cannot be compared and why."""
+        return [*notes(self.rows), *client_notes(self.groups)]
+
+
+def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Record]:
+    """One row per run: its settings, its metrics and its cost. Runs that differ only in the seed are one row.
+
+    `paths` are run directories, folders with runs below them, and patterns; runs that cannot be read are left out.
+
+    Keys: run, runs (how many seeds), status, warnings (how many), algorithm, partition, dataset, model, seed (None for
+    several), seeds, rounds (done), passes (over the training images), metric, measured_on ("test", or "validation"
+    without a single global model), final and best (the value of `metric` in that round), best_round, chosen_on,
+    accuracy and best_accuracy (the same if the metric is accuracy, else None), relative_accuracy, bound (run, value and
+    passes of the centralized run), note (why there is no relative accuracy), clients_mean and clients_worst_decile (of
+    `metric` over clients, with per-client evaluation), clients (client, examples, held_out, value, to_centralized,
+    to_local_only), emd, seconds, bytes, directory, directories. Unknown values are None. A row of several seeds
+    contains means, and in `std` the sample deviations.
+
+    relative_accuracy is Acc_federated / Acc_centralized (Hsu et al. 2020, section 6) of the final values, for another
+    main metric the same ratio of its values. The centralized run is a bound only with the same data, model and seed,
+    and enough training: see `fedlens.results.bound.mismatch`.
+
+    Raises `RunDirectoryError` if a path gives no run, or none can be read.
+    """
+    return Comparison.of(paths, each=each).rows
+
+
+def write_comparison(paths: Sequence[Path | str], html_path: Path, *, each: bool = False) -> Path:
+    """Writes one page with the curves of all runs on one axis, and the table; returns its path.
+
+    Raises `RunDirectoryError` if a path gives no run, or none can be read.
+    """
+    return write_page_of(Comparison.of(paths, each=each), html_path)
+
+
+def write_page_of(comparison: Comparison, html_path: Path) -> Path:
+    """Writes the page of a comparison, and returns its path."""
+    groups, rows = comparison.groups, comparison.rows
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    client_head, clients = client_table(groups)
+    context = {
+        "title": "Runs compared · fedlens",
+        "aside": "",
+        "number": sum(len(group.runs) for group in groups),
+        "algorithms": ", ".join(sorted({str(row["algorithm"]) for row in rows})),
+        "datasets": ", ".join(sorted({str(row["dataset"]) for row in rows})),
+        "charts": [chart for metric in metrics if (chart := _chart(groups, metric))],
+        "losses": [chart for chart in [_chart(groups, "loss")] if chart],
+        "notes": [*comparison.notes, *comparison.skipped],
+        "client_head": client_head,
+        "clients": clients[:CLIENTS_SHOWN],
+        "hidden": max(0, len(clients) - CLIENTS_SHOWN),
+        "client_names": [str(row[0]) for row in clients],
+        **_table(rows),
+    }
+    return write_page(Path(html_path), "compare.html.j2", context)
+
+
+def write_plot(comparison: Comparison, path: Path, metric: str | None = None) -> Path:
+    """Draws the figure of `curve_figure` into a PNG, PDF or SVG file, and returns its path.
+
+    Raises `ConfigError` if matplotlib is not installed, the file has another ending, or no run has values of `metric`,
+    and `RunFailed` if the file cannot be written.
+    """
+    figure = curve_figure(comparison, metric)
+    chart = figures.Chart(figure.title, figure.about, [replace(figure, title="", note=figure.heading)])
+    return draw_chart(chart, path, "or choose another file")
+
+
+def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.Panel:
+    """The curves of one metric over rounds, as on the page: the metric of the first run, another one, or the loss.
+
+    Raises `ConfigError` if no run has values of `metric`.
+    """
+    known = list(dict.fromkeys(row["metric"] for row in comparison.rows))
+    metric = metric or known[0]
+    curves = _curves(comparison.groups, metric)
+    if not curves:
+        raise ConfigError(
+            f"no run has values of '{metric}' to plot",
+            where="--metric",
+            hint=f"choose one of: {', '.join([*known, 'loss'])}",
+        )
+    return _figure(curves, metric)
+
+
+def _chart(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
+    """The test values of one metric over rounds, time and bytes, for the runs that have it."""
+    curves = _curves(groups, metric)
+    if not curves:
+        return None
+    figure = replace(_figure(curves, metric), shape="tall", view="rounds")
+    ways: tuple[tuple[str, str, figures.Values, tuple[str, ...]], ...] = (
+        ("time", "seconds of training", "number", ("seconds",)),
+        ("data", "bytes sent", "bytes", ("bytes_up", "bytes_down", "bytes_peer")),
+    )
+    others = []
+    for view, title, form, keys in ways:
+        at = [_cumulative(group.runs, key, line, keys) for group, key, line in curves]
+        if all(map(any, at)):
+            axis = figures.Axis(title, form, limits=figures.x_limits(max(map(max, at))))
+            series = [replace(line, x=x) for (_, _, line), x in zip(curves, at, strict=True)]
+            others.append(replace(figure, view=view, x=axis, series=series))
+    return replace(figure, others=others)
+
+
+def _curves(groups: Sequence[RunGroup], metric: str) -> list[tuple[RunGroup, str, figures.Series]]:
+    """The lines and bands of one metric: the group of each, its key in the metrics file, and the series."""
+    curves = []
+    for k, group in enumerate(groups):
+        row = group.row
+        if metric not in (row["metric"], "loss"):
+            continue
+        key = f"{group.runs[0].split()}_{metric}"
+        series = seed_curve(group.runs, key, row["run"], *_style(k, row))
+        if any(value is not None for line in series for value in line.y):
+            curves += [(group, key, line) for line in series]
+    return curves
+
+
+def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str) -> figures.Panel:
+    lines = [line for _, _, line in curves]
+    # A group with several seeds has a band and a line.
+    shown = [group.row for group, _, line in curves if line.kind != "band"]
+    where = "on test data" if all(row["measured_on"] == "test" for row in shown) else "as measured"
+    title = f"{heading(metric)} {where}"
+    banded = any(line.kind == "band" for line in lines)
+    note = "lines are means over seeds, bands one deviation" if banded else ""
+    number = sum(row["runs"] for row in shown)
+    figure = figures.curves(lines, metric, title, f"{title} of {number} runs.")
+    return replace(figure, note=note)
+
+
+def _cumulative(runs: Sequence[Run], key: str, line: figures.Series, keys: Sequence[str]) -> list[float]:
+    """The sum of `keys` over all rounds up to each point of `line`, the mean over `runs`."""
+    reached = [_reached(run, keys) for run in runs]
+    rounds = common_rounds(runs, key)[0] if line.kind == "band" else list(map(int, line.x))
+    means = [fmean(each[at] for each in reached) if len(runs) > 1 else reached[0][at] for at in rounds]
+    return [*means, *means[::-1]] if line.kind == "band" else means
+
+
+def _reached(run: Run, keys: Sequence[str]) -> dict[int, float]:
+    steps = [sum(finite(line.get(key)) or 0 for key in keys) for line in run.metrics]
+    return dict(zip((line["round"] for line in run.metrics), accumulate(steps), strict=True))
+
+
+def _table(rows: Sequence[Record]) -> dict[str, Any]:
+    texts = readable(rows)
+    winners = _winners(rows)
+    names = []
+    for k, row in enumerate(rows):
+        about = [row[key] for key in ("algorithm", "dataset", "model")]
+        about += [row["status"]] if row["status"] != "finished" else []
+        style = dict(zip(("color", "dash"), _style(k, row), strict=True))
+        names.append(
+            style
+            | {"about": list(filter(None, about)), "warnings": row["warnings"]}
+            | {"cells": _broken(texts[k]), "best": k in winners}
+        )
+    first = ("run", "algorithm", "dataset", "partition", "rounds", "runs")
+    last = [key for key in ("partition", "rounds", "runs") if key in texts[0]]
+    return {"head": [*(key for key in texts[0] if key not in first), *last], "names": names}
+
+
+def _broken(cells: Mapping[str, str]) -> dict[str, str]:
+    """The cells with spaces that break no line, but for those in words and before a deviation."""
+    words = ("run", "partition")
+    return {
+        key: cell if key in words else cell.replace(" ", "\u00a0").replace("\u00a0±", " ±")
+        for key, cell in cells.items()
+    }
+
+
+def _winners(rows: Sequence[Record]) -> set[int]:
+    """The best federated run of each task that several of them share."""
+    tasks: dict[tuple[Any, ...], list[int]] = {}
+    for k, row in enumerate(rows):
+        if row["final"] is not None and row["algorithm"] != CENTRALIZED and is_share(row["metric"]):
+            tasks.setdefault((row["dataset"], row["metric"], row["measured_on"]), []).append(k)
+    return {max(members, key=lambda k: rows[k]["final"]) for members in tasks.values() if len(members) > 1}
+
+
+def _style(position: int, row: Record) -> tuple[str, str]:
+    """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
+    repeats = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
+    return TEN[position % len(TEN)], figures.DASHES[repeats % len(figures.DASHES)]
+
+
+__all__ = ["Comparison", "compare", "readable", "write_comparison", "write_page_of", "write_plot"]
+
+
+_DEPTH = (
+    4  # folders below a parent folder that are searched: runs/<name>/<id> and runs/<name>-cost/<run> are two
+)
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Path]:
+    """The run directories that `paths` name, each once.
+
+    A path is a run directory, a folder with runs below it, or a pattern such as `runs/*/2026*`; runs below a folder or
+    of a pattern are sorted by path. Links to folders below a folder are not followed.
+
+    Raises `RunDirectoryError` if a path or a pattern gives no run.
+    """
+    runs: dict[Path, Path] = {}
+    for path in map(str, paths):
+        here = Path(path).expanduser()
+        matches = (
+            [here] if here.exists() or not glob.has_magic(path) else sorted(map(Path, glob.glob(str(here))))
+        )
+        below = [run for match in matches if match.is_dir() for run in _runs_at(match, _DEPTH)]
+        if not below:
+            raise _no_runs(path, here, matches)
+        for run in below:
+            runs.setdefault(run.resolve(), run)
+    return list(runs.values())
+
+
+def read_runs(paths: Sequence[Path | str]) -> tuple[list[Run], list[str]]:
+    """The runs that `paths` name (see `find_runs`), and a sentence for each that cannot be read.
+
+    Raises `RunDirectoryError` if there is no run, or if none can be read.
+    """
+    runs, skipped = [], []
+    for path in find_runs(paths):
+        try:
+            runs.append(read_run(path))
+        except FedlensError as error:
+            skipped.append((path, error))
+    if not runs:
+        raise skipped[0][1]
+    return runs, [f"skipped {path}: {error}" for path, error in skipped]
+
+
+def _runs_at(path: Path, depth: int) -> Iterator[Path]:
+    if (path / "config.toml").is_file():
+        yield path
+        return
+    if depth == 0:
+        return
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(
+                e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
+            )
+    except OSError:
+        return
+    for name in names:
+        yield from _runs_at(path / name, depth - 1)
+
+
+def _no_runs(path: str, here: Path, matches: Sequence[Path]) -> RunDirectoryError:
+    hint = "give run directories, a folder with runs below it, or a pattern such as 'runs/*/2026*'"
+    if not matches:
+        return RunDirectoryError(f"no directory matches the pattern {path}", hint=hint)
+    if not here.exists() and len(matches) == 1:
+        return RunDirectoryError("the directory does not exist", where=path)
+    if here.is_file():
+        return RunDirectoryError(f"{path} is a file, not a run directory", hint=hint)
+    return RunDirectoryError(f"no run found in {path}", hint=hint)

@@ -1,0 +1,1 @@
+"""What federation costs: the answer, its sentences and its page."""

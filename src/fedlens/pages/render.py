@@ -1,0 +1,70 @@
+"""Renders the templates of the pages. Jinja2 escapes every value that is put into a page.
+
+A page loads nothing: style, script and figures are in it, and its content security policy forbids the rest.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedlens.base import format
+from fedlens.files.atomic_files import write_atomically
+from fedlens.pages import plotly_figures
+from fedlens.pages.page_contents import page_contents
+
+# The CSS border style that looks like a dash of plotly.
+BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
+
+_COMMON: Mapping[str, Any] = {"client_names": (), "images_command": ""}
+
+
+def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
+    """Renders a template into a file, and returns the file's path.
+
+    `client_names` of the context are looked for in a page, and `images_command` repeats a run with test images.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = _environment().get_template(template).render({**_COMMON, **context})
+    # A file name that is not UTF-8 has lone surrogates in Python; the page shows them as escapes.
+    write_atomically(path, page.encode(errors="backslashreplace"))
+    return path
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("fedlens.pages"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.globals.update(asset=_asset, plotly=_plotly, borders=BORDERS, page_contents=page_contents)
+    environment.globals.update(
+        traces=plotly_figures.draw, views=plotly_figures.views, legend=plotly_figures.legend
+    )
+    filters = (format.count, format.duration, format.heading, format.label, format.many, format.size)
+    environment.filters.update({function.__name__: function for function in filters})
+    environment.filters.update(metric=lambda value, name: format.metric_value(name, value))
+    return environment
+
+
+@cache
+def _asset(name: str) -> Markup:
+    return Markup(files("fedlens.pages").joinpath("templates", name).read_text(encoding="utf-8"))
+
+
+@cache
+def _plotly() -> Markup:
+    """The `cartesian` build of plotly.js, gzipped, in base64; page.js unpacks it in the browser."""
+    packed = files("fedlens.pages").joinpath("plotly", "plotly-cartesian.min.js.gz").read_bytes()
+    return Markup(base64.b64encode(packed).decode())

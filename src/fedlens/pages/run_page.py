@@ -1,0 +1,272 @@
+"""report.html: one run as a page that opens offline."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedlens.base.format import (
+    POOLED,
+    SPLITS,
+    count,
+    duration,
+    finite,
+    heading,
+    metric_value,
+    millions,
+    rounds_of,
+    setting,
+    size,
+    split_of,
+)
+from fedlens.base.shell_command import shell_command
+from fedlens.base.summary_text import listed
+from fedlens.data.catalogue import data_directory
+from fedlens.pages.architecture import cells_of
+from fedlens.pages.client_section import client_section
+from fedlens.pages.data_notes import notes_card, notes_of
+from fedlens.pages.example_section import example_section
+from fedlens.pages.left_clients import left_clients
+from fedlens.pages.own_curves import graphs_of, own_curves
+from fedlens.pages.parties_section import parties_section
+from fedlens.pages.partition_page import partition_section
+from fedlens.pages.render import write_page
+from fedlens.pages.shown_images import may_get_images
+from fedlens.pages.suspicious_labels import label_section
+from fedlens.pages.test_section import section_of_test
+from fedlens.results.bound import bound_beside, bound_line, bound_sentence
+from fedlens.results.figures import chart as figures
+from fedlens.results.run import Run, read_run, subtable
+from fedlens.settings.keys import flat
+
+_MACHINE = {
+    "os": "operating system",
+    "cpu": "processor",
+    "memory": "memory",
+    "gpus": "GPUs",
+    "libraries": "versions of the software",
+    "git": "revision of the source",
+}
+
+
+def write_report(run_dir: Path) -> Path:
+    """Writes report.html into a run directory and returns its path.
+
+    Works on runs of any status; parts without data are left out.
+
+    Raises `RunDirectoryError` if `run_dir` is not a run directory.
+    """
+    run = read_run(run_dir)
+    command = run.environment.get("command")
+    bound = bound_beside(run)
+    curves = [*_curves(run, bound), *own_curves(run)]
+    clients = run.partition.ids if run.partition else ()
+    context = {
+        "pooled": POOLED,
+        "title": f"{run.name} · {run.status} · fedlens",
+        "aside": " · ".join(filter(None, [run.run_id, _start_time(run.environment)])),
+        "run": run,
+        "curves": curves,
+        "bound": bound_sentence(run, bound) if bound and curves else "",
+        "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in run.warnings],
+        "graphs": graphs_of(run),
+        "cells": cells_of(run),
+        "details": section_of_test(run),
+        "examples": example_section(run),
+        "clients": client_section(run),
+        "measuring": measuring_command(run),
+        "resuming": resuming_command(run),
+        "repeating": repeating_command(run),
+        "labels": label_section(run),
+        "partition": partition_section(run.partition),
+        "parties": parties_section(run),
+        "left": left_clients(run),
+        "client_names": clients,
+        "notes": notes_card(notes_of([run]), clients),
+        "images_command": images_command(run) if may_get_images(run) else "",
+        "skipped": _skipped(run),
+        "failures": _failures(run),
+        "changes": _changes(run),
+        "efficiency": efficiency(run),
+        "settings": _settings(run),
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
+        "environment": _shown({key: each for key, each in run.environment.items() if key != "shown"}),
+        "machine": [words for key, words in _MACHINE.items() if run.environment.get(key)],
+    }
+    return write_page(run.report_path, "run.html.j2", context)
+
+
+def _start_time(environment: Mapping[str, Any]) -> str:
+    """When the run started: 2026-11-20 10:15 UTC."""
+    times = (v for key, v in environment.items() if key.startswith("start") and isinstance(v, str))
+    started = next(times, "")
+    try:
+        return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return started
+
+
+def _bands(run: Run, metric: str) -> list[figures.Band]:
+    """The rounds of each warning about this metric; of one about a loss on the main metric's figure, too."""
+    about = {metric, "loss"} if metric == run.metric() else {metric}
+    return [
+        figures.Band(w["since"], w["until"], str(w.get("kind")))
+        for w in run.warnings
+        if (pair := split_of(str(w.get("metric")))) and pair[1] in about
+    ]
+
+
+def _curves(run: Run, bound: Run | None) -> list[figures.Panel]:
+    """The main metric, the loss, and every other metric."""
+    metrics = {pair[1] for line in run.metrics for key in line if (pair := split_of(key))}
+    main = run.metric()
+    ordered = sorted(metrics, key=lambda metric: (metric != main, metric != "loss", metric))
+    return [plot for metric in ordered if (plot := _curve(run, metric, bound))]
+
+
+def _curve(run: Run, metric: str, bound: Run | None) -> figures.Panel | None:
+    lines = []
+    for split, name in SPLITS.items():
+        rounds, values = run.series(f"{split}_{metric}")
+        if any(value is not None for value in values):
+            width = 1.5 if split == "local" else 2.25
+            lines.append(figures.Series(rounds, values, name, color=f"var(--{split})", width=width))
+    if not lines:
+        return None
+    title = heading(metric)
+    ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
+    if metric == run.metric() and bound is not None:
+        lines.append(bound_line(run, bound, lines[0].x))
+        ends.append(lines[-1].name)
+    at, best, chosen_on = run.best(metric) if metric == run.metric() else (None, None, None)
+    if at is not None and best is not None and len(run.metrics) > 1:
+        lines.append(figures.Series([at], [best], f"best, chosen on {chosen_on}", "ring"))
+    bands = _bands(run, metric)
+    shaded = [f" Shaded: {band.label}, rounds {band.first} to {band.last}." for band in bands]
+    about = f"{title} over rounds: {'; '.join(ends)}.{''.join(shaded)}"
+    return figures.curves(lines, metric, title, about, bands)
+
+
+def _skipped(run: Run) -> str:
+    """A sentence on the rounds that were skipped (`max_skipped`); empty if there is none."""
+    rounds = [str(line["round"]) for line in run.metrics if "skipped" in line]
+    if not rounds:
+        return ""
+    counted = "1 round was" if len(rounds) == 1 else f"{len(rounds):,} rounds were"
+    return (
+        f"{counted} skipped ({listed(rounds, 20)}): no reply was accepted, or the aggregate made no update. The model "
+        "stayed as it was. metrics.jsonl has the reasons."
+    )
+
+
+def _failures(run: Run) -> list[tuple[str, str, int]]:
+    """Client, reason and number of the lost and rejected replies, the most frequent first."""
+    table = subtable(run.summary, "failures")
+    rows = [
+        (str(client), str(reason), int(finite(times) or 0))
+        for client, reasons in table.items()
+        if isinstance(reasons, Mapping)
+        for reason, times in reasons.items()
+    ]
+    return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
+
+
+def _changes(run: Run) -> list[tuple[str, str, str, str]]:
+    """What was edited while the run was stopped: round, setting, value before and after."""
+    changes = run.summary.get("changes")
+    rows = [row for row in changes if isinstance(row, Mapping)] if isinstance(changes, list) else []
+    return [
+        (
+            str(row.get("after_round")),
+            str(row.get("key")),
+            setting(row.get("before")),
+            setting(row.get("after")),
+        )
+        for row in rows
+    ]
+
+
+def _settings(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Each table of config.toml with its settings; settings outside of tables come first."""
+    tables = {key: value for key, value in run.config.items() if isinstance(value, Mapping)}
+    scalars = {key: value for key, value in run.config.items() if key not in tables}
+    groups = [("run", _shown(scalars))] if scalars else []
+    return groups + [(key, _shown(value) or [("defaults", "")]) for key, value in tables.items()]
+
+
+def _shown(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Name and value of every setting."""
+    settings = flat(table, whole=lambda value: not value, numbered=True).items()
+    return [
+        (key, size(value) if key.split(".")[-1] == "memory" and finite(value) else setting(value))
+        for key, value in settings
+    ]
+
+
+def resuming_command(run: Run) -> str:
+    """The command that resumes a run."""
+    return shell_command("resume", Path(run.start_directory))
+
+
+def repeating_command(run: Run, changes: Sequence[str] = ()) -> str:
+    """The command of the same run, with changed settings if there are any."""
+    data_dir, usual = run.environment.get("data_dir"), str(data_directory(None).resolve())
+    return shell_command(
+        "run",
+        Path(run.start_directory, "config.toml"),
+        changes=changes,
+        data_dir=None if data_dir in (None, usual) else str(data_dir),
+    )
+
+
+def measuring_command(run: Run) -> str:
+    """The command of the same run with its clients measured, for a run that measured none."""
+    data = subtable(run.config, "data")
+    changes = [] if data.get("validation") else ["data.validation=0.2"]
+    changes += [] if data.get("validation_from") == "client" else ["data.validation_from=client"]
+    return repeating_command(run, [*changes, "evaluation.clients=all"])
+
+
+def images_command(run: Run) -> str:
+    """The command of the same run with test images."""
+    return repeating_command(run, ["record.images=true"])
+
+
+def efficiency(run: Run) -> list[tuple[str, str]]:
+    """Name and value of each row: parameters, multiply-adds, rounds, bytes and time.
+
+    Multiply-adds are those of a forward pass for one example. Bytes are those of all clients of a round together.
+    """
+    rounds = run.rounds_done
+    down, up, seconds = run.total("bytes_down"), run.total("bytes_up"), run.seconds()
+    peer = run.total("bytes_peer") or 0.0
+    parameters, trainable = (finite(run.recorded("model", key)) for key in ("parameters", "trainable"))
+
+    def a_round(total: float | None) -> float | None:
+        return total / rounds if total is not None and rounds else None
+
+    sent = None if down is None and up is None else (down or 0.0) + (up or 0.0) + peer
+    return [
+        ("Parameters", count(parameters)),
+        ("Trainable parameters", count(trainable)),
+        (_multiply_adds_of(run), millions(finite(run.recorded("model", "multiply_adds")))),
+        ("Communication rounds", count(rounds)),
+        ("Sent down a round, to all clients", size(a_round(down))),
+        ("Sent up a round, by all clients", size(a_round(up))),
+        *([("Sent a round between clients", size(a_round(peer)))] if peer else []),
+        ("Sent in all rounds, down and up" + (", and between clients" if peer else ""), size(sent)),
+        ("Time a round", duration(a_round(seconds))),
+        ("Total time", duration(seconds)),
+    ]
+
+
+def _multiply_adds_of(run: Run) -> str:
+    shape = run.recorded("model", "input_shape")
+    if not isinstance(shape, list) or not shape:
+        return "Multiply-adds, one forward pass"
+    if len(shape) == 1:
+        return f"Multiply-adds, one input of {shape[0]}"
+    return f"Multiply-adds, one {'×'.join(map(str, shape))} input"

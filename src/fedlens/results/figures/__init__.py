@@ -1,0 +1,1 @@
+"""Figures as data, and as files for papers; `fedlens.pages.plotly_figures` draws them on pages."""

@@ -1,0 +1,393 @@
+"""Figures of a study's values: against a setting, over rounds, by two settings, and by the effective learning rate."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from fedlens.base.errors import ConfigError
+from fedlens.base.format import capitalized, is_share, smaller_is_better
+from fedlens.results.cells import METHOD, Cell
+from fedlens.results.figures import chart as figures
+from fedlens.results.figures.chart import GREY, Axis, Cells, Chart, Series, Values, banded, matrix
+from fedlens.results.figures.study_groups import CENTRALIZED, FACTS, SeedGroups, bare, rates_of
+from fedlens.results.figures.study_panels import (
+    Columns,
+    Limits,
+    LineRuns,
+    Names,
+    Scale,
+    Spread,
+    XScale,
+    arrange,
+    decades,
+    metric_title,
+    no_values,
+    selected,
+    spread,
+    x_scale,
+)
+from fedlens.results.figures.study_population_figures import emd_row, shown_populations
+from fedlens.results.figures.study_values import StudyPanels, document_marks, has_values, runs_of
+from fedlens.results.rows import Results, Role, Row
+
+_LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
+_MOST_NAMED = 5  # decades of an axis
+_BEYOND = 2.0  # the rounds of a document over those of the curves, from where on the axis is logarithmic
+Over: TypeAlias = Literal["round", "batches", "bytes", "bytes_client", "examples"]
+
+_OVER: dict[str, tuple[str, Literal["count", "bytes"]]] = {
+    "round": ("round", "count"),
+    "batches": ("batches of the busiest client", "count"),
+    "bytes": ("bytes sent", "bytes"),
+    "bytes_client": ("bytes of one client", "bytes"),
+    "examples": ("training images", "count"),
+}
+
+
+def heat_figure(
+    study: Results,
+    *,
+    x: str,
+    y: str,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role | None = None,
+    relative: bool = False,
+    columns: Columns | None = None,
+) -> Chart:
+    """A metric by two settings, one colour a cell (hsu2020, figure 8): the mean of the final values over seeds.
+
+    Methods and settings that are on no axis make panels. Arguments as in `setting_figure`; a tuned setting on an axis
+    shows the runs of tuning.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
+    """
+    shown = runs_of(study, runs, [x, y])
+    across, up = shown.key(x, "figures.x"), shown.key(y, "figures.y")
+    name = metric or shown.metric
+    chosen = [g for g in selected(shown, where, methods) if across in g.keys and up in g.keys]
+    if relative:
+        chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
+    layout = arrange(shown, chosen, [across, up], [], panels)
+    title = f"{capitalized(metric_title(name, relative))} by {shown.label(across)} and {shown.label(up)}"
+    drawing = StudyPanels(shown, chosen, layout, title, name, relative)
+    means = {id(group): statistics.fmean(each) for group in chosen if (each := drawing.finals(group))}
+    if not means:
+        raise no_values(title, shown.gaps(chosen))
+    low, high = min(means.values()), max(means.values())
+    limits = (low, high) if high > low else (low - 0.05, high + 0.05)
+    columns_of, rows = _present(shown, across, chosen), _present(shown, up, chosen)
+    named = ([shown.words(up, v) for v in rows], [shown.words(across, v) for v in columns_of])
+    form: Values = "share" if is_share(bare(name)) or relative else "number"
+    built = []
+    for panel in layout.panels:
+        values = np.full((len(rows), len(columns_of)), np.nan)
+        for line in panel.lines:
+            for group in line.groups:
+                row, column = rows.index(group.keys[up]), columns_of.index(group.keys[across])
+                values[row, column] = means.get(id(group), np.nan)
+        cells = Cells(values, *named, metric_title(name, relative), limits, form, rising=True)
+        built.append(
+            matrix(panel.title, f"{title} {panel.title}", cells, *map(Axis, map(shown.label, (across, up))))
+        )
+    return Chart(title, drawing.caption(), built, shown.gaps(chosen), columns)
+
+
+def effective_rate_figure(
+    study: Results,
+    *,
+    lines: Names = METHOD,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role | None = None,
+    y: Limits | None = None,
+    chance: float | None = None,
+    columns: Columns | None = None,
+) -> Chart:
+    """A metric against the effective learning rate eta / (1 - beta) (hsu2019, figure 6).
+
+    A marker is the mean over seeds of one combination of settings, and its area is proportional to the client rate
+    eta. A cross marks the best combination of each line. Runs of tuning are shown if the study tunes. Other arguments
+    as in `setting_figure`.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has a value and a rate.
+    """
+    tuned = any(entry.role == "tune" for entry in study.info.entries)
+    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final")).by_family()
+    name = metric or shown.metric
+    chosen = selected(shown, where, methods)
+    layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
+    title = f"{capitalized(metric_title(name))} against effective learning rate"
+    drawing = StudyPanels(shown, chosen, layout, title, name)
+    largest = max((rates[1] for group in chosen if (rates := rates_of(group))), default=1.0)
+    drawn = [
+        [each for line in panel.lines for each in _markers(drawing, line, largest)] for panel in layout.panels
+    ]
+    at = [x for panel in drawn for series in panel for x in series.x]
+    if not at:
+        raise no_values(title, shown.gaps(chosen))
+    limits = (min(at) / 1.6, max(at) * 1.6)
+    ticks = decades(*limits)
+    every = 2 if len(ticks) > _MOST_NAMED else 1  # 0.0001 and 0.001 would run into each other
+    names = ["" if place % every else f"{each:g}" for place, each in enumerate(ticks)]
+    axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
+    chart = drawing.chart(axis, drawn, y, chance, columns, shown.gaps(chosen))
+    more = (
+        " The effective rate is the client rate / (1 - momentum of the server). Areas are proportional to the "
+        "client rate, down to a smallest size; a cross marks the best."
+    )
+    return replace(chart, caption=chart.caption + more)
+
+
+def _rate_keys(shown: SeedGroups) -> list[str]:
+    """The keys that make up the effective rate: markers differ in them, panels do not."""
+    keys = sorted({key for group in shown.cells for key in group.keys})
+    return [key for key in keys if key in ("effective_lr", "local.lr") or key.endswith(".momentum")]
+
+
+def _present(shown: SeedGroups, key: str, groups: Sequence[Cell]) -> list[Any]:
+    values = [group.keys[key] for group in groups]
+    return [value for value in shown.all_values(key) if value in values]
+
+
+def _markers(drawing: StudyPanels, line: LineRuns, largest: float) -> list[Series]:
+    points = []
+    for group in line.groups:
+        rates, values = rates_of(group), drawing.finals(group)
+        if rates is not None and values:
+            points.append((*rates, statistics.fmean(values)))
+    if not points:
+        return []
+    points.sort()
+    pick = min if smaller_is_better(bare(drawing.metric)) else max
+    best = pick(points, key=lambda point: point[2])
+    effective, local, values = (list(column) for column in zip(*points, strict=True))
+    sizes = [max(_SMALLEST, _LARGEST * rate / largest) for rate in local]
+    texts = [f"client rate {rate:.3g}" for rate in local]
+    markers = Series(effective, values, line.name, "points", line.color, texts=texts, sizes=sizes)
+    cross = Series(
+        [best[0]], [best[2]], f"best {line.name}", "cross", line.color, group=line.name,
+        texts=[f"client rate {best[1]:.3g}, the best"],
+    )  # fmt: skip
+    return [markers, cross]
+
+
+def setting_figure(
+    study: Results,
+    *,
+    x: str,
+    lines: Names = METHOD,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role | None = None,
+    relative: bool = False,
+    band: Spread = "interval",
+    scale: Scale = "auto",
+    reverse: bool = False,
+    y: Limits | None = None,
+    chance: float | None = None,
+    columns: Columns | None = None,
+    above: Literal["emd"] | None = None,
+    bars: bool = False,
+) -> Chart:
+    """A metric against a setting: final values, their mean over seeds, and a band (hsu2019, figures 2 and 5).
+
+    Args:
+        x: the setting, a dimension of the cases, or a tuned setting, which shows the runs of tuning; or what was
+            measured: "emd" (hsu2020, figure 4), "clients", "parameters", "multiply_adds".
+        lines, panels: the settings that lines and panels differ in. Other settings that differ make panels too.
+        where: the cases that are shown, by setting: a value or a list of values.
+        methods: those that are shown; all by default.
+        metric: another column than the study's metric.
+        runs: "final" or "tune".
+        relative: divides by the value of the method `centralized` at the same case (hsu2020, section 6).
+        band: the 95 % t interval over seeds, their range, one deviation, or none.
+        scale: of the axis of `x`. "auto" is logarithmic for positive values that span a factor of 8.
+        reverse: the largest value stands on the left.
+        y: the ends of the axis of the metric, [low, high].
+        chance: the value of guessing, as a dotted line; by default where it lies near the values.
+        columns: of panels beside each other.
+        above: "emd" draws the clients of each case by their EMD above the panel, on the axis x = "emd" (hsu2020,
+            figure 4, top row).
+        bars: draws bars from 0 up on an axis of categories (chen2022, figure 1).
+
+    Raises `ConfigError` if a name is unknown, and `DataError` if no run has values.
+    """
+    shown = runs_of(study, runs, [x, *([lines] if isinstance(lines, str) else lines)])
+    measured = x in FACTS
+    shown = shown.with_fact(x) if measured else shown
+    key = x if measured else shown.key(x, "figures.x")
+    name = metric or shown.metric
+    asked = [
+        group
+        for group in selected(shown, where, methods)
+        if (measured or key in group.keys) and not (relative and group.keys[METHOD] == CENTRALIZED)
+    ]
+    chosen = [group for group in asked if key in group.keys]
+    # A fact follows from the settings, so that they differ from point to point.
+    layout = arrange(shown, chosen, [key], lines, panels, points=measured)
+    stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
+    values = [group.keys[key] for group in chosen] + [mark.x for mark in stated if mark.x is not None]
+    if not values:
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+    place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
+    _refuse_misplaced(above, x, bars, place.kind)
+    above_panels = [emd_row(shown_populations(study, None, where), place.axis)] if above else []
+    if above_panels:
+        place = replace(place, axis=above_panels[0].x)
+    title = f"{capitalized(metric_title(name, relative))} against {shown.label(key)}"
+    drawing = StudyPanels(shown, chosen, layout, title, name, relative, band, stated)
+    texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
+    drawn = [
+        [
+            series
+            for k, line in enumerate(panel.lines)
+            for series in _setting_line(drawing, line, key, place, k, len(panel.lines), texts)
+        ]
+        for panel in layout.panels
+    ]
+    if not any(
+        series.kind in ("line", "points") and has_values(series) for panel in drawn for series in panel
+    ):
+        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+    drawn = _as_bars(drawn) if bars else drawn
+    unified = not texts and place.kind != "category"
+    gaps, columns = shown.gaps(asked), 1 if above_panels else columns
+    chart = drawing.chart(place.axis, drawn, y, chance, columns, gaps, place, unified, above_panels)
+    more = " Above: the clients of each case by their EMD." if above_panels else ""
+    return replace(chart, caption=chart.caption + more) if more else chart
+
+
+def _refuse_misplaced(above: str | None, x: str, bars: bool, kind: str) -> None:
+    if above and x != above:
+        what = f"the EMD of clients has no place above '{x}'"
+        raise ConfigError(what, where="figures.above", hint="write x = 'emd'")
+    if bars and kind != "category":
+        what = "bars stand on an axis of categories alone"
+        raise ConfigError(what, where="figures.bars", hint="write scale = 'category'")
+
+
+def _as_bars(drawn: Sequence[Sequence[Series]]) -> list[list[Series]]:
+    """The series of each panel as bars, as wide as the panel with the most leaves them."""
+    width = 0.46 / max(3, *map(len, drawn))
+    return [[replace(each, kind="bar", bar=width) for each in series_of] for series_of in drawn]
+
+
+def curve_figure(
+    study: Results,
+    *,
+    x: Over = "round",
+    lines: Names = METHOD,
+    panels: Names | None = None,
+    where: dict[str, Any] | None = None,
+    methods: list[str] | None = None,
+    metric: str | None = None,
+    runs: Role = "final",
+    band: Spread = "interval",
+    y: Limits | None = None,
+    until: float | None = None,
+    chance: float | None = None,
+    columns: Columns | None = None,
+) -> Chart:
+    """Learning curves: the mean over seeds and a band, against rounds, batches, bytes or images.
+
+    Batches and bytes differ by seed; a point stands at their mean over seeds. Runs that failed are left out, and named.
+    `until` is the last value of the axis of `x`; by default the curves of the federated methods end there.
+    Other arguments as in `setting_figure`.
+
+    Raises `ConfigError` if a name is unknown, and `DataError` without values.
+    """
+    shown = runs_of(study, runs, [lines] if isinstance(lines, str) else lines)
+    name = metric or shown.metric
+    chosen = selected(shown, where, methods)
+    layout = arrange(shown, chosen, [], lines, panels)
+    drawn = [
+        [
+            series
+            for line in panel.lines
+            for group in line.groups
+            for series in _curve(line, group, name, x, band)
+        ]
+        for panel in layout.panels
+    ]
+    title = f"{capitalized(metric_title(name))} over {_OVER[x][0] if x != 'round' else 'rounds'}"
+    ends = [max(series.x) for panel in drawn for series in panel]
+    # A round of centralized training has as many batches as there are data, and sends nothing.
+    compared = [max(series.x) for panel in drawn for series in panel if x == "round" or series.color != GREY]
+    last = until or max(compared or ends, default=0.0)
+    if last <= 0:
+        raise no_values(title, shown.gaps(chosen))
+    stated = document_marks(shown, layout, name, None, rounds=x == "round")
+    beyond = max((mark.x for mark in stated if mark.x is not None), default=0.0)
+    wide = until is None and beyond > _BEYOND * last
+    last = until or max(last, beyond)
+    # Budgets of a document that are far beyond the rounds of this scale would squeeze the curves.
+    first = min((x for panel in drawn for series in panel for x in series.x if x > 0), default=1.0)
+    limits = (0.8 * first, 1.2 * last) if wide else figures.x_limits(last)
+    words, form = _OVER[x]
+    whole = x == "round" and 0 < last < 10
+    axis = Axis(words, form, log=wide, limits=limits, ticks=range(int(last) + 1) if whole else ())
+    gaps = shown.gaps(chosen)
+    if any(group.lost and group.done for group in chosen):
+        gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
+    drawing = StudyPanels(shown, chosen, layout, title, name, band=band, stated=stated)
+    return drawing.chart(axis, drawn, y, chance, columns, gaps, unified=True)
+
+
+def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
+    order = [repr(value) for value in shown.all_values(key)]
+    return lambda value: order.index(repr(value)) if repr(value) in order else len(order)
+
+
+def _setting_line(
+    drawing: StudyPanels, line: LineRuns, key: str, place: XScale, number: int, lines: int, texts: bool
+) -> list[Series]:
+    shown = drawing.shown
+    groups = sorted(line.groups, key=lambda group: place.at(group.keys[key]))
+    values = [drawing.finals(group) for group in groups]
+    means = [statistics.fmean(each) if each else None for each in values]
+    ends = [spread(each, drawing.band, "" if drawing.relative else drawing.metric) for each in values]
+    x = [place.beside(group.keys[key], number, lines) for group in groups]
+    words = [f"{shown.label(key)} {shown.words(key, group.keys[key])}" for group in groups]
+    if place.kind == "category":
+        # No line joins values that have no order.
+        low, high = ([end and end[side] for end in ends] for side in (0, 1))
+        return [Series(x, means, line.name, "points", line.color, texts=words, low=low, high=high)]
+    return banded(x, means, ends, line.name, line.color, line.dash, words if texts else ())
+
+
+def _curve(line: LineRuns, group: Cell, metric: str, over: Over, band: Spread) -> list[Series]:
+    """The curve of some seeds at the rounds that all of them have evaluated."""
+    runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over))]
+    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    if not shared:
+        return []
+    at = [statistics.fmean(run[k][0] for run in runs) for k in shared]
+    values = [[run[k][1] for run in runs] for k in shared]
+    means = [statistics.fmean(each) for each in values]
+    return banded(
+        at, means, [spread(each, band, metric) for each in values], line.name, line.color, line.dash
+    )
+
+
+def _by_round(run: Row, metric: str, over: Over) -> dict[int, tuple[float, float]]:
+    """(place, value) by round."""
+    rounds = run.curve.get("round", ())
+    at = run.curve.get(over, [None] * len(rounds))
+    points = {}
+    for k, value in run.series(metric):
+        place, number = at[k], rounds[k]
+        if place is not None and number is not None:
+            points[int(number)] = (float(place), value)
+    return points
