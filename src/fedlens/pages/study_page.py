@@ -12,11 +12,11 @@ from fedlens.base.errors import DataError
 from fedlens.base.format import MISSING, count, duration, many, setting
 from fedlens.pages.render import write_page
 from fedlens.results.cells import METHOD, why_lost
-from fedlens.results.data_json import DATA_FIGURES, needs_runs, read_populations
+from fedlens.results.data_json import read_populations
 from fedlens.results.figures.chart import Chart
 from fedlens.results.figures.study_figures import NamedFigure, study_figures
 from fedlens.results.figures.study_groups import SeedGroups
-from fedlens.results.rows import Results, Row
+from fedlens.results.rows import DATA_FIGURES, Results, Row, needs_runs
 from fedlens.results.tables import study_tables
 from fedlens.results.words import tuning_words
 

@@ -19,9 +19,6 @@ from fedlens.base.errors import DataError
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 
-DATA_FIGURES = frozenset({"populations", "distributions"})
-DATA_TABLES = frozenset({"datasets"})
-
 
 @dataclass(frozen=True)
 class CasePopulation:
@@ -119,46 +116,6 @@ def read_populations(values: Any, where: str | None = None) -> list[CasePopulati
         return [CasePopulation(**entry) for entry in values]
     except TypeError as error:
         raise DataError(f"the populations are corrupt: {error}", where=where) from None
-
-
-def needs_runs(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a study with these figures and tables trains: false where it has only those of data and of models.
-
-    >>> needs_runs([{"kind": "populations"}], []), needs_runs([{"kind": "curves"}], []), needs_runs([], [])
-    (False, True, True)
-    >>> needs_runs([], [{"kind": "efficiency", "runs": False}])
-    False
-    """
-    if not figures and not tables:
-        return True
-    return any(figure.get("kind") not in DATA_FIGURES for figure in figures) or any(
-        table.get("kind") not in DATA_TABLES and not _of_models(table) for table in tables
-    )
-
-
-def needs_populations(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a figure or a table of the study shows the data of clients.
-
-    >>> needs_populations([{"kind": "setting", "x": "emd", "above": "emd"}], []), needs_populations([], [])
-    (True, False)
-    """
-    return any(figure.get("kind") in DATA_FIGURES or figure.get("above") for figure in figures) or any(
-        table.get("kind") in DATA_TABLES for table in tables
-    )
-
-
-def needs_data(figures: Sequence[Mapping[str, Any]], tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the study reads a dataset: false where models are counted for a stated shape alone.
-
-    >>> needs_data([], [{"kind": "efficiency", "runs": False, "shape": [3, 8, 8], "classes": 10}])
-    False
-    """
-    stated = all(table.get("shape") and table.get("classes") for table in tables if _of_models(table))
-    return needs_runs(figures, tables) or needs_populations(figures, tables) or not stated
-
-
-def _of_models(table: Mapping[str, Any]) -> bool:
-    return table.get("kind") == "efficiency" and table.get("runs") is False
 
 
 def written(value: Any) -> Any:

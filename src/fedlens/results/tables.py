@@ -17,11 +17,10 @@ from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
 from fedlens.results.claims import claims_table
-from fedlens.results.data_json import needs_runs
 from fedlens.results.data_tables import datasets, efficiency, pretraining_tables
 from fedlens.results.method_tables import choices, differences, relative, summary
 from fedlens.results.progress_tables import budgets, targets
-from fedlens.results.rows import Results, StudyInfo
+from fedlens.results.rows import Results, StudyInfo, needs_runs
 from fedlens.results.table_format import StudyTable
 from fedlens.results.table_view import TableView, narrowed
 

@@ -8,8 +8,7 @@ from typing import Any
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.results.data_json import needs_runs
-from fedlens.results.rows import Row
+from fedlens.results.rows import Row, needs_runs
 from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import resolve

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.parse_text import parse_json
 from fedlens.data.catalogue import CATALOGUE, data_directory, presence
-from fedlens.results.data_json import needs_data, needs_runs
-from fedlens.results.rows import Results
+from fedlens.results.rows import Results, needs_data, needs_runs
 from fedlens.settings.config import Config, read_config
 from fedlens.studies.reproductions import FOLDER, folder_of, reproduction, reproductions, study_command
 

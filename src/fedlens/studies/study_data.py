@@ -31,12 +31,11 @@ from fedlens.results.data_json import (
     CasePopulation,
     CellCost,
     cost_values,
-    needs_populations,
     population_values,
     read_costs,
     read_populations,
 )
-from fedlens.results.rows import read_data, write_data
+from fedlens.results.rows import needs_populations, read_data, write_data
 from fedlens.settings.config import plain, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan

@@ -11,9 +11,8 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import many
-from fedlens.results.data_json import needs_runs
 from fedlens.results.figures.study_figures import check_figures
-from fedlens.results.rows import Row, StudyInfo
+from fedlens.results.rows import Row, StudyInfo, needs_runs
 from fedlens.results.tables import check_planned_tables
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changing, diff

@@ -10,8 +10,8 @@ import pytest
 
 from fedlens.base.errors import ConfigError
 from fedlens.data.catalogue import CATALOGUE
-from fedlens.results.data_json import DATA_FIGURES, needs_data
 from fedlens.results.figures.study_figures import check_figures
+from fedlens.results.rows import DATA_FIGURES, needs_data
 from fedlens.results.stated import stated_values
 from fedlens.results.tables import check_tables
 from fedlens.settings.config import read_config

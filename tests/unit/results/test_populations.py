@@ -13,17 +13,11 @@ import pytest
 import fedlens
 from fedlens.base.errors import ConfigError, DataError, RunDirectoryError
 from fedlens.data.partition.partition import Partition
-from fedlens.results.data_json import (
-    CasePopulation,
-    needs_populations,
-    needs_runs,
-    population_values,
-    read_populations,
-)
+from fedlens.results.data_json import CasePopulation, population_values, read_populations
 from fedlens.results.figures import picture
 from fedlens.results.figures.chart import Panel
 from fedlens.results.figures.study_figures import study_figure
-from fedlens.results.rows import Results, read_data, write_data
+from fedlens.results.rows import Results, needs_populations, needs_runs, read_data, write_data
 from fedlens.studies.study_data import run_partition
 from tests.unit.results.study_curves_fake import by_alpha
 

@@ -19,7 +19,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.pages.plotly_figures import PlotlyFigure
 from fedlens.pages.plotly_figures import draw as draw_panel
 from fedlens.results.cells import cells
-from fedlens.results.data_json import CasePopulation, needs_populations, population_values
+from fedlens.results.data_json import CasePopulation, population_values
 from fedlens.results.figures.chart import Panel, Series
 from fedlens.results.figures.picture import chart_picture, style
 from fedlens.results.figures.study_figures import (
@@ -34,7 +34,7 @@ from fedlens.results.figures.study_figures import (
 )
 from fedlens.results.figures.study_groups import SeedGroups, rates_of
 from fedlens.results.figures.study_panels import x_scale
-from fedlens.results.rows import Results
+from fedlens.results.rows import Results, needs_populations
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
