@@ -158,7 +158,7 @@ VALUES = {
     DIRICHLET
     % "1,prior='x'": "'prior' is 'x', but must be 'uniform' or 'data' or a list (--set data.partition.prior)",
     "data.partition={name='dirichlet',clients=4}": "the setting 'alpha' is missing (--set data.partition.alpha); "
-    "add it there, or pass --set data.partition.alpha=VALUE",
+    "pass --set data.partition.alpha=VALUE",
     "select.clients_per_round=10": "10 clients per round are set, but only 4 of the 4 clients have data "
     "(--set select.clients_per_round); take at most 4",
     "select.clients_per_round=0": "'clients_per_round' is 0, but must be at least 1 "

@@ -46,13 +46,7 @@ MOVED = {
     "data.mosaic": "data.augmentation.mosaic",
     "data.scale_crop": "data.augmentation.scale_crop",
     "experiment": "settings, run, observers and use",
-    "report.client_results": "results.client_results",
-    "report.compare": "pages.compare",
-    "report.partition_page": "pages.partition_page",
-    "report.partition_statistics": "results.partition_statistics",
-    "report.pictures": "results.figures.pictures",
-    "report.read": "results.run",
-    "report.run_page": "pages.run_page",
+    "report": "pages and results",
 }  # public modules of earlier versions, and where they are now
 _MISSING = (
     r"cannot import name '(?P<name>\w+)' from '(?:\w+\.)*(?P<of>\w+)'",

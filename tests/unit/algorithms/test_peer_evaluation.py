@@ -175,5 +175,5 @@ def test_the_price_counts_each_tested_model() -> None:
             base | {"evaluation": {"test_peers": "all"}},
         )
     ]
-    one = shapes[0].evaluated
-    assert [shape.evaluated for shape in shapes] == [one, 4 * one, 5 * one]
+    evaluated = [shape.at_server + shape.at_clients for shape in shapes]
+    assert evaluated == [evaluated[0], 4 * evaluated[0], 5 * evaluated[0]]

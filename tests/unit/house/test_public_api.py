@@ -49,7 +49,7 @@ def test_an_old_module_is_gone_and_its_error_names_the_new_one(tmp_path: Path) -
     text = rendered()
     for old, new in MOVED.items():
         assert f"fedlens.{old}." not in text
-        assert old == "experiment" or f"fedlens.{new}." in text
+        assert " and " in new or f"fedlens.{new}." in text
         with pytest.raises(ModuleNotFoundError) as caught:
             import_module(f"fedlens.{old}")
         assert renamed(caught.value) == f"; 'fedlens.{old}' is now 'fedlens.{new}'"

@@ -157,7 +157,7 @@ def test_where_nothing_is_the_way_to_get_it_is_told(tmp_path: Path) -> None:
 def test_settings() -> None:
     assert read_settings(camvid, {}, "") == {"size": None, "fit": "pad", "val": "train"}
     assert read_settings(camvid, {"size": 64}, "")["size"] == (64, 64)
-    with pytest.raises(ConfigError, match=r"'size' is 0: it must be one number.*\(data.dataset.size\)"):
+    with pytest.raises(ConfigError, match=r"'size' is 0, but it must be one number.*\(data.dataset.size\)"):
         read_settings(camvid, {"size": 0}, "data.dataset")
     with pytest.raises(ConfigError, match="size"):
         camvid(Path(), False, 0, size=(0, 1))  # called from Python, nobody else checks
