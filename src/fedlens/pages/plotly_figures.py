@@ -39,11 +39,14 @@ def draw(panel: Panel) -> PlotlyFigure:
         layout["xaxis"] |= {"showspikes": False, "unifiedhovertitle": {"text": title}}
     if panel.cells is None:
         return {"data": [_trace(series, panel) for series in panel.series], "layout": layout}
-    for name in axes:
-        layout[name] |= {"type": "category", "showgrid": False, "showline": False}
+    heat = _heat(panel.cells, panel)
+    for name, axis in axes.items():
+        axis |= {"type": "category", "showgrid": False, "showline": False}
+        if "tickvals" in axis:  # by name: plotly takes a number for the category of this name if there is one
+            axis["tickvals"] = [heat[name[0]][place] for place in axis["tickvals"]]
     if not panel.cells.rising:
         layout["yaxis"]["autorange"] = "reversed"
-    return {"data": [_heat(panel.cells, panel)], "layout": layout}
+    return {"data": [heat], "layout": layout}
 
 
 def views(panel: Panel) -> list[dict[str, Any]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedlens.pages.plotly_figures import draw, legend, views
-from fedlens.results.figures.chart import Axis, Panel, Series
+from fedlens.results.figures.chart import Axis, Cells, Panel, Series, matrix
 
 ROUND, SCORE = Axis("round", "count"), Axis("accuracy", "share")
 SENT, CLASSES = Axis("bytes sent", "bytes"), Axis("client", "hidden")
@@ -73,3 +74,12 @@ def test_a_view_changes_what_differs() -> None:
     assert "y" not in second["data"]
     assert second["layout"]["xaxis"]["title"] == {"text": "bytes sent"}
     assert views(other) == []
+
+
+def test_a_mark_of_a_matrix_stands_at_the_name_that_it_has() -> None:
+    # plotly puts a mark at the number 0 to the category "0", which is the last one here.
+    cells = Cells(np.zeros((3, 2)), ["6", "3", "0"], ["1", "2"], "cosine", (0, 1), "number")
+    drawn = draw(matrix("", "", cells, Axis("round"), Axis("layer")))
+    for name in ("x", "y"):
+        axis = drawn["layout"][f"{name}axis"]
+        assert axis["tickvals"] == axis["ticktext"] == drawn["data"][0][name]
