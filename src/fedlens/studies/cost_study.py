@@ -44,6 +44,7 @@ from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import different_settings
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.run_cost import RunCosts
+from fedlens.studies.run_settings import worker_name
 from fedlens.studies.study import started
 
 ROLES = ("federated", "iid", "centralized", "local-only")
@@ -104,12 +105,13 @@ def cost(
         seeds: how many: `seed`, `seed + 1`, ... With fewer than three there are no intervals.
         out: the directory; default `runs/<name>-cost`. Runs in it that are finished are kept, others are resumed.
         jobs: how many runs at once, each in a worker process; by default as many as cores and memory allow. 0 carries
-            the runs out in this process. The results do not depend on it.
+            the runs out in this process, as does the default where a setting is a function or class: workers find
+            only what they can import. The results do not depend on it.
         report: write the result pages.
 
-    Raises `FedlensError` if the settings or the data are wrong, or if `out` has runs with other settings, and
-    `StudyStopped` if the disk is full. A run that fails later is a row with its reason. `KeyboardInterrupt` passes; the
-    same call continues.
+    Raises `FedlensError` if the settings or the data are wrong, if workers cannot import a function of theirs, or if
+    `out` has runs with other settings, and `StudyStopped` if the disk is full. A run that fails later is a row with
+    its reason. `KeyboardInterrupt` passes; the same call continues.
     """
     from fedlens.run.build import data_directory
 
@@ -133,6 +135,10 @@ def cost(
         runs = planned_runs(source, seeds, work)
     directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
     refuse_other_settings(directory, runs)
+    own = [value for value in flat(runs[0].settings, numbered=True).values() if callable(value)]
+    jobs = 0 if own and jobs is None else jobs  # workers may not find them
+    for part in own if jobs else ():
+        worker_name(part)
     rows = {run.key: {"name": run.key, "role": run.method, "seed": run.seed, "error": None} for run in runs}
     about: dict[str, Any] = {
         "name": config.name,
@@ -177,8 +183,6 @@ def cost(
 
 def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path, download: bool) -> int:
     """How many runs cores and memory allow at once; 0, for this process, if it is one."""
-    if any(map(callable, flat(runs[0].settings).values())):  # a function that workers may not find
-        return 0
     found = RunCosts(session, root, download, timed=False).of(runs[0].settings)
     on_gpus = runs_on_gpus([(run, found.gpu) for run in runs])
     number = default_jobs(max(map(cores_of, runs)), found.memory, len(runs), on_gpus)

@@ -308,6 +308,18 @@ def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path: Path, monkeypatch: 
     assert "local-only-seed0: the disk is full." in (tmp_path / "c" / "cost.html").read_text("utf-8")
 
 
+def test_a_function_that_workers_cannot_import_is_refused_or_used_in_this_process(tmp_path: Path) -> None:
+    def unchanged() -> Any:
+        return lambda images, targets, generator: (images, targets)
+
+    made = experiment(data={**SETTINGS["data"], "augment": [{"name": unchanged}]})
+    with pytest.raises(ConfigError, match="cannot be imported by the processes"):
+        cost(made, seeds=1, jobs=2, out=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    answer = cost(made, seeds=1, out=tmp_path / "c", report=False).answer
+    assert [run["error"] for run in answer["runs"]] == [None] * 4
+
+
 def test_a_baseline_is_refused_as_the_experiment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'centralized' is a baseline"):
         cost("digits-centralized", out=tmp_path / "c")
