@@ -44,8 +44,7 @@ from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import different_settings
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.run_cost import RunCosts
-from fedlens.studies.run_settings import worker_name
-from fedlens.studies.study import started
+from fedlens.studies.study import started, writable
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
@@ -137,8 +136,8 @@ def cost(
     refuse_other_settings(directory, runs)
     own = [value for value in flat(runs[0].settings, numbered=True).values() if callable(value)]
     jobs = 0 if own and jobs is None else jobs  # workers may not find them
-    for part in own if jobs else ():
-        worker_name(part)
+    if own and jobs:
+        runs = [replace(run, settings=writable(run.settings)) for run in runs]
     rows = {run.key: {"name": run.key, "role": run.method, "seed": run.seed, "error": None} for run in runs}
     about: dict[str, Any] = {
         "name": config.name,

@@ -261,7 +261,7 @@ class Study:
         if path is not None and not self._changes and self._seeds is None:
             content = path.read_bytes()
         else:
-            content = tomli_w.dumps(_writable(self._source.values)).encode()
+            content = tomli_w.dumps(writable(self._source.values)).encode()
         write_atomically(folder / COPY, content)
 
 
@@ -293,10 +293,10 @@ def started(
     return WorkerJobs(options, jobs, threads, progress, free)
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
     """Settings as TOML can hold them: without None, and functions by the names that workers import them by."""
     if isinstance(value, Mapping):
-        return {key: _writable(item) for key, item in value.items() if item is not None}
+        return {key: writable(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_writable(item) for item in value]
+        return [writable(item) for item in value]
     return worker_name(value) if callable(value) else value
