@@ -29,7 +29,7 @@ from fedlens.data.formats.registry import FORMATS
 from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
-from fedlens.results.row_of_run import row_of_run
+from fedlens.results.row_of_run import failed_row, row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS
@@ -38,7 +38,7 @@ from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.keys import flat
 from fedlens.studies.carry_out import RunOptions, StudyStopped
-from fedlens.studies.jobs import cores_of, default_jobs, runs_on_gpus
+from fedlens.studies.jobs import Ended, cores_of, default_jobs, runs_on_gpus
 from fedlens.studies.party_sets import party_settings, party_work
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.planned_file import different_settings
@@ -116,6 +116,8 @@ def cost(
 
     if seeds < 1:
         raise ConfigError(f"the number of seeds is {seeds} (must be at least 1)", where="seeds")
+    if jobs is not None and jobs < 0:
+        raise ConfigError(f"the number of jobs is {jobs} (must be at least 0)", where="jobs")
     source = (
         experiment.with_settings(*overrides)._source
         if isinstance(experiment, Experiment)
@@ -164,23 +166,47 @@ def cost(
     options = RunOptions(directory, root, download, report, after=after, folder=directory)
     with stopped_when_full(StudyStopped, "the comparison", directory):
         _write_begun(directory, about)
-        due = [DueRun(run) for run in runs if not _finished(directory / run.key)]
         listener.runs_due(len(runs), 0, len(runs))
-        for run in runs:
-            if _finished(path := directory / run.key):
-                ended(run, replace(row_of_run(Run.open(path)), reason=after(run, path, session)))
-        if due:
-            if jobs is None:
-                jobs = _jobs([one.run for one in due], session, root, download)
-            workers = started(options, jobs, None, listener, due, session)
-            try:
-                workers.carry_out(due, ended)
-            finally:
-                workers.close()
+        _carry_out(runs, options, jobs, listener, ended, session)
         return _answered(directory, about, report)
 
 
-def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path, download: bool) -> int:
+def _carry_out(
+    runs: Sequence[PlannedRun],
+    options: RunOptions,
+    jobs: int | None,
+    listener: StudyProgress,
+    ended: Ended,
+    session: Session,
+) -> None:
+    """Calls `ended` with the finished runs, and then with the others as they end."""
+    assert options.after is not None
+    due = []
+    for run in runs:
+        if not _finished(path := options.runs / run.key):
+            due.append(DueRun(run))
+            continue
+        try:
+            line = replace(row_of_run(Run.open(path)), reason=options.after(run, path, session))
+        except Exception as error:  # a damaged file: the other runs are independent of it
+            if disk_full(error):
+                raise
+            line = failed_row(
+                run.digest, run.key, str(error) if isinstance(error, FedlensError) else told(error)
+            )
+        ended(run, line)
+    if not due:
+        return
+    if jobs is None:
+        jobs = _jobs([one.run for one in due], session, options.data_dir, options.download)
+    workers = started(options, jobs, None, listener, due, session)
+    try:
+        workers.carry_out(due, ended)
+    finally:
+        workers.close()
+
+
+def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path | None, download: bool) -> int:
     """How many runs cores and memory allow at once; 0, for this process, if it is one."""
     found = RunCosts(session, root, download, timed=False).of(runs[0].settings)
     on_gpus = runs_on_gpus([(run, found.gpu) for run in runs])
@@ -388,7 +414,9 @@ def refuse_other_settings(directory: Path, runs: Sequence[PlannedRun]) -> None:
 
 
 def _finished(path: Path) -> bool:
-    return (path / "config.toml").is_file() and Run.open(path).status == "finished"
+    with suppress(FedlensError):  # a damaged one is a failed run when it is resumed
+        return (path / "config.toml").is_file() and Run.open(path).status == "finished"
+    return False
 
 
 def why_untested(

@@ -320,11 +320,20 @@ def test_a_function_that_workers_cannot_import_is_refused_or_used_in_this_proces
     assert [run["error"] for run in answer["runs"]] == [None] * 4
 
 
+def test_a_damaged_run_is_a_row_with_its_reason(tmp_path: Path) -> None:
+    made = cost(experiment(rounds=1), seeds=1, jobs=0, out=tmp_path / "c", report=False)
+    (made.directory / "iid-seed0" / "summary.json").write_text("{")
+    answer = cost(experiment(rounds=1), seeds=1, jobs=0, out=made.directory, report=False).answer
+    assert [bool(run["error"]) for run in answer["runs"]] == [False, True, False, False]
+
+
 def test_a_baseline_is_refused_as_the_experiment(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'centralized' is a baseline"):
         cost("digits-centralized", out=tmp_path / "c")
     with pytest.raises(ConfigError, match="must be at least 1"):
         cost(experiment(), seeds=0, jobs=0, out=tmp_path / "c")
+    with pytest.raises(ConfigError, match="the number of jobs is -1"):
+        cost(experiment(), seeds=1, jobs=-1, out=tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 
