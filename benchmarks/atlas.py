@@ -52,12 +52,12 @@ from fedlens.files.atomic_files import write_atomically
 from fedlens.files.lock import locked
 from fedlens.results.rows import Results, Row
 from fedlens.studies.carry_out import StudyStopped
-from fedlens.studies.halving import DIVERGED
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.reproduce import RECORD, SCALES, StudyCost, StudyRecord, absent_data, costs, records
 from fedlens.studies.reproductions import FOLDER, reproduction, reproductions
 from fedlens.studies.study import Study
 from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.tuning import DIVERGED
 
 ROOT = Path(__file__).resolve().parents[1]
 USUAL = ("minutes", "laptop")

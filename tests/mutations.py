@@ -988,12 +988,12 @@ MUTATIONS = [
     ),
     # -- studies: the choice of settings, the comparison of methods --
     Mutation(
-        "studies/halving.py",
+        "studies/tuning.py",
         "key=lambda index: (scores[index], index)",
         "key=lambda index: (scores[index][1], index)",
         "unit/studies/test_halving.py",
     ),
-    Mutation("studies/halving.py", "or at <= rung", "or at <= rung + 1", "unit/studies/test_halving.py"),
+    Mutation("studies/tuning.py", "or at <= rung", "or at <= rung + 1", "unit/studies/test_halving.py"),
     Mutation(
         "results/statistics.py",
         "(len(order) - rank) * value",

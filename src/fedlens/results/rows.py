@@ -164,7 +164,7 @@ class StudyInfo:
         figures, tables: what the study file asks for, each with its "kind".
         scale: "smoke", "minutes", "laptop" or "paper"; "" for a study without scales.
         smaller: what differs from the scale "paper": rows of a setting, its value there, and its value here.
-        document: the document's own numbers; see `fedlens.studies.document`.
+        document: the document's own numbers; see `fedlens.studies.reproductions`.
         command: that makes these results.
         entries: the runs, in order.
         stop_diverged: whether a run ends when its loss diverges; None in files of earlier versions.

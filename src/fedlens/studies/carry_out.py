@@ -1,40 +1,55 @@
 """Carries out one run of a study in this process: starts or resumes it, and returns its line of results.
 
-A run whose loss diverges is stopped, to save the cost of its other rounds.
+A run whose loss diverges is stopped, to save the cost of its other rounds. A finished pre-training is kept in the cache
+folder of the user, so that several studies share one. Analyses of final runs are made here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedlens import __version__
+from fedlens.analyses.analyze import FOLDER, analyze, file_name, read_index
 from fedlens.api import Experiment, resume
 from fedlens.base.errors import FedlensError, RunFailed, told
 from fedlens.base.interrupts import from_code
 from fedlens.core.step_counts import Work
+from fedlens.files import jsonl
 from fedlens.files.atomic_files import make_folder
+from fedlens.files.caches import user_cache
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
-from fedlens.results.row_of_run import failed_row, row_of_run
+from fedlens.results.row_of_run import failed_row, rounded, row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run
+from fedlens.run.build import build, data_directory
 from fedlens.run.observer import Listening
 from fedlens.run.progress import Progress, ProgressBase
+from fedlens.run.run_description import data_digest
+from fedlens.run.rundir import RunDir
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
 from fedlens.settings.own_files import refuse_edited
-from fedlens.studies.halving import DIVERGED
-from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.planned_file import write_planned
-from fedlens.studies.pretrained import settings_in
-from fedlens.studies.pretrained_cache import keep_cached, take_cached
+from fedlens.settings.plan import plan
+from fedlens.studies.measured_metrics import RECORDED
+from fedlens.studies.planned import DueRun, PlannedRun, settings_in
 from fedlens.studies.progress import StudyProgress
-from fedlens.studies.run_analyses import analyzed, records
+from fedlens.studies.store import write_planned
+from fedlens.studies.tuning import DIVERGED
 
 if TYPE_CHECKING:
     from fedlens.core.driver import Tally
     from fedlens.core.protocol import State
     from fedlens.run.session import Session
+
+Rows = Sequence[Mapping[str, Any]]
+_LEFT_OUT = shutil.ignore_patterns("checkpoint*", "states", "recordings", "images", ".*")  # of the cache
 
 
 @dataclass(frozen=True)
@@ -101,7 +116,7 @@ def carry_out(due: DueRun, options: RunOptions, session: Session, listener: Stud
         if isinstance(error, Exception) and disk_full(error):
             with stopped_when_full(StudyStopped, "the study", directory):
                 raise
-        return line_of_failure(run, directory, _reason(error))
+        return line_of_failure(run, directory, reason_of(error))
 
 
 def _start_or_resume(
@@ -157,7 +172,8 @@ def line_of_failure(run: PlannedRun, directory: Path, reason: str) -> Row:
     return replace(line, status="failed", reason=reason)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """The reason in the line of a run that failed with this error."""
     return str(error) if isinstance(error, FedlensError) else told(error)
 
 
@@ -234,3 +250,103 @@ def refuse_diverged(directory: Path) -> None:
     for warning in run.summary.get("warnings", ()):
         if warning["kind"] == COLLAPSE:
             raise RunDiverged(f"{DIVERGED} {warning['until']}: {warning['sentence']}")
+
+
+def cached_folder(run: PlannedRun) -> Path:
+    """The folder of a pre-training in the cache: by the digest of its settings, and by the version of fedlens."""
+    return user_cache("pretrained") / f"{run.digest}-{__version__}"
+
+
+def take_cached(run: PlannedRun, directory: Path, data_dir: Path | None, session: Session) -> bool:
+    """Copies a finished pre-training from the cache into its run directory; false if the cache has none.
+
+    The images and labels must be those that it was trained on: another content of the data folder, or another sampler
+    of images, makes another pre-training.
+    """
+    folder = cached_folder(run)
+    if not (folder / "model.safetensors").is_file():
+        return False
+    with suppress(FedlensError, OSError, shutil.Error):  # then it is trained
+        found, digest = Run.open(folder), _digest(run.settings, data_dir, session)
+        if found.status != "finished" or found.environment.get("data_sha256") != digest:
+            return False
+        part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(folder, part)
+        shutil.rmtree(directory, ignore_errors=True)
+        part.rename(directory)
+        return True
+    return False
+
+
+def keep_cached(run: PlannedRun, directory: Path) -> None:
+    """Copies a finished pre-training into the cache. A cache that cannot be written costs a training later."""
+    folder = cached_folder(run)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    with suppress(OSError, shutil.Error):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(directory, part, ignore=_LEFT_OUT)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def _digest(settings: Mapping[str, Any], data_dir: Path | None, session: Session) -> str:
+    """SHA-256 of the images and labels that the settings name."""
+    source = Source(dict(settings))
+    planned = plan(read_config(source.values, source.locate), source)
+    built = build(planned, data_directory(data_dir), False, session=session)
+    try:
+        return data_digest(built)
+    finally:
+        built.engine.close()
+
+
+def records(run: PlannedRun) -> bool:
+    """Whether a run records local models or updates."""
+    table = run.settings.get("record")
+    return isinstance(table, Mapping) and any(map(table.get, RECORDED))
+
+
+def analyzed(
+    directory: Path, analyses: Mapping[str, Mapping[str, Any]], data_dir: Path | None
+) -> dict[str, Rows]:
+    """The rows of the analyses of a finished run. Its recordings are removed afterwards.
+
+    The rows are written into the run directory before, so a study that is killed in between reads them there.
+
+    Raises `FedlensError` if an analysis fails.
+    """
+    folder = directory / FOLDER
+    made = read_index(folder)
+    missing = [name for name in analyses if name not in made]
+    if missing:
+        analyze(directory, missing, settings={name: analyses[name] for name in missing}, data_dir=data_dir)
+    rows: dict[str, Rows] = {
+        name: _kept(jsonl.read(folder / f"{file_name(name)}.jsonl")) for name in analyses
+    }
+    shutil.rmtree(RunDir(directory).recordings_path, ignore_errors=True)
+    return rows
+
+
+def _kept(rows: Rows) -> list[dict[str, Any]]:
+    """The rows without their lists over clients, with the digits that a line has."""
+    return [{key: _rounded(value) for key, value in row.items() if not _over_clients(value)} for row in rows]
+
+
+def _over_clients(value: Any) -> bool:
+    """Whether a value is a list of tables, one for each client."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, Mapping) and "client" in item for item in value)
+    )
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return rounded(value)

@@ -10,10 +10,10 @@ from fedlens.base.errors import ConfigError, nearest
 from fedlens.results.rows import Role
 from fedlens.settings.config import Config
 from fedlens.studies.expansion import Case, Method, run_key
-from fedlens.studies.planned import PlannedRun, Point
-from fedlens.studies.pretrained import PREFIX
+from fedlens.studies.planned import PREFIX, PlannedRun, Point
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader, with_seed
-from fedlens.studies.study_file import Base, StudySettings, StudySource, TuneSettings
+from fedlens.studies.study_file import StudySource
+from fedlens.studies.study_settings import Base, StudySettings, TuneSettings
 
 
 @dataclass(frozen=True)

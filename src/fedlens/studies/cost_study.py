@@ -14,10 +14,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +30,34 @@ from fedlens.data.formats.registry import FORMATS
 from fedlens.files.atomic_files import refuse_link, write_atomically
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.files.text_files import read_json
+from fedlens.pages.cost.answer import cost_answer
+from fedlens.pages.cost.page import write_cost_page
+from fedlens.pages.cost.parties import party_answer, write_party_page
+from fedlens.pages.run_page import write_report
+from fedlens.pages.suspicious_labels import FILE, write_labels
 from fedlens.results.row_of_run import failed_row, row_of_run
 from fedlens.results.rows import Row
 from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS
+from fedlens.run.build import build, data_directory, images_of_the_run
+from fedlens.run.rundir import plain as as_json
 from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.keys import flat
-from fedlens.studies.carry_out import RunOptions, StudyStopped
+from fedlens.settings.plan import plan
+from fedlens.studies.carry_out import RunOptions, StudyStopped, reason_of
 from fedlens.studies.jobs import Ended, cores_of, default_jobs, runs_on_gpus
-from fedlens.studies.party_sets import party_settings, party_work
 from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.planned_file import different_settings
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.run_cost import RunCosts
+from fedlens.studies.store import different_settings
 from fedlens.studies.study import started, writable
+from fedlens.use.client_tests import too_costly, write_client_tests
 
 ROLES = ("federated", "iid", "centralized", "local-only")
 HELD_OUT = 0.2  # share of each client's images that is held out if the settings say nothing
+POOLED = "pooled"  # of parties: one model on as many whole images
 _BASELINES = ("centralized", "local-only")
 _NOT_POOLED = ("epochs", "steps", "examples", "stragglers", "straggler_work")  # of one of many clients
 
@@ -112,8 +122,6 @@ def cost(
     `out` has runs with other settings, and `StudyStopped` if the disk is full. A run that fails later is a row with
     its reason. `KeyboardInterrupt` passes; the same call continues.
     """
-    from fedlens.run.build import data_directory
-
     if seeds < 1:
         raise ConfigError(f"the number of seeds is {seeds} (must be at least 1)", where="seeds")
     if jobs is not None and jobs < 0:
@@ -191,19 +199,14 @@ def _carry_out(
         except Exception as error:  # a damaged file: the other runs are independent of it
             if disk_full(error):
                 raise
-            line = failed_row(
-                run.digest, run.key, str(error) if isinstance(error, FedlensError) else told(error)
-            )
+            line = failed_row(run.digest, run.key, reason_of(error))
         ended(run, line)
     if not due:
         return
     if jobs is None:
         jobs = _jobs([one.run for one in due], session, options.data_dir, options.download)
-    workers = started(options, jobs, None, listener, due, session)
-    try:
+    with closing(started(options, jobs, None, listener, due, session)) as workers:
         workers.carry_out(due, ended)
-    finally:
-        workers.close()
 
 
 def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path | None, download: bool) -> int:
@@ -216,17 +219,10 @@ def _jobs(runs: Sequence[PlannedRun], session: Session, root: Path | None, downl
 
 def _answered(directory: Path, about: dict[str, Any], report: bool) -> CostResult:
     if "roles" in about:
-        from fedlens.pages.cost.parties import party_answer, write_party_page
-
         _write(directory, found := party_answer(directory, about))
         if report:
             write_party_page(directory, found)
         return CostResult(directory, found)
-    from fedlens.pages.cost.answer import cost_answer
-    from fedlens.pages.cost.page import write_cost_page
-    from fedlens.pages.run_page import write_report
-    from fedlens.pages.suspicious_labels import FILE, write_labels
-
     answer = cost_answer(directory, about)
     _write(directory, answer)
     write_labels(directory / FILE, answer["suspicious"] or [])
@@ -299,9 +295,6 @@ def federated_work(
     norm (None for a model without the setting) and validation; test_drawn, whether the test images are drawn from
     the clients' own images; keeps_images, whether the pages have test images.
     """
-    from fedlens.run.build import build, images_of_the_run
-    from fedlens.settings.plan import plan
-
     values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
     planned = plan(read_config(values, source.locate), replace(source, values=values))
     built = build(planned, root, download, session=session)
@@ -367,8 +360,6 @@ def planned_runs(source: Source, seeds: int, work: Mapping[str, Any]) -> list[Pl
 
 def resolved_settings(source: Source, config: Config) -> dict[str, Any]:
     """The settings after `--set algorithm.name=...` and its like: without what belonged to the name before."""
-    from fedlens.settings.plan import plan
-
     if not source.renamed:
         return dict(source.values)
     given = plain(plan(config, source).config)
@@ -426,8 +417,6 @@ def why_untested(
 
     A run with one model for all has tested it, and is left alone. Raises an error of a full disk.
     """
-    from fedlens.use.client_tests import too_costly, write_client_tests
-
     made = Run.open(directory)
     if made.status != "finished" or made.split() != "validation":
         return None
@@ -454,11 +443,52 @@ def _write_begun(directory: Path, about: Mapping[str, Any]) -> None:
 
 
 def _write(directory: Path, content: Mapping[str, Any]) -> None:
-    from fedlens.run.rundir import plain as as_json
-
     directory.mkdir(parents=True, exist_ok=True)
     text = json.dumps(as_json(content), indent=2, allow_nan=False, ensure_ascii=False)
     write_atomically(directory / "cost.json", f"{text}\n".encode())
 
 
-__all__ = ["CostResult", "cost"]
+def party_work(source: Source, root: Path, download: bool, session: Session) -> dict[str, Any]:
+    """Which parties train together, by role: the label party alone, each set with it, and all on pooled pixels.
+
+    Keys: `roles`, each in words; `alone` and `all`, two of them; `sets`, the parties of each; `pooled`, the number of
+    examples that all parties hold, where their inputs are windows of one image. Of more than four parties, the sets
+    are one more, all but one, and all.
+    """
+    built = build(plan(read_config(source.values, source.locate), source), root, download, session=session)
+    built.engine.close()
+    facts, partition = built.federation.parties, built.partition
+    assert facts is not None
+    own, taking = facts.labels_at, list(built.algorithm.candidates(built.federation))
+    others = [party for party in taking if party != own]
+    sizes = range(len(others) + 1) if len(others) <= 3 else (0, 1, len(others) - 1, len(others))
+    sets = [sorted([own, *chosen]) for size in sizes for chosen in combinations(others, size)]
+    roles = {
+        _role(parties): ("party " if len(parties) == 1 else "parties ")
+        + ", ".join(facts.names[party] for party in parties)
+        for parties in sets
+    }
+    roles[_role(sets[0])] += ", which has the labels"
+    found = {"roles": roles, "alone": _role(sets[0]), "all": _role(taking), "sets": sets, "pooled": None}
+    if facts.windows is None or len(taking) < len(facts.names):
+        return found
+    pooled = int(partition.trained_sizes(taking)[0])
+    return {**found, "roles": {**roles, POOLED: "all, as whole images in one place"}, "pooled": pooled}
+
+
+def _role(parties: Sequence[int]) -> str:
+    return "parties-" + "-".join(map(str, parties))
+
+
+def party_settings(
+    settings: Mapping[str, Any], config: Config, work: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The role and the settings of each run: with `algorithm.parties`, and centralized on as many whole images."""
+    for parties in work["sets"]:
+        role, algorithm = _role(parties), {**config.algorithm, "parties": parties}
+        yield role, {**settings, "name": f"{config.name}-{role}", "algorithm": algorithm}
+    if work["pooled"] is not None:
+        iid = {"name": "iid", "clients": 1, "sizes": [work["pooled"]]}
+        data = {**{k: v for k, v in settings["data"].items() if k != "parties"}, "partition": iid}
+        more = {"name": f"{config.name}-{POOLED}", "data": data, "algorithm": {"name": "centralized"}}
+        yield POOLED, {**settings, **more}

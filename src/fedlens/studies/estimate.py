@@ -13,15 +13,13 @@ from fedlens.base.errors import FedlensError
 from fedlens.base.format import count, duration, many, size
 from fedlens.results.rows import LINES, Row, read_lines
 from fedlens.run.session import Session
-from fedlens.studies.halving import reaching
+from fedlens.studies.carry_out import cached_folder
 from fedlens.studies.jobs import cores_of, default_jobs, runs_on_gpus
-from fedlens.studies.planned import PlannedRun
-from fedlens.studies.pretrained import settings_without_start
-from fedlens.studies.pretrained_cache import cached_folder
+from fedlens.studies.planned import PlannedRun, settings_without_start
 from fedlens.studies.run_cost import RunCost, RunCosts
-from fedlens.studies.study_file import StopSettings
 from fedlens.studies.study_plan import StudyPlan
-from fedlens.studies.tuning import chosen_point, tuning_runs
+from fedlens.studies.study_settings import StopSettings
+from fedlens.studies.tuning import chosen_point, reaching, tuning_runs
 
 BASIS = (
     "The time is that of these images at the speed of timed steps, and of evaluations at that of a timed one."

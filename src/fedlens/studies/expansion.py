@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.studies.grid_settings import RandomDraws, Range
-from fedlens.studies.places import Places
 from fedlens.studies.run_settings import PlacedSetting
-from fedlens.studies.study_file import (
+from fedlens.studies.study_file import Places
+from fedlens.studies.study_settings import (
     Base,
     CaseSettings,
     MethodSettings,
+    RandomDraws,
+    Range,
     StudySettings,
 )
 

@@ -1,4 +1,4 @@
-"""Carries out the runs of a study in worker processes, several at once, or one after the other in this process."""
+"""Carries out the due runs until none is left: in worker processes, several at once, or one by one in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from fedlens.base.errors import FedlensError
+from fedlens.base.errors import FedlensError, RunFailed
 from fedlens.base.interrupts import postponed
 from fedlens.base.memory import free_memory
 from fedlens.base.threads import usable_cores
@@ -20,12 +20,14 @@ from fedlens.engines.devices import free_memory_of, next_gpu, resolved
 from fedlens.engines.hardware import hardware
 from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool
-from fedlens.results.rows import Row
+from fedlens.results.row_of_run import failed_row
+from fedlens.results.rows import Row, write_info
 from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
-from fedlens.studies.planned import DueRun, PlannedRun
+from fedlens.studies.planned import DueRun, PlannedRun, pretraining_problem
 from fedlens.studies.progress import StudyProgress
-from fedlens.studies.store import working
+from fedlens.studies.store import StudyStore, working
+from fedlens.studies.study_plan import StudyPlan
 
 TRIES = 2  # of a run whose worker is killed
 _TICK = 1.0  # seconds between two looks at the clock
@@ -316,3 +318,67 @@ class WorkerJobs:
         for job in list(self._jobs):
             self._remove(job)
         self._pool.close()
+
+
+def sweep(
+    plan: StudyPlan,
+    store: StudyStore,
+    start: Callable[[Sequence[DueRun]], Jobs],
+    progress: StudyProgress,
+    check: Callable[[Row], None] = lambda line: None,
+) -> None:
+    """Carries out all runs of a plan that are not finished, and adds their lines to the store.
+
+    All due runs end before the plan is asked again. The order in which they end, and so the number of jobs, changes no
+    result.
+
+    Args:
+        store: locked by this process.
+        start: starts the workers, given the first due runs; called only if a run is due.
+        check: raises an error for the line of a run that shows that the study cannot have results.
+
+    Raises `RunDirectoryError` if a run directory was edited, `StudyStopped` if the study cannot continue, and passes
+    `KeyboardInterrupt` after all running runs are saved.
+    """
+    if failed := store.drop_failed():
+        progress.note(f"{failed} failed {'run is' if failed == 1 else 'runs are'} tried again")
+    info = plan.info(store.lines)
+    store.check((), (*info.pretrained, *info.entries))
+    for line in store.lines.values():
+        check(line)
+    jobs: Jobs | None = None
+    try:
+        while due := plan.due(store.lines):
+            store.check(one.run for one in due)
+            info = plan.info(store.lines)
+            write_info(store.folder, info)
+            # The folder can have lines of an earlier plan.
+            planned = {entry.digest for entry in (*info.pretrained, *info.entries)}
+            done = sum(digest in planned for digest in store.lines)
+            progress.runs_due(len(due), done, sum(plan.number_of_runs.values()))
+            before = dict(store.lines)
+
+            def ended(run: PlannedRun, line: Row) -> None:
+                store.add(line)
+                progress.run_ended(run, line)
+                check(line)
+
+            ready = []
+            for one in due:
+                problem = pretraining_problem(one.run, store.lines)
+                if problem is None:
+                    ready.append(one)
+                else:
+                    ended(one.run, failed_row(one.run.digest, one.run.directory, problem))
+            if ready:
+                jobs = jobs or start(ready)
+                jobs.carry_out(ready, ended)
+            if all(store.lines.get(one.run.digest) == before.get(one.run.digest) for one in due):
+                names = ", ".join(one.run.key for one in due[:3])
+                raise RunFailed(f"the plan of the study does not advance: {names} were due and are so again")
+    finally:
+        if jobs is not None:
+            jobs.close()
+    info = plan.info(store.lines)
+    write_info(store.folder, info)
+    store.settle(info)

@@ -1,4 +1,4 @@
-"""The metrics that the runs of a study measure: refuses unknown metrics before any run starts."""
+"""What the runs of a study measure: refuses unknown metrics and analyses before any run starts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.analyses.registry import ANALYSES, needs_of
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
 from fedlens.results.rows import Row, needs_runs
 from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import resolve
+from fedlens.studies.cells import StudyCells
+from fedlens.studies.study_file import StudySource
 from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
 TRAINING_LOSS = "local_loss"
+RECORDED = ("local_models", "updates")  # what analyses read of a run
 _OVER_CLIENTS = ("mean_before", "mean", "std", "worst_decile", "undefined")
 # The settings that make a run measure metrics on other data than test data.
 _SETTINGS = {
@@ -119,3 +123,30 @@ def _near(metric: str, columns: Iterable[str]) -> str:
     near = nearest(metric, names)
     same = [name for name in names if name.partition("_")[0] == metric.partition("_")[0]]
     return near if near.startswith("did you mean") or not same else nearest(metric, same)
+
+
+def refuse_analyses(cells: StudyCells, source: StudySource) -> None:
+    """Raises `ConfigError` for an analysis that does not exist, or whose recordings no run of the study makes."""
+    places, wanted = source.places, source.settings.analyses
+    for name in wanted:
+        where = places.locate("analyses", name)
+        if ":" not in name and name not in dict(ANALYSES.rows()):
+            raise ConfigError(
+                f"unknown analysis '{name}'", where=where, hint=nearest(name, dict(ANALYSES.rows()))
+            )
+        needs = needs_of(name)
+        kinds = RECORDED if needs != "local models" else RECORDED[:1]
+        made = any(
+            asked is not None and any(map(asked.includes, range(1, config.rounds + 1)))
+            for config in cells.configs
+            for kind in kinds
+            for asked in [
+                {"local_models": config.record.local_models, "updates": config.record.updates}[kind]
+            ]
+        )
+        if needs != "nothing" and not made:
+            raise ConfigError(
+                f"the analysis '{name}' needs {needs}, which no run of the study records",
+                where=where,
+                hint=f'set "record.{kinds[0]}" = {{ every = 5 }}',
+            )

@@ -22,10 +22,9 @@ from fedlens.settings.config_source import Source, find_beside, put_setting, rea
 from fedlens.settings.effective_rate import client_rate
 from fedlens.settings.own_files import own_files
 from fedlens.settings.plan import plan
-from fedlens.studies.places import Places
-from fedlens.studies.planned import PlannedRun
-from fedlens.studies.pretrained import PREFIX, planned_weights, pretrained_weights
-from fedlens.studies.study_file import Base
+from fedlens.studies.planned import PREFIX, PlannedRun, planned_weights, pretrained_weights
+from fedlens.studies.study_file import Places
+from fedlens.studies.study_settings import Base
 
 
 @dataclass(frozen=True)

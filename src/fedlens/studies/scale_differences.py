@@ -16,10 +16,10 @@ from fedlens.settings.config import plain
 from fedlens.settings.keys import changes, diff, flat
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Method
-from fedlens.studies.pretrained import PREFIX
+from fedlens.studies.planned import PREFIX
 from fedlens.studies.reproductions import FOLDER
 from fedlens.studies.run_settings import PlacedSetting
-from fedlens.studies.study_file import PretrainedSettings
+from fedlens.studies.study_settings import PretrainedSettings
 
 NAMES = "names.toml"
 _COMPONENTS = ("algorithm", "aggregate", "data.dataset", "data.partition", "model", "select", "task")

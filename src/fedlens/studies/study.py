@@ -1,26 +1,35 @@
-"""Studies in Python: the same as `fedlens sweep`."""
+"""Studies in Python: the same as `fedlens sweep`, and the files that a person looks at after one."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedlens.base.errors import ConfigError
-from fedlens.files.atomic_files import write_atomically
+from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.files.atomic_files import make_folder, read_regular, write_atomically
 from fedlens.files.full_disk import stopped_when_full
+from fedlens.files.text_files import read_json
+from fedlens.pages.study_page import write_study_page
 from fedlens.result import Metrics
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
+from fedlens.results.figures.study_figures import write_study_figures
+from fedlens.results.frames import write_frames
 from fedlens.results.rows import Results, Row
+from fedlens.results.tables import study_tables
 from fedlens.run.session import Session
 from fedlens.settings.config_source import Source, override
 from fedlens.studies.carry_out import RunOptions, StudyStopped
 from fedlens.studies.changed_study import refuse_changed
 from fedlens.studies.estimate import StudyEstimate, estimate
-from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, gpus_to_share, threads_of
+from fedlens.studies.jobs import InProcess, Jobs, WorkerJobs, gpus_to_share, sweep, threads_of
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.reproductions import COPY, study_command
@@ -29,11 +38,12 @@ from fedlens.studies.store import StudyStore
 from fedlens.studies.study_data import make_data
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
-from fedlens.studies.sweep import sweep
 from fedlens.use.device_here import chosen_for
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_WRITTEN = "outputs.json"  # the SHA-256 of each file in `tables` and `figures`, by its path in the folder
 
 
 class StudyRows(Metrics):
@@ -90,8 +100,6 @@ class StudyResult:
 
     def write(self) -> list[Path]:
         """Writes tables, figures and the page anew, from study.json and results.jsonl alone; returns their paths."""
-        from fedlens.studies.outputs import write_outputs
-
         return write_outputs(self.directory)
 
     @property
@@ -300,3 +308,57 @@ def writable(value: Any) -> Any:
     if isinstance(value, list):
         return [writable(item) for item in value]
     return worker_name(value) if callable(value) else value
+
+
+def write_outputs(folder: Path) -> list[Path]:
+    """Writes the files of results of the study in `folder`, from study.json and results.jsonl alone; their paths.
+
+    runs and cells (.csv, .parquet), cells.tex, tables/*.tex and *.csv, figures/* if matplotlib is installed, and the
+    page study.html, the last. A table or a figure of an earlier call that the study does not ask for any more is
+    removed, unless somebody edited it.
+
+    Raises `DataError` if the folder has no study, `RunDirectoryError` if a file in it is damaged or a link,
+    `RunFailed` if the disk refuses, and `ConfigError` if a table or figure that the study asks for is wrong.
+    """
+    # What would be refused is refused before anything is written.
+    earlier = read_json(folder / _WRITTEN) or {}
+    results = Results.read(folder)
+    drawn = find_spec("matplotlib") is not None
+    tables, *figures = [make_folder(folder / name) for name in ("tables", *["figures"] * drawn)]
+    written = write_frames(results, folder)
+    for table in study_tables(results):
+        for suffix, text in (("tex", table.to_latex()), ("csv", table.to_csv())):
+            path = tables / f"{table.name}.{suffix}"
+            write_atomically(path, text.encode())
+            written.append(path)
+    for place in figures:
+        written += write_study_figures(results, place)
+    _remove_stale(folder, earlier, written, [path.name for path in (tables, *figures)])
+    return [*written, write_study_page(folder)]
+
+
+def _remove_stale(
+    folder: Path, earlier: Mapping[str, str], written: Sequence[Path], made: Sequence[str]
+) -> None:
+    """Removes what an earlier call wrote into the folders `made` and this one did not; notes what was written.
+
+    A file that is not as it was written, or that no call wrote, is a user's, and stays.
+    """
+    now = {path.relative_to(folder).as_posix(): _sha256(path) for path in written if path.parent != folder}
+    for name, sha256 in earlier.items():
+        path = folder / name
+        if name in now or path.parent.parent != folder:
+            continue
+        if path.parent.name not in made:  # without matplotlib the figures stay as they are
+            now[name] = sha256
+        elif _sha256(path) == sha256:
+            with suppress(OSError):  # it is only superfluous
+                path.unlink()
+    write_atomically(folder / _WRITTEN, (json.dumps(dict(sorted(now.items())), indent=1) + "\n").encode())
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(read_regular(path)).hexdigest()
+    except (OSError, RunDirectoryError):
+        return None

@@ -1,14 +1,14 @@
-"""The schema of a study file, and of the same settings in Python. Does not import torch."""
+"""Reads a study file, or the same settings in Python. Does not import torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS
@@ -16,234 +16,18 @@ from fedlens.base.setting_errors import explained, refuse_loose
 from fedlens.settings.config_source import read_toml
 from fedlens.settings.keys import flat
 from fedlens.settings.toml_lines import key_lines
-from fedlens.studies.grid_settings import (
-    Draws,
-    FrozenTable,
-    Grid,
-    Points,
+from fedlens.studies.study_settings import (
+    CaseSettings,
+    MethodSettings,
+    PretrainedSettings,
     Range,
-    Settings,
-    as_in_toml,
-    number,
+    StopSettings,
+    StudySettings,
+    TuneSettings,
 )
-from fedlens.studies.places import Places
 
 _OF_SETTINGS = ("set", "grid", "random")  # tables whose keys are settings of runs
 _MERGED = ("set", "grid", "random", "cases", "methods", "pretrained", "tune", "stop", "labels")
-
-
-def given_settings(table: Any, ranges: bool = False) -> Any:
-    """Returns settings by dotted key. A table with a name is a component and stays one value.
-
-    Args:
-        ranges: whether the innermost tables are values too, as in [random].
-
-    >>> given_settings({"local": {"lr": 0.1}, "data.partition": {"name": "iid", "clients": 4}})
-    {'local.lr': 0.1, 'data.partition': {'name': 'iid', 'clients': 4}}
-    """
-
-    def whole(value: Mapping[str, Any]) -> bool:
-        innermost = not any(isinstance(item, Mapping) for item in value.values())
-        return not value or "name" in value or (ranges and innermost)
-
-    return flat(table, whole) if isinstance(table, Mapping) else table
-
-
-def _named(value: Any) -> Any:
-    if isinstance(value, Mapping) and not value:
-        raise ValueError("the table must have at least one named table below it")
-    if isinstance(value, Mapping) and "" in value:
-        raise ValueError("the table must not have a table without a name")
-    return value
-
-
-def _numbers(value: Any) -> Any:
-    values = [value] if isinstance(value, int | float) else value
-    return [number(item) for item in values] if isinstance(values, list | tuple) else values
-
-
-def _each_once(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        twice = [seed for number, seed in enumerate(value) if seed in value[:number]]
-        if twice:
-            raise ValueError(f"must not have the seed {twice[0]} twice: the same run would count as two")
-    return value
-
-
-def _by_name(value: Any) -> Any:
-    return {name: {} for name in value} if isinstance(value, list | tuple) else value
-
-
-def _kinds(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        for number, item in enumerate(value, 1):
-            if isinstance(item, Mapping) and not isinstance(item.get("kind"), str):
-                raise ValueError(f'entry {number} must have a kind, such as kind = "summary"')
-    return value
-
-
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Base = str | dict[str, Any]
-Specs = Annotated[list[dict[str, Any]], BeforeValidator(_kinds)]
-
-
-_StandsFor = Annotated[
-    str | None,
-    Field(
-        description="at a smaller scale: its counterpart at the scale paper, of other data or another model"
-    ),
-]
-
-
-class CaseSettings(FrozenTable):
-    """A table `[cases.NAME]`: a condition that methods are compared in."""
-
-    base: Base | None = Field(None, description="a recipe or a file instead of the study's")
-    set: Settings = Field(default_factory=dict, description="settings over the base")
-    stands_for: _StandsFor = None
-
-
-class MethodSettings(FrozenTable):
-    """A table `[methods.NAME]`: a row of the comparison."""
-
-    label: str | None = Field(None, min_length=1, description="its name in tables and figures")
-    base: Base | None = Field(None, description="a recipe or a file instead of the study's")
-    set: Settings = Field(default_factory=dict, description="settings over the base")
-    grid: Grid | None = Field(None, description="every combination of these values of settings")
-    random: Draws | None = Field(None, description="points drawn at random, like the table [random]")
-    points: Points | None = Field(None, description="a list of points instead of every combination")
-    stands_for: _StandsFor = None
-
-    @model_validator(mode="after")
-    def _one_way(self) -> MethodSettings:
-        if self.points is not None and (self.grid is not None or self.random is not None):
-            raise ValueError("the table must have either points, or grid and random")
-        return self
-
-
-class PretrainedSettings(FrozenTable):
-    """A table `[pretrained.NAME]`: a run whose final model runs start from, by `model.weights = "pretrained:NAME"`."""
-
-    label: str | None = Field(None, min_length=1, description="its name in the table of pre-trainings")
-    base: Base = Field(description="a recipe or a file")
-    set: Settings = Field(default_factory=dict, description="settings over the base")
-    seed: Seed = Field(0, description="`seed` of the run")
-    cases: dict[str, str] = Field(
-        default_factory=dict,
-        description='weights that take its place in named cases: { cityscapes = "imagenet" }',
-    )
-
-
-class TuneSettings(FrozenTable):
-    """The `[tune]` table."""
-
-    on: Literal["validation"] = Field("validation", description="validation data of the training set")
-    share: float = Field(
-        0.1, gt=0, lt=1, description="`data.validation` of tuning runs, if the base holds out nothing"
-    )
-    seeds: Annotated[list[Seed], BeforeValidator(_each_once)] | None = Field(
-        None,
-        min_length=1,
-        description="seeds for tuning only; by default the study's seeds",
-    )
-    budget: int | None = Field(
-        None,
-        ge=1,
-        description="tuning runs of each method in each case. Without `seeds`, a method with fewer points gets more "
-        "seeds for each point",
-    )
-    over: list[str] | None = Field(
-        None,
-        min_length=1,
-        description="the tuned settings; by default those of the methods' grids, and those of [grid] and [random] "
-        "outside `data.` and `seeds.`",
-    )
-    refit: bool = Field(
-        True,
-        strict=True,
-        description="whether final runs train on all training data; false: they hold out the same share",
-    )
-
-
-class StopSettings(FrozenTable):
-    """The `[stop]` table."""
-
-    halving: int | None = Field(
-        None, ge=2, description="keep one in this many points at each rung, by method and case"
-    )
-    first: int | None = Field(None, ge=1, description="rounds of the first rung")
-    diverged: bool = Field(
-        True, strict=True, description="stop a run whose loss diverged; it counts as the worst"
-    )
-
-    @model_validator(mode="after")
-    def _both(self) -> StopSettings:
-        if self.halving is not None and self.first is None:
-            raise ValueError("the table must have 'first', the rounds of the first rung, with halving")
-        if self.first is not None and self.halving is None:
-            raise ValueError("the table must have 'halving' with 'first'")
-        return self
-
-
-class StudySettings(FrozenTable):
-    """All settings of a study.
-
-    >>> study = read_study({"base": "digits", "seeds": [0, 1], "grid": {"local.lr": [0.1, 0.3]}}).settings
-    >>> study.grid, study.threads
-    ({'local.lr': [0.1, 0.3]}, 1)
-    """
-
-    name: str = Field(
-        "study",
-        min_length=1,
-        pattern=r"^[^./\\][^/\\]*$",
-        description="by default the name of the file",
-    )
-    title: str = Field("", description="a sentence at the top of the page")
-    base: Base = Field(description="a recipe or a TOML file, relative to the study file")
-    set: Settings = Field(default_factory=dict, description="settings over the base, for all runs")
-    seeds: Annotated[list[Seed], BeforeValidator(_each_once)] = Field(
-        [0], min_length=1, description="`seed` of the runs, the same for every method"
-    )
-    metric: str | None = Field(
-        None, min_length=1, description="the compared metric; by default the main metric of the task"
-    )
-    last: int = Field(1, ge=1, description="the number of evaluations at the end whose mean is a final value")
-    target: Annotated[list[float], BeforeValidator(_numbers)] = Field(
-        [], description="values of the metric; the results count rounds, batches and bytes to each"
-    )
-    baseline: str | None = Field(
-        None, description="the method that others are compared with; by default the first"
-    )
-    threads: int = Field(1, ge=1, le=1024, description="threads of a run")
-    same_data: bool = Field(True, strict=True, description="refuse methods that differ in data.* or seeds.*")
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="names of settings in tables and figures"
-    )
-    grid: Grid | None = Field(None, description="every combination of these values of settings")
-    random: Draws | None = Field(None, description="points drawn at random")
-    cases: Annotated[dict[str, CaseSettings], BeforeValidator(_named)] | None = Field(
-        None, description="named conditions"
-    )
-    methods: Annotated[dict[str, MethodSettings], BeforeValidator(_named)] | None = Field(
-        None, description="the rows, in order"
-    )
-    pretrained: Annotated[dict[str, PretrainedSettings], BeforeValidator(_named)] | None = Field(
-        None, description='pre-trainings, which runs name as model.weights = "pretrained:NAME"'
-    )
-    analyses: Annotated[dict[str, dict[str, Any]], BeforeValidator(_by_name)] = Field(
-        default_factory=dict,
-        description="analyses of the final runs: a list of names, or a table of their settings such as "
-        '{ "loss-surface" = { count = 200 } }',
-    )
-    tune: TuneSettings | None = Field(None, description="how each method's point is chosen")
-    stop: StopSettings | None = Field(None, description="which runs end early")
-    scales: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="smaller versions of the study"
-    )
-    figures: Specs = Field([], description="figures, each with a kind")
-    tables: Specs = Field([], description="tables, each with a kind")
-    notes: list[str] = Field([], description="sentences below the results")
 
 
 _TABLES: Mapping[str, type[BaseModel]] = {
@@ -269,6 +53,50 @@ def _setting_names(key: str) -> list[str]:
         return list(Range.model_fields)
     model = _NAMED_TABLES.get(first) if name else _TABLES.get(first)
     return list(model.model_fields) if model else []
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the settings of a study stand: the file, the scale, and the lines by key."""
+
+    path: Path | None = None
+    scale: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def locate(self, *keys: str | int) -> str:
+        """Returns the place of a key for error messages: the file, the line, the table and the key.
+
+        >>> places = Places(Path("study.toml"), lines={"grid": 4, "grid.local.lr": 5})
+        >>> places.locate("grid", "local.lr"), places.locate("grid", "rounds")
+        ('study.toml, line 5: [grid] local.lr', 'study.toml, line 4: [grid] rounds')
+        """
+        parts = [str(key) for key in keys]
+        shown = parts[-1] if len(parts) == 1 else f"[{'.'.join(parts[:-1])}] {parts[-1]}"
+        if self.path is None:
+            return shown
+        in_scale = self.lines.get(".".join(["scales", self.scale, *parts])) if self.scale else None
+        lines = (self.lines.get(".".join(parts[:length])) for length in range(len(parts), 0, -1))
+        line = in_scale or next((line for line in lines if line is not None), None)
+        return f"{self.path}, line {line}: {shown}" if line else f"{self.path}: {shown}"
+
+    def locate_listed(self, kind: str, number: int | None, key: str = "") -> str:
+        """The same for a key of a list of tables, counted from 0; None for no table of it.
+
+        >>> Places(Path("study.toml"), lines={"tables.0.document": 9}).locate_listed("tables", 0, "document")
+        'study.toml, line 9: [[tables]] 1 document'
+        """
+        parts = [kind, *([] if number is None else [str(number)]), *filter(None, key.split("."))]
+        place = self.locate(*parts)
+        shown = f"[[{kind}]]" + ("" if number is None else f" {number + 1}") + (f" {key}" if key else "")
+        return f"{place.rpartition(': ')[0]}: {shown}" if ": " in place else shown
+
+    def locate_key(self, key: str) -> str:
+        """The same for a key such as `methods.fedavg.set`."""
+        table = next((name for name in ("grid.", "random.", "set.") if f".{name}" in f".{key}"), None)
+        if table:  # what follows is a dotted setting
+            before, _, setting = f".{key}".partition(f".{table}")
+            return self.locate(*filter(None, before.split(".")), table[:-1], setting)
+        return self.locate(*key.rsplit(".", 1)) if "." in key else self.locate(key)
 
 
 @dataclass(frozen=True)
@@ -484,3 +312,40 @@ def merged(values: Mapping[str, Any], scale: Mapping[str, Any]) -> dict[str, Any
             value = {**before, **value}
         result[key] = value
     return result
+
+
+def given_settings(table: Any, ranges: bool = False) -> Any:
+    """Returns settings by dotted key. A table with a name is a component and stays one value.
+
+    Args:
+        ranges: whether the innermost tables are values too, as in [random].
+
+    >>> given_settings({"local": {"lr": 0.1}, "data.partition": {"name": "iid", "clients": 4}})
+    {'local.lr': 0.1, 'data.partition': {'name': 'iid', 'clients': 4}}
+    """
+
+    def whole(value: Mapping[str, Any]) -> bool:
+        innermost = not any(isinstance(item, Mapping) for item in value.values())
+        return not value or "name" in value or (ranges and innermost)
+
+    return flat(table, whole) if isinstance(table, Mapping) else table
+
+
+def as_in_toml(value: Any) -> Any:
+    """A value of Python as TOML would have it: lists for ranges, tuples, sets and arrays, numbers for those of NumPy.
+
+    >>> import numpy as np
+    >>> as_in_toml({"seeds": range(2), "grid": {"local.lr": np.array([0.1, 0.3])}, "base": Path("my.toml")})
+    {'seeds': [0, 1], 'grid': {'local.lr': [0.1, 0.3]}, 'base': 'my.toml'}
+    """
+    import numpy as np  # `reproduce --list` imports this module, and no study
+
+    if isinstance(value, Mapping):
+        return {key: as_in_toml(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [as_in_toml(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return [as_in_toml(item) for item in sorted(value)]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value

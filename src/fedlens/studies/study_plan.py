@@ -17,16 +17,19 @@ from fedlens.results.tables import check_planned_tables
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changing, diff
 from fedlens.studies.cells import StudyCells, pretraining_runs
-from fedlens.studies.document import check_claims, stated_document
 from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
-from fedlens.studies.measured_metrics import asked_metrics, refuse_unknown_metric, refuse_unmeasured
-from fedlens.studies.planned import DueRun, PlannedRun
-from fedlens.studies.pretrained import after_pretraining
-from fedlens.studies.reproductions import study_command
-from fedlens.studies.run_analyses import refuse_analyses
+from fedlens.studies.measured_metrics import (
+    asked_metrics,
+    refuse_analyses,
+    refuse_unknown_metric,
+    refuse_unmeasured,
+)
+from fedlens.studies.planned import DueRun, PlannedRun, after_pretraining
+from fedlens.studies.reproductions import check_claims, stated_document, study_command
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader
 from fedlens.studies.scale_differences import ChangedSetting, caveats, scale_differences
-from fedlens.studies.study_file import StudySettings, StudySource, read_study
+from fedlens.studies.study_file import StudySource, read_study
+from fedlens.studies.study_settings import StudySettings
 from fedlens.studies.tuning import (
     chosen_point,
     effort,

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fedlens.studies.cells import StudyCells
-from fedlens.studies.pretrained import PREFIX
+from fedlens.studies.planned import PREFIX
 from fedlens.studies.run_settings import PlacedSetting
 from fedlens.studies.scale_differences import dotted, spellings
 from fedlens.studies.study_plan import StudyPlan

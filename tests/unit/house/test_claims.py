@@ -21,9 +21,8 @@ from fedlens.results.claims import (
 )
 from fedlens.results.rows import Results, Row, StudyInfo
 from fedlens.results.words import shown_in_percent
-from fedlens.studies.document import stated_document
 from fedlens.studies.measured_metrics import refuse_unknown_metric
-from fedlens.studies.reproductions import FOLDER, reproduction
+from fedlens.studies.reproductions import FOLDER, reproduction, stated_document
 from fedlens.studies.study_plan import StudyPlan, dimension_labels
 
 SEEDS = (0, 1, 2)

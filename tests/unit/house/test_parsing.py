@@ -13,7 +13,7 @@ HERE = "base/parse_text.py"
 EXEMPT = {
     "benchmark/batch_memory.py": "the output of a process of its own",
     "benchmark/memory_step.py": "an argument of its own",
-    "studies/planned_file.py": "settings that were made TOML on the same line",
+    "studies/store.py": "settings that were made TOML on the same line",
     "base/shell_command.py": "a value that was a setting before",
     "data/catalogue.py": "a file of the package",
     "data/formats/coco_json.py": "reads the user's data, and says at which line and column they are wrong",

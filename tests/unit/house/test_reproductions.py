@@ -15,10 +15,9 @@ from fedlens.results.rows import DATA_FIGURES, needs_data
 from fedlens.results.stated import stated_values
 from fedlens.results.tables import check_tables
 from fedlens.settings.config import read_config
-from fedlens.studies.document import stated_document
 from fedlens.studies.estimate import estimate
 from fedlens.studies.reproduce import absent_data, costs, records, study_cost, study_scales
-from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reproductions
+from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reproductions, stated_document
 from fedlens.studies.scale_differences import dotted, spellings
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan

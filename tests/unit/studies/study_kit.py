@@ -10,11 +10,10 @@ from typing import Any
 
 from fedlens.results.rows import LINES, Row, StudyInfo
 from fedlens.studies.carry_out import RunOptions
-from fedlens.studies.jobs import InProcess, Jobs
+from fedlens.studies.jobs import InProcess, Jobs, sweep
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import StudyStore
-from fedlens.studies.sweep import sweep
 
 WALL_FACTS = ("cpu_seconds", "seconds")
 

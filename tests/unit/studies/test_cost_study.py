@@ -29,7 +29,6 @@ from fedlens.studies import carry_out, cost_study
 from fedlens.studies.cost_study import CostResult, cost, of_role, planned_runs
 from fedlens.studies.planned import DueRun, PlannedRun
 from fedlens.studies.progress import StudyProgress
-from fedlens.use import client_tests
 
 SETTINGS: dict[str, Any] = {
     "name": "small",
@@ -258,7 +257,7 @@ def test_models_that_would_take_longer_to_test_than_to_train_are_not_tested(
     assert why == "testing 1,000,000 models on 360 images would take longer than the run's training"
     work = result.answer["work"]
     for error in (RuntimeError("out of memory"), OSError(errno.ENOSPC, "No space left on device")):
-        monkeypatch.setattr(client_tests, "write_client_tests", raising(error))
+        monkeypatch.setattr(cost_study, "write_client_tests", raising(error))
         if isinstance(error, OSError):
             with pytest.raises(OSError, match="No space"):
                 cost_study.why_untested(run, directory, Session(), root=Path(), work=work)

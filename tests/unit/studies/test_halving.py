@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 
 from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Row
-from fedlens.studies.halving import best, check_rungs, has_reached, kept, reaching, rungs, value_at
 from fedlens.studies.planned import DueRun
-from fedlens.studies.tuning import SearchRules, searched
+from fedlens.studies.tuning import (
+    SearchRules,
+    best,
+    check_rungs,
+    has_reached,
+    kept,
+    reaching,
+    rungs,
+    searched,
+    value_at,
+)
 from tests.unit.studies.fake_study import FakeCell, Point, line_of, played
 
 NINE = [{"local.lr": lr / 10} for lr in range(1, 10)]

@@ -13,7 +13,7 @@ import fedlens
 from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results
 from fedlens.run.checkpoint import read_model
-from fedlens.studies.pretrained_cache import cached_folder
+from fedlens.studies.carry_out import cached_folder
 from fedlens.studies.reproduce import study_cost
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.studies.study_kit import Heard, without_clock

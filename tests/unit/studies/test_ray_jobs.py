@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedlens.studies.carry_out import RunOptions
+from fedlens.studies.jobs import sweep
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.ray_jobs import LOCAL, RayJobs
 from fedlens.studies.store import StudyStore
 from fedlens.studies.study_plan import StudyPlan
-from fedlens.studies.sweep import sweep
 from tests.unit.engines.ray_kit import NEEDS_RAY
 from tests.unit.studies.study_kit import FAILING, FixedPlan, carried_out, planned, without_clock
 from tests.unit.studies.test_pretrained import STUDY, run

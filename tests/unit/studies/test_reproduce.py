@@ -36,7 +36,6 @@ from fedlens.results.tables import study_tables
 from fedlens.results.words import tuning_words
 from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
-from fedlens.studies.document import of_stand_ins, read_document
 from fedlens.studies.reproduce import (
     StudyCost,
     StudyRecord,
@@ -46,7 +45,7 @@ from fedlens.studies.reproduce import (
     study_cost,
     trained_images,
 )
-from fedlens.studies.reproductions import reproduction
+from fedlens.studies.reproductions import of_stand_ins, read_document, reproduction
 from fedlens.studies.study import StudyResult
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan

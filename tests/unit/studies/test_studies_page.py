@@ -11,14 +11,15 @@ from pydantic import BaseModel
 from fedlens.base.errors import ConfigError
 from fedlens.results.rows import LINES, Row, write_info, write_lines
 from fedlens.studies.changed_study import refuse_changed
-from fedlens.studies.grid_settings import RandomDraws, Range
-from fedlens.studies.study_file import (
+from fedlens.studies.study_plan import StudyPlan
+from fedlens.studies.study_settings import (
     MethodSettings,
+    RandomDraws,
+    Range,
     StopSettings,
     StudySettings,
     TuneSettings,
 )
-from fedlens.studies.study_plan import StudyPlan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## The study file")[2].partition("\n## ")[0]
