@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError
@@ -28,37 +26,33 @@ from fedlens.results.compare_rows import (
 from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import TEN
 from fedlens.results.figures.picture import draw_chart
+from fedlens.results.figures.study_panels import spread
 from fedlens.results.run import Run, read_run
 
 
 def seed_curve(
-    runs: Sequence[Run], key: str, name: str, color: str, dash: str = "solid"
+    runs: Sequence[Run], key: str, name: str, color: str, dash: str = "solid", sums: Sequence[str] = ()
 ) -> list[figures.Series]:
-    """The series of `key` for runs that differ in the seed alone; one run gives its own curve, without a band.
+    """The curve of `key` over rounds for runs that differ in the seed alone: a band of one deviation, and the mean.
 
-    With several runs the series are a band and the mean. Rounds in which a run has no finite value are left out. Empty
-    without any value.
+    One run gives its own curve with the gaps that it has; of several, rounds without a finite value of each are left
+    out. Empty without any value.
+
+    Args:
+        sums: what the places on the x axis are the sum of so far, in place of the rounds.
     """
-    rounds, values = common_rounds(runs, key)
-    if not rounds:
-        return []
-    means = [statistics.fmean(each) for each in values]
-    if len(runs) == 1:
-        # With the gaps that the run has.
-        at, own = runs[0].series(key)
-        return [figures.Series(at, own, name, color=color, dash=dash)]
-    half = [statistics.stdev(each) for each in values]
-    ends = [(mean - each, mean + each) for mean, each in zip(means, half, strict=True)]
-    return figures.banded(rounds, means, ends, name, color, dash)
+    curves = []
+    for run in runs:
+        at = _reached(run, sums) if sums else {}
+        points = zip(*run.series(key), strict=True)
+        curves.append({k: (at.get(k, k), v) for k, v in points if len(runs) == 1 or v is not None})
+    return figures.mean_curve(curves, lambda values: spread(values, "deviation", ""), name, color, dash)
 
 
-def common_rounds(runs: Sequence[Run], key: str) -> tuple[list[int], list[list[float]]]:
-    """The rounds in which every run has a finite value, and the values of all runs in each of them."""
-    by_run = [
-        {at: value for at, value in zip(*run.series(key), strict=True) if value is not None} for run in runs
-    ]
-    shared = sorted(set.intersection(*(set(each) for each in by_run))) if by_run else []
-    return shared, [[each[at] for each in by_run] for at in shared]
+def _reached(run: Run, keys: Sequence[str]) -> dict[int, float]:
+    """The sum of `keys` up to each round."""
+    steps = [sum(finite(line.get(key)) or 0 for key in keys) for line in run.metrics]
+    return dict(zip((line["round"] for line in run.metrics), accumulate(steps), strict=True))
 
 
 CLIENTS_SHOWN = 200  # rows of the table of clients on the page
@@ -170,74 +164,66 @@ def curve_figure(comparison: Comparison, metric: str | None = None) -> figures.P
     """
     known = list(dict.fromkeys(row["metric"] for row in comparison.rows))
     metric = metric or known[0]
-    curves = _curves(comparison.groups, metric)
-    if not curves:
+    figure = _figure(comparison.groups, metric)
+    if figure is None:
         raise ConfigError(
             f"no run has values of '{metric}' to plot",
             where="--metric",
             hint=f"choose one of: {', '.join([*known, 'loss'])}",
         )
-    return _figure(curves, metric)
+    return figure
 
 
 def _chart(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
     """The test values of one metric over rounds, time and bytes, for the runs that have it."""
-    curves = _curves(groups, metric)
-    if not curves:
+    figure = _figure(groups, metric)
+    if figure is None:
         return None
-    figure = replace(_figure(curves, metric), shape="tall", view="rounds")
     ways: tuple[tuple[str, str, figures.Values, tuple[str, ...]], ...] = (
         ("time", "seconds of training", "number", ("seconds",)),
         ("data", "bytes sent", "bytes", ("bytes_up", "bytes_down", "bytes_peer")),
     )
-    others = []
-    for view, title, form, keys in ways:
-        at = [_cumulative(group.runs, key, line, keys) for group, key, line in curves]
-        if all(map(any, at)):
-            axis = figures.Axis(title, form, limits=figures.x_limits(max(map(max, at))))
-            series = [replace(line, x=x) for (_, _, line), x in zip(curves, at, strict=True)]
+    figure, others = replace(figure, shape="tall", view="rounds"), []
+    for view, title, form, sums in ways:
+        series = [line for _, line in _lines(groups, metric, sums)]
+        if all(any(line.x) for line in series):
+            axis = figures.Axis(title, form, limits=figures.x_limits(max(max(line.x) for line in series)))
             others.append(replace(figure, view=view, x=axis, series=series))
     return replace(figure, others=others)
 
 
-def _curves(groups: Sequence[RunGroup], metric: str) -> list[tuple[RunGroup, str, figures.Series]]:
-    """The lines and bands of one metric: the group of each, its key in the metrics file, and the series."""
-    curves = []
-    for k, group in enumerate(groups):
-        row = group.row
-        if metric not in (row["metric"], "loss"):
-            continue
-        key = f"{group.runs[0].split()}_{metric}"
-        series = seed_curve(group.runs, key, row["run"], *_style(k, row))
-        if any(value is not None for line in series for value in line.y):
-            curves += [(group, key, line) for line in series]
-    return curves
+def _lines(
+    groups: Sequence[RunGroup], metric: str, sums: Sequence[str] = ()
+) -> list[tuple[Record, figures.Series]]:
+    """The lines and bands of one metric, each with the row of its runs, over rounds or as in `seed_curve`."""
+    return [
+        (group.row, line)
+        for k, group in enumerate(groups)
+        if metric in (group.row["metric"], "loss")
+        for line in seed_curve(
+            group.runs,
+            f"{group.runs[0].split()}_{metric}",
+            group.row["run"],
+            *_style(k, group.row),
+            sums,
+        )
+    ]
 
 
-def _figure(curves: Sequence[tuple[RunGroup, str, figures.Series]], metric: str) -> figures.Panel:
-    lines = [line for _, _, line in curves]
+def _figure(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
+    """The curves of one metric over rounds; None if no run has it."""
+    lines = _lines(groups, metric)
+    if not lines:
+        return None
     # A group with several seeds has a band and a line.
-    shown = [group.row for group, _, line in curves if line.kind != "band"]
+    shown = [row for row, line in lines if line.kind != "band"]
     where = "on test data" if all(row["measured_on"] == "test" for row in shown) else "as measured"
     title = f"{heading(metric)} {where}"
-    banded = any(line.kind == "band" for line in lines)
+    banded = any(line.kind == "band" for _, line in lines)
     note = "lines are means over seeds, bands one deviation" if banded else ""
     number = sum(row["runs"] for row in shown)
-    figure = figures.curves(lines, metric, title, f"{title} of {number} runs.")
+    figure = figures.curves([line for _, line in lines], metric, title, f"{title} of {number} runs.")
     return replace(figure, note=note)
-
-
-def _cumulative(runs: Sequence[Run], key: str, line: figures.Series, keys: Sequence[str]) -> list[float]:
-    """The sum of `keys` over all rounds up to each point of `line`, the mean over `runs`."""
-    reached = [_reached(run, keys) for run in runs]
-    rounds = common_rounds(runs, key)[0] if line.kind == "band" else list(map(int, line.x))
-    means = [fmean(each[at] for each in reached) if len(runs) > 1 else reached[0][at] for at in rounds]
-    return [*means, *means[::-1]] if line.kind == "band" else means
-
-
-def _reached(run: Run, keys: Sequence[str]) -> dict[int, float]:
-    steps = [sum(finite(line.get(key)) or 0 for key in keys) for line in run.metrics]
-    return dict(zip((line["round"] for line in run.metrics), accumulate(steps), strict=True))
 
 
 def _table(rows: Sequence[Record]) -> dict[str, Any]:

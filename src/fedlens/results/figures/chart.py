@@ -6,8 +6,9 @@ from __future__ import annotations
 import colorsys
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -302,6 +303,27 @@ def banded(
         high=[bar[1] if bar else None for bar in bars],
     )
     return [*series, main]
+
+
+def mean_curve(
+    runs: Sequence[Mapping[int, tuple[float, float | None]]],
+    spread: Callable[[Sequence[float]], tuple[float, float] | None],
+    name: str,
+    color: str,
+    dash: str = "solid",
+) -> list[Series]:
+    """The mean over runs with its bands, at the rounds that all of them have; empty without a value.
+
+    Args:
+        runs: of each, (place on the x axis, value) by round. A value that is None is a gap.
+        spread: the ends of the band around the mean of values.
+    """
+    shared = sorted(set.intersection(*map(set, runs))) if runs else []
+    places = [[run[at][0] for run in runs] for at in shared]
+    x = [each[0] if len(set(each)) == 1 else fmean(each) for each in places]
+    values = [[v for run in runs if (v := run[at][1]) is not None] for at in shared]
+    y = [fmean(each) if len(each) == len(runs) else None for each in values]
+    return banded(x, y, [*map(spread, values)], name, color, dash) if any(v is not None for v in y) else []
 
 
 def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:

@@ -13,7 +13,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.format import capitalized, is_share, smaller_is_better
 from fedlens.results.cells import METHOD, Cell
 from fedlens.results.figures import chart as figures
-from fedlens.results.figures.chart import GREY, Axis, Cells, Chart, Series, Values, banded, matrix
+from fedlens.results.figures.chart import GREY, Axis, Cells, Chart, Series, Values, banded, matrix, mean_curve
 from fedlens.results.figures.study_groups import CENTRALIZED, FACTS, SeedGroups, bare, rates_of
 from fedlens.results.figures.study_panels import (
     Columns,
@@ -370,15 +370,7 @@ def _setting_line(
 def _curve(line: LineRuns, group: Cell, metric: str, over: Over, band: Spread) -> list[Series]:
     """The curve of some seeds at the rounds that all of them have evaluated."""
     runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over))]
-    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
-    if not shared:
-        return []
-    at = [statistics.fmean(run[k][0] for run in runs) for k in shared]
-    values = [[run[k][1] for run in runs] for k in shared]
-    means = [statistics.fmean(each) for each in values]
-    return banded(
-        at, means, [spread(each, band, metric) for each in values], line.name, line.color, line.dash
-    )
+    return mean_curve(runs, lambda values: spread(values, band, metric), line.name, line.color, line.dash)
 
 
 def _by_round(run: Row, metric: str, over: Over) -> dict[int, tuple[float, float]]:
