@@ -33,6 +33,7 @@ import tomli_w
 from fedlens.base.errors import DataError, FedlensError
 from fedlens.base.format import count, many, size
 from fedlens.files.atomic_files import write_atomically
+from fedlens.results.cells import better
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
 from fedlens.results.data_json import read_costs, read_populations
 from fedlens.results.data_tables import population_facts
@@ -50,9 +51,8 @@ from fedlens.results.rows import (
     write_lines,
 )
 from fedlens.results.stated import stated_values
-from fedlens.results.table_view import TableView
+from fedlens.results.study_table import TableView
 from fedlens.results.tables import study_tables
-from fedlens.results.values import better
 from fedlens.results.words import case_name, metric_name, seeds_text, shown_in_percent, unit
 from fedlens.run.environment import machine
 from fedlens.studies.changed_study import changed_study
@@ -180,7 +180,7 @@ def headline(results: Results) -> tuple[str, list[dict[str, str]]]:
     rows = []
     for cell in view.cells:
         label = view.document_label(cell.method)
-        paper = view.stated_text(view.stated(cell.method, cell.case))
+        paper = view.stated_text(cell.method, cell.case)
         rows.append(
             {
                 "of": ", ".join(filter(None, [view.label(cell.method), case_name(info, cell.case)])),

@@ -25,7 +25,7 @@ from fedlens.cli.reproduce import cost_words
 from fedlens.results.claims import claims_table
 from fedlens.results.figures.study_figures import study_figures
 from fedlens.results.rows import Results, write_data, write_info
-from fedlens.results.table_format import StudyTable, TableCell
+from fedlens.results.study_table import StudyTable, TableCell
 from fedlens.results.tables import study_tables
 from fedlens.studies.reproduce import RECORD, ListedStudy, StudyRecord, listed_studies, records
 from fedlens.studies.reproductions import FOLDER, reproduction

@@ -38,7 +38,7 @@ from fedlens.results.rows import (
     write_info,
     write_lines,
 )
-from fedlens.results.table_format import StudyTable
+from fedlens.results.study_table import StudyTable
 from fedlens.results.tables import study_tables
 from fedlens.results.words import seeds_text
 

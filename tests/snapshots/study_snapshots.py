@@ -19,7 +19,7 @@ from fedlens.results.data_json import CasePopulation, CellCost, cost_values, pop
 from fedlens.results.figures.study_figures import study_figure
 from fedlens.results.frames import cell_rows, cells_table, run_rows, to_csv, to_pandas
 from fedlens.results.rows import LINES, Results, Row, write_data, write_info, write_lines
-from fedlens.results.table_format import StudyTable
+from fedlens.results.study_table import StudyTable
 from fedlens.results.tables import study_table, study_tables
 from tests.snapshots.analysis_rows import ROWS
 from tests.snapshots.figures import of_study

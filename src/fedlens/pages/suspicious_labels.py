@@ -24,7 +24,7 @@ from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.pages.classification_section import data_url
 from fedlens.pages.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images
 from fedlens.results.run import Run
-from fedlens.results.table_format import csv_text
+from fedlens.results.study_table import csv_text
 
 SHOWN = 12  # images of a client on a page
 CLIENTS = 10

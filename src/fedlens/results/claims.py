@@ -15,13 +15,19 @@ from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import setting
-from fedlens.results.cells import Cell, cells
-from fedlens.results.progress_tables import amounts_to_target, scaled
+from fedlens.results.cells import (
+    COLUMNS,
+    Cell,
+    amounts_to_target,
+    at_budget,
+    cells,
+    final,
+    mean_change,
+    scaled,
+)
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.statistics import t_interval
-from fedlens.results.table_format import StudyTable, TableCell
-from fedlens.results.table_view import TableView
-from fedlens.results.values import COLUMNS, at_budget, final, mean_change
+from fedlens.results.study_table import StudyTable, TableCell, TableView
 from fedlens.results.words import case_name, cell_name, shown
 
 Span = tuple[int, int]

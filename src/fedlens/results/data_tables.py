@@ -16,8 +16,7 @@ from fedlens.base.format import MISSING, count, duration, label, metric_value, m
 from fedlens.results.data_json import CasePopulation, CellCost, read_costs, read_populations
 from fedlens.results.rows import Results, Row
 from fedlens.results.stated import StatedValue, stated_label, stated_values
-from fedlens.results.table_format import StudyTable, TableCell
-from fedlens.results.table_view import TableView
+from fedlens.results.study_table import StudyTable, TableCell, TableView
 
 FactColumn = tuple[str, str, Callable[[float | None], str]]  # key, head, and how a value is written
 STATED = "paper"

@@ -16,12 +16,9 @@ from typing import TYPE_CHECKING, Any
 from fedlens.base.errors import FedlensError
 from fedlens.base.format import MISSING, split_of
 from fedlens.files.atomic_files import write_atomically
-from fedlens.results.cells import chosen_values
-from fedlens.results.method_tables import p_text
+from fedlens.results.cells import better, chosen_values, effective_rate
 from fedlens.results.rows import EFFECTIVE, Results, Row
-from fedlens.results.table_format import StudyTable, TableCell, csv_text
-from fedlens.results.table_view import TableView
-from fedlens.results.values import better, effective_rate
+from fedlens.results.study_table import StudyTable, TableCell, TableView, csv_text
 from fedlens.results.words import (
     INTERVAL,
     bold_words,
@@ -29,6 +26,7 @@ from fedlens.results.words import (
     joined,
     metric_name,
     own_populations,
+    p_text,
     seeds_text,
     tuning_words,
     unit,

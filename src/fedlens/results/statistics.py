@@ -10,11 +10,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from fedlens.base.errors import ConfigError
 
 Values: TypeAlias = Mapping[int, float]  # by seed
+Spread: TypeAlias = Literal["interval", "deviation", "none"]
 
 LEVEL = 0.05  # of p values
 FEWEST_BOLD = 5  # seeds; with fewer the t test rests on its assumption of normal values alone
@@ -130,6 +131,15 @@ def difference(
 def paired(first: Values, second: Values) -> list[float]:
     """`first` - `second` at each seed that both have, in the order of the seeds."""
     return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+
+
+def ratios(first: Values, second: Values) -> list[float]:
+    """`first` / `second` at each seed that both have, if `second` is not 0 there.
+
+    >>> ratios({0: 0.4, 1: 0.5}, {0: 0.8, 2: 1.0})
+    [0.5]
+    """
+    return [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys()) if second[seed]]
 
 
 def _half_width(values: Sequence[float]) -> float:

@@ -18,11 +18,9 @@ from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
 from fedlens.results.claims import claims_table
 from fedlens.results.data_tables import datasets, efficiency, pretraining_tables
-from fedlens.results.method_tables import choices, differences, relative, summary
-from fedlens.results.progress_tables import budgets, targets
 from fedlens.results.rows import Results, StudyInfo, needs_runs
-from fedlens.results.table_format import StudyTable
-from fedlens.results.table_view import TableView, narrowed
+from fedlens.results.study_table import StudyTable, TableView, narrowed
+from fedlens.results.table_kinds import budgets, choices, differences, relative, summary, targets
 
 TABLES: dict[str, Callable[..., StudyTable]] = {
     kind.__name__: kind

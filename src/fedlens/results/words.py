@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedlens.base.format import heading, is_share, label, many, setting, split_of
+from fedlens.base.format import MISSING, count, heading, is_share, label, many, setting, split_of
 from fedlens.results.cells import Cell, CellTest, edges
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.statistics import FEWEST_BOLD, tuned_on
@@ -154,8 +154,8 @@ def failure_notes(cells: Iterable[Cell], results: Results) -> list[str]:
                 for reason, seeds in by_reason.items()
             ]
             ended = "failed" if cell.measured else "has no value" if cell.planned == 1 else "have no value"
-            count = f"{len(cell.failed)} of {many(cell.planned, 'run')} {ended}"
-            notes.append(f"{cell_name(results, cell)}: {count}: {'; '.join(reasons)}.")
+            many_ended = f"{len(cell.failed)} of {many(cell.planned, 'run')} {ended}"
+            notes.append(f"{cell_name(results, cell)}: {many_ended}: {'; '.join(reasons)}.")
     return notes
 
 
@@ -190,6 +190,26 @@ def shown(value: Any) -> str:
     ('10', '0.00316228', '8, 16', 'yes')
     """
     return f"{value:g}" if isinstance(value, float) else setting(value)
+
+
+def p_text(p: float | None) -> str:
+    """A p value with three digits after the point.
+
+    >>> p_text(0.01234), p_text(0.00001), p_text(None)
+    ('0.012', '< 0.001', '–')
+    """
+    if p is None:
+        return MISSING
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def mean_count(value: float) -> str:
+    """Returns a mean of counts in words, with one decimal digit for small numbers that are not whole.
+
+    >>> mean_count(2.0), mean_count(2.4), mean_count(1234.4)
+    ('2', '2.4', '1,234')
+    """
+    return count(value) if value >= 100 or value == round(value) else f"{value:.1f}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -25,8 +25,7 @@ from fedlens.files.atomic_files import make_folder
 from fedlens.files.caches import user_cache
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
-from fedlens.results.row_of_run import failed_row, rounded, row_of_run
-from fedlens.results.rows import Row
+from fedlens.results.rows import Row, failed_row, rounded, row_of_run
 from fedlens.results.run import Run
 from fedlens.run.build import build, data_directory
 from fedlens.run.observer import Listening

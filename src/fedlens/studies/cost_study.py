@@ -35,8 +35,7 @@ from fedlens.pages.cost.page import write_cost_page
 from fedlens.pages.cost.parties import party_answer, write_party_page
 from fedlens.pages.run_page import write_report
 from fedlens.pages.suspicious_labels import FILE, write_labels
-from fedlens.results.row_of_run import failed_row, row_of_run
-from fedlens.results.rows import Row
+from fedlens.results.rows import Row, failed_row, row_of_run
 from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS
 from fedlens.run.build import build, data_directory, images_of_the_run

@@ -20,8 +20,7 @@ from fedlens.engines.devices import free_memory_of, next_gpu, resolved
 from fedlens.engines.hardware import hardware
 from fedlens.engines.traits import traits_of
 from fedlens.engines.worker_pool import Worker, WorkerPool
-from fedlens.results.row_of_run import failed_row
-from fedlens.results.rows import Row, write_info
+from fedlens.results.rows import Row, failed_row, write_info
 from fedlens.run.session import Session
 from fedlens.studies.carry_out import RunOptions, carry_out, line_of_failure
 from fedlens.studies.planned import DueRun, PlannedRun, pretraining_problem

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedlens.base.errors import ConfigError
-from fedlens.results.table_format import StudyTable
+from fedlens.results.study_table import StudyTable
 from fedlens.results.tables import study_table
 from tests.unit.results.study_fake import results_of
 

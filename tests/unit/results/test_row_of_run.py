@@ -10,8 +10,7 @@ import pytest
 
 from fedlens import Experiment, load_result, resume
 from fedlens.base.errors import FedlensError, RunDirectoryError
-from fedlens.results.row_of_run import failed_row, row_of_run
-from fedlens.results.rows import read_lines, write_lines
+from fedlens.results.rows import failed_row, read_lines, row_of_run, write_lines
 from fedlens.results.run import Run
 from fedlens.studies.planned import PlannedRun
 

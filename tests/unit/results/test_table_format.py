@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedlens.results.table_format import StudyTable, TableCell, latex
+from fedlens.results.study_table import StudyTable, TableCell, latex
 
 NASTY = r"""50 % & <b>$x_1$</b> {a} #1 ~ ^ \ | `q` "w" [z] * α ± – × -3 μ²"""
 

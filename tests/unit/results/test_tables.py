@@ -10,7 +10,7 @@ from scipy import stats
 
 from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results, Row
-from fedlens.results.table_format import StudyTable
+from fedlens.results.study_table import StudyTable
 from fedlens.results.tables import TABLES, check_tables, default_tables, study_table, study_tables
 from tests.unit.results.study_fake import results_of
 

@@ -18,8 +18,7 @@ from fedlens.cli.main import app
 from fedlens.pages.cost.answer import cost_answer
 from fedlens.pages.cost.measures import measure_notes
 from fedlens.pages.cost.parties import write_party_page
-from fedlens.results.row_of_run import row_of_run
-from fedlens.results.rows import Row
+from fedlens.results.rows import Row, row_of_run
 from fedlens.results.run import Run, read_run
 from fedlens.run.rundir import RunDir
 from fedlens.run.session import Session

@@ -1,36 +1,65 @@
-"""The kinds of tables of what methods reach: final values, differences, choices, budgets, targets, ratios."""
+"""The kinds of tables of what methods reach: each is a function from a `TableView` and its options to a table.
+
+`summary`, `differences`, `choices`, `budgets`, `targets` and `relative` list their columns; `TABLES` in `tables.py` has
+all kinds.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.format import MISSING, number
-from fedlens.results.cells import Cell, CellTest, chosen_values, edges
+from fedlens.base.format import MISSING, count, many, number, size
+from fedlens.results.cells import (
+    Cell,
+    CellTest,
+    amounts_to_target,
+    at_budget,
+    better,
+    chosen_values,
+    edges,
+    effective_rate,
+    scaled,
+)
 from fedlens.results.rows import validation_metric
-from fedlens.results.table_format import StudyTable, TableCell
-from fedlens.results.table_view import Column, Spread, TableView
-from fedlens.results.values import better, effective_rate
+from fedlens.results.statistics import Spread, ratios
+from fedlens.results.study_table import Column, StudyTable, TableCell, TableView
 from fedlens.results.words import (
     INTERVAL,
     bold_words,
     case_name,
+    conjoined,
     edge_words,
     final_value,
     has_edge,
     joined,
+    mean_count,
     metric_name,
     own_populations,
+    p_text,
     seeds_text,
     shown,
+    shown_in_percent,
     tuning_words,
     unit,
     untested_words,
 )
 
 Lines = Literal["methods", "cases"]
+Measure = Literal["rounds", "batches", "bytes"]
+Multipliers = Literal["row", "baseline", "case", "none"]
+_MEANINGS = {
+    "batches": "Batches: those of the busiest client of each round, summed, which stands for time.",
+    "bytes": "Bytes: up, down and between clients, of all clients.",
+}
+_WIDTHS = {
+    "interval": f"mean ± half the {INTERVAL} of the mean",
+    "deviation": "mean ± standard deviation",
+    "none": "mean",
+}
 
 
 def summary(
@@ -56,14 +85,9 @@ def summary(
         up = test is not None and better(view.metric, test.difference.mean) > 0
         return TableCell(text, bold=up, italic=test is not None and not up)
 
-    widths = {
-        "interval": f"mean ± half the {INTERVAL} of the mean",
-        "deviation": "mean ± standard deviation",
-        "none": "mean",
-    }
     several = len(info.seeds) > 1
     words = (
-        f"{metric}: {widths[spread]} over {seeds_text(info.seeds)}."
+        f"{metric}: {_WIDTHS[spread]} over {seeds_text(info.seeds)}."
         if several
         else f"{metric} of {seeds_text(info.seeds)}.",
         own_populations(info),
@@ -76,10 +100,8 @@ def summary(
         ),
     )
 
-    def stated_of(method: str, case: Mapping[str, Any]) -> str:
-        return view.stated_text(view.stated(method, case))
-
-    return _grid(view, f"{metric_name(view.metric)} of each method", words, rows, cell_of, stated_of)
+    names, columns, labels = _by_method_and_case(view, rows, cell_of, view.stated_text)
+    return view.table(f"{metric_name(view.metric)} of each method", words, names, columns, labels)
 
 
 def differences(view: TableView, *, baseline: str | None = None) -> StudyTable:
@@ -217,12 +239,12 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         """The document's ratio, where it states both values; of `to`, its value."""
         value, reference = view.stated(method, case), view.stated(to, case)
         if method == to or value is None:
-            return view.stated_text(value)
+            return view.stated_text(method, case)
         if reference is None or reference.number == 0 or reference.value is None:
             return ""
         return value.word + view.value(value.number / reference.number, share)
 
-    names = {to: f"{view.label(to)}: {metric.lower()}{unit(view.metric)}"}
+    own_labels = {to: f"{view.label(to)}: {metric.lower()}{unit(view.metric)}"}
     spread = f", mean ± half the {INTERVAL} over" if len(view.info.seeds) > 1 else " of"
     words = (
         f"{metric} divided by that of {view.label(to)} in the same case and at the same seed, in %"
@@ -232,41 +254,23 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         tuning_words(view.info),
     )
     title = f"{metric} relative to {view.label(to)}"
-    return _grid(view, title, words, rows, lambda *place: TableCell(text(*place)), stated_of, names)
+    table = _by_method_and_case(view, rows, lambda *place: TableCell(text(*place)), stated_of, own_labels)
+    return view.table(title, words, *table)
 
 
-def ratios(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
-    """`first` / `second` at each seed that both have, if `second` is not 0 there.
-
-    >>> ratios({0: 0.4, 1: 0.5}, {0: 0.8, 2: 1.0})
-    [0.5]
-    """
-    return [first[seed] / second[seed] for seed in sorted(first.keys() & second.keys()) if second[seed]]
-
-
-def p_text(p: float | None) -> str:
-    """A p value with three digits after the point.
-
-    >>> p_text(0.01234), p_text(0.00001), p_text(None)
-    ('0.012', '< 0.001', '–')
-    """
-    if p is None:
-        return MISSING
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _grid(
+def _by_method_and_case(
     view: TableView,
-    title: str,
-    words: Sequence[str],
     rows: Lines,
     cell_of: Callable[[str, Mapping[str, Any]], TableCell],
     stated_of: Callable[[str, Mapping[str, Any]], str],
     labels: Mapping[str, str] | None = None,
-) -> StudyTable:
-    """A table of methods by cases, with the methods of the document that the study does not run.
+) -> tuple[tuple[Sequence[str], Sequence[Sequence[TableCell]]], list[Column], Sequence[str]]:
+    """The names of the rows, a column a case (or a method), and the document's labels, for `TableView.table`.
+
+    Methods of the document that the study does not run are among them.
 
     Args:
+        rows: what a row is.
         stated_of: what the document states about a method in a case; empty for nothing.
         labels: instead of those of the study.
     """
@@ -280,14 +284,21 @@ def _grid(
     cells = {m: [cell_of(m, case) for case in cases] if m in own else none for m in methods}
     if rows == "cases":
         names = view.dimension_head, [view.dimension_cells(case) for case in cases]
-        columns = [Column(own.get(m), cells[m], stated[m], view.document_label(m)) for m in methods]
-        return view.table(title, words, names, columns)
+        return (
+            names,
+            [Column(own.get(m), cells[m], stated[m], view.document_label(m)) for m in methods],
+            (),
+        )
     columns = [
-        Column(name, [cells[m][k] for m in methods], [stated[m][k] for m in methods])
-        for k, name in enumerate(case_name(view.info, case) or "value" for case in cases)
+        Column(
+            case_name(view.info, case) or "value",
+            [cells[m][k] for m in methods],
+            [stated[m][k] for m in methods],
+        )
+        for k, case in enumerate(cases)
     ]
     lines = [[TableCell(own.get(method, "not run"))] for method in methods]
-    return view.table(title, words, (["Method"], lines), columns, [*map(view.document_label, methods)])
+    return (["Method"], lines), columns, [*map(view.document_label, methods)]
 
 
 def _tests(view: TableView, compared: Sequence[CellTest], meaning: str, untested: bool = True) -> str:
@@ -302,3 +313,171 @@ def _tests(view: TableView, compared: Sequence[CellTest], meaning: str, untested
 
 def _star(view: TableView, cell: Cell) -> str:
     return "*" if has_edge(view.results, cell) else ""
+
+
+def budgets(
+    view: TableView,
+    *,
+    rounds: list[float] | None = None,
+    batches: list[float] | None = None,
+    bytes: list[float] | None = None,
+    spread: Literal["interval", "none"] = "interval",
+) -> StudyTable:
+    """The metric at budgets: Acc@round, Acc@batch and Acc@bytes (hsu2020, table 2).
+
+    Raises `ConfigError` without a budget.
+    """
+    given = {"rounds": rounds or [], "batches": batches or [], "bytes": bytes or []}
+    if not any(given.values()):
+        raise ConfigError(
+            "a table of budgets needs a budget",
+            where=view.where,
+            hint="set rounds, batches or bytes to a list",
+        )
+    wanted = [
+        (kind, budget)
+        for kind, values in given.items()
+        for budget in sorted({*values, *(s.at[kind] for s in view.all_stated if kind in s.at)})
+    ]
+
+    def column(kind: str, budget: float) -> Column:
+        def text(cell: Cell) -> str:
+            if not cell.complete:
+                return view.status(cell)
+            reached = cell.each(at_budget(view.metric, kind, budget)).values()
+            values = [value for value in reached if value is not None]
+            return view.mean(values, spread) if len(values) == len(reached) else MISSING
+
+        head = f"at {size(budget) if kind == 'bytes' else many(int(budget), kind[:-1], kind)}"
+        return view.column(head, text, lambda cell: view.stated_text(cell.method, cell.case, {kind: budget}))
+
+    columns = [column(*place) for place in wanted]
+    kinds = list(dict.fromkeys(kind for kind, _ in wanted))
+    of = f", mean ± half the {INTERVAL}" if len(view.info.seeds) > 1 and spread == "interval" else ""
+    words = (
+        f"{metric_name(view.metric)}{unit(view.metric)} at a budget of {conjoined(kinds)}{of}, {_over(view)}.",
+        "A number is that of the last evaluation within the budget.",
+        *(_MEANINGS[kind] for kind in kinds if kind in _MEANINGS),
+        own_populations(view.info),
+        tuning_words(view.info),
+        f"{MISSING}: the runs end before."
+        if any(cell.text == MISSING for column in columns for cell in column.cells)
+        else "",
+    )
+    return view.table_of_cells(f"{metric_name(view.metric)} at budgets", words, columns)
+
+
+def targets(
+    view: TableView,
+    *,
+    targets: list[float] | None = None,
+    measures: list[Measure] | None = None,
+    multipliers: Multipliers | None = None,
+    relative: bool = False,
+    to: str = "centralized",
+) -> StudyTable:
+    """Rounds, batches and bytes to a target, with multipliers (hsu2020, table 5).
+
+    Args:
+        targets: of the metric; those of the study by default. With `relative`, shares of the value of the method `to`.
+        multipliers: times as much as the first target of the row ("row"), as the baseline ("baseline"), or as the same
+            method in the first case ("case"). By default "row" with several targets, "baseline" with one.
+
+    Raises `ConfigError` without a target, and if the study has no method `to`.
+    """
+    wanted = list(targets if targets is not None else view.info.targets)
+    if not wanted:
+        raise ConfigError(
+            "a table of targets needs a target",
+            where=view.where,
+            hint='set "target" of the study, or "targets" here',
+        )
+    if relative:
+        view.refuse_absent(to)
+    kinds: list[Measure] = measures or ["rounds", "bytes"]
+    against: Multipliers = multipliers or ("row" if len(wanted) > 1 else "baseline")
+    share, of = relative or shown_in_percent(view.metric), f" of {view.label(to)}" if relative else ""
+
+    def amounts(cell: Cell | None, kind: Measure, target: float) -> list[float | None] | None:
+        if cell is None:
+            return None
+        at = scaled(target, view.cell(to, cell.case)) if relative else target
+        return amounts_to_target(cell, view.metric, kind, at)
+
+    def column(kind: Measure, target: float) -> Column:
+        def text(cell: Cell) -> str:
+            reached = amounts(cell, kind, target)
+            if reached is None:
+                return MISSING if cell.complete else view.status(cell)
+            base = {
+                "row": (cell, kind, wanted[0]),
+                "baseline": (view.cell(view.info.baseline, cell.case), kind, target),
+                "case": (view.cell(cell.method, view.info.cases[0]), kind, target),
+                "none": (None, kind, target),
+            }[against]
+            return _with_multiplier(kind, reached, amounts(*base))
+
+        def stated(cell: Cell) -> str:
+            at = {"relative_target" if relative else "target": target}
+            return view.stated_text(cell.method, cell.case, at, count=True) if kind == "rounds" else ""
+
+        head = f"{kind.capitalize()} to {f'{100 * target:g} %' if share else f'{target:g}'}{of}"
+        return view.column(head, text, stated)
+
+    columns = [column(kind, target) for kind in kinds for target in wanted]
+    words = _targets_words(view, kinds, against, to if relative else None)
+    return view.table_of_cells(f"{conjoined(kinds).capitalize()} to a target", words, columns, _ends(view))
+
+
+def _targets_words(
+    view: TableView, kinds: Sequence[Measure], against: Multipliers, to: str | None
+) -> list[str]:
+    """The caption of `targets`; `to` is the method that relative targets refer to, None for absolute ones."""
+    least = "most" if better(view.metric, 1.0) < 0 else "least"
+    return [
+        f"{conjoined(kinds).capitalize()} to the first evaluation in which {metric_name(view.metric).lower()} is at "
+        f"{least} the target, {_over(view, 'mean ')}.",
+        f"A target is a share of the final value of {view.label(to)} in the same case."
+        if to is not None
+        else "",
+        "Not reached: by so many of the runs, which then have no mean.",
+        {
+            "row": "In brackets: times as much as for the first target of the row.",
+            "baseline": f"In brackets: times as much as for {view.label(view.info.baseline)} in the same case.",
+            "case": "In brackets: times as much as for the same method in the first case.",
+            "none": "",
+        }[against],
+        *(_MEANINGS[kind] for kind in kinds if kind in _MEANINGS),
+        own_populations(view.info),
+        tuning_words(view.info),
+    ]
+
+
+def _with_multiplier(kind: str, reached: Sequence[float | None], base: Sequence[float | None] | None) -> str:
+    spent = [amount for amount in reached if amount is not None]
+    if missed := len(reached) - len(spent):
+        return "not reached" if len(reached) == 1 else f"not reached by {missed} of {len(reached)}"
+    mean = statistics.fmean(spent)
+    text = size(mean) if kind == "bytes" else mean_count(mean)
+    reference = [amount for amount in base or () if amount is not None]
+    if base and len(reference) == len(base) and math.fsum(reference):
+        text += f" ({mean / statistics.fmean(reference):.1f}×)"
+    return text
+
+
+def _ends(view: TableView) -> list[str]:
+    """A sentence on the number of rounds of the runs."""
+    rounds = {row.rounds for cell in view.cells for row in view.results.runs(cell.method, cell.case).values()}
+    if not rounds:
+        return []
+    low, high = min(rounds), max(rounds)
+    return [
+        f"Runs have {count(low)} to {count(high)} rounds."
+        if low < high
+        else f"Runs have {many(low, 'round')}."
+    ]
+
+
+def _over(view: TableView, prefix: str = "") -> str:
+    seeds = seeds_text(view.info.seeds)
+    return f"{prefix}over {seeds}" if len(view.info.seeds) > 1 else seeds
