@@ -7,6 +7,7 @@ plotly package takes longer than writing a page, so only the tests use it, to va
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -19,6 +20,7 @@ from fedlens.results.figures.chart import MARKERS_UP_TO, Axis, Cells, Panel, Ser
 PlotlyFigure: TypeAlias = dict[str, Any]  # "data", a list of traces, and "layout"
 
 _NAME = 60  # characters of a row or a column
+_WHOLE = 5  # the longest axis of counts with a mark at each whole number
 _DECADES = 7  # of a logarithmic axis, each with a label
 DOTS = 2000  # of a series; of more, as many are drawn
 _LEGEND_AT_MOST = 24
@@ -30,6 +32,9 @@ _SYMBOLS = {"circle": "circle-open", "up": "triangle-up-open", "down": "triangle
 def draw(panel: Panel) -> PlotlyFigure:
     """The panel as traces and a layout."""
     axes = {"xaxis": _axis(panel.x), "yaxis": _axis(panel.y, panel.series)}
+    for name, axis in (("xaxis", panel.x), ("yaxis", panel.y)):
+        if axis.values == "count" and not (axis.log or len(axis.ticks)) and _span(panel, axis) <= _WHOLE:
+            axes[name]["dtick"] = 1  # plotly would choose halves, and write 500m
     layout: dict[str, Any] = axes | _marks(panel)
     if panel.stacked:
         layout |= {"barmode": "stack", "bargap": 0.15 if panel.stacked == "up" else 0}
@@ -218,6 +223,19 @@ def _axis(axis: Axis, series: Sequence[Series] = ()) -> dict[str, Any]:
     return settings
 
 
+def _span(panel: Panel, axis: Axis) -> float:
+    """The length of an axis, from 0 if its limits are not given; bars that are stacked along it are added up."""
+    if axis.limits:
+        return axis.limits[1] - axis.limits[0]
+    stacked, values = panel.stacked == ("across" if axis is panel.x else "up"), [0.0]
+    heights: Counter[float | None] = Counter()
+    for line in panel.series:
+        for place, value in zip(*((line.y, line.x) if axis is panel.x else (line.x, line.y)), strict=True):
+            heights[place] += value or 0
+            values.append(heights[place] if stacked else value or 0)
+    return max(values)
+
+
 def _decades(series: Iterable[Series]) -> float:
     """How many powers of ten the positive values of some series span."""
     values = [value for line in series for value in line.y if value is not None and value > 0]
@@ -235,6 +253,8 @@ def _heat(cells: Cells, panel: Panel) -> dict[str, Any]:
         "xpad": 6,
     }
     low, high = cells.limits
+    if cells.form == "count" and high - low <= _WHOLE:
+        bar["dtick"] = 1
     digits = 3 if cells.form == "share" and not cells.rising else 12
     values = [
         [None if math.isnan(v) else int(v) if v in (0, 1) else v for v in row]

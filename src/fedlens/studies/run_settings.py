@@ -274,14 +274,17 @@ def worker_name(thing: Any) -> str:
     """The name that a worker process imports a function or class by. Raises `ConfigError` if it cannot."""
     name = import_name(thing)
     try:
-        imported = load_target(name) if inspect.isroutine(thing) or isinstance(thing, type) else None
+        # `__main__` of a worker is not this script or notebook.
+        named = (inspect.isroutine(thing) or isinstance(thing, type)) and not name.startswith("__main__:")
+        imported = load_target(name) if named else None
     except ConfigError:
         imported = None
     if imported is not thing:
         raise ConfigError(
             f"{name} cannot be imported by the processes that carry out the runs",
             where="base",
-            hint="define a function or a class at the top level of a file, and name it as 'FILE.py:NAME'",
+            hint="move the function or class to the top level of a module, and import it from there or name it as "
+            "'FILE.py:NAME'",
         )
     return name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -52,6 +52,26 @@ def test_the_box_at_a_point_follows_from_the_axes(panel: Panel, template: str) -
 def test_the_box_of_all_series_has_the_place_as_its_title() -> None:
     axis = draw(Panel("", "", ROUND, SCORE, [LINE], unified=True))["layout"]["xaxis"]
     assert axis["unifiedhovertitle"] == {"text": "round %{x:,d}"}
+
+
+@pytest.mark.parametrize(
+    ("heights", "stacked", "marks"),
+    [([1, 3], "", 1), ([None, 5], "", 1), ([1, 40], "", None), ([1, 3], "up", 1), ([1, 4], "up", None)],
+)
+def test_small_counts_have_marks_at_whole_numbers(
+    heights: list[int | None], stacked: Literal["", "up"], marks: int | None
+) -> None:
+    bars = [Series([1, 2], [0, 2], "a", "bar"), Series([1, 2], heights, "b", "bar")]
+    layout = draw(Panel("", "", Axis(), Axis("clients", "count"), bars, stacked=stacked))["layout"]
+    assert (layout["xaxis"].get("dtick"), layout["yaxis"].get("dtick")) == (None, marks)
+
+
+def test_a_scale_of_small_counts_has_marks_at_whole_numbers() -> None:
+    def bar(top: float) -> Any:
+        cells = Cells(np.eye(2) * top, ["a", "b"], ["c", "d"], "examples", (0.0, top), "count")
+        return draw(matrix("", "", cells, Axis(), Axis()))["data"][0]["colorbar"]
+
+    assert (bar(1.0).get("dtick"), bar(40.0).get("dtick")) == (1, None)
 
 
 def test_a_legend_has_each_name_once_and_none_of_what_belongs_to_another() -> None:

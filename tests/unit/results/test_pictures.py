@@ -18,6 +18,7 @@ from fedlens.data.partition.partition import Partition
 from fedlens.data.table import Table
 from fedlens.pages.partition_page import write_captions
 from fedlens.results.figures import picture, pictures
+from fedlens.results.figures.chart import Axis, Chart, Panel, Series
 from fedlens.results.figures.pictures import draw
 from tests.unit.results.fake_run import class_counts, make_partition
 
@@ -179,6 +180,16 @@ def test_without_a_census_and_with_nothing(tmp_path: Path) -> None:
 def test_marks_are_called_so() -> None:
     p = Partition.of_owners([0, 1], 2).counted(Table.of_sets([[0, 2], [1]]))
     assert drawn(p, "class-bars").axes[0].get_ylabel() == "marks"
+
+
+@pytest.mark.parametrize("same", [0, 1, 5])
+def test_equal_counts_have_marks_at_whole_numbers(same: int) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'fedlens[plot]'")
+    line = Series([1, 2], [same, same], color="#112233")
+    figure = picture.chart_picture(Chart("", "", [Panel("", "", Axis(), Axis("", "count"), [line])]))
+    figure.draw_without_rendering()
+    marks = figure.axes[0].get_yticks()
+    assert len(marks) and not any(marks % 1)
 
 
 def test_matplotlib_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

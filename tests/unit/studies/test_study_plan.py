@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -174,6 +175,15 @@ def test_a_function_is_named_so_that_other_processes_find_it() -> None:
     assert load(base=base).runs[0].settings["model"] == "fedlens.models.simple:mlp"
     with pytest.raises(ConfigError, match="cannot be imported by the processes that carry out the runs"):
         load(base={**base, "model": lambda input_shape, classes: None})
+
+
+def test_a_function_of_the_script_is_refused_once_before_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_model(input_shape: Any, classes: int) -> None: ...
+
+    own_model.__module__, own_model.__qualname__ = "__main__", "own_model"
+    monkeypatch.setattr(sys.modules["__main__"], "own_model", own_model, raising=False)
+    with pytest.raises(ConfigError, match="__main__:own_model cannot be imported .* to the top level of a module"):
+        load(base={**read_source("digits").values, "model": own_model})
 
 
 def test_bases_may_differ_in_the_seed_that_no_run_has() -> None:

@@ -80,7 +80,8 @@ class RunsDisplay(LiveDisplay, StudyProgress):
         if started is not None:
             self._ended += 1
             warnings = int(line.facts.get("warnings") or 0)
-            said += f", {duration(now - started[2])}" + (f", {many(warnings, 'warning')}" if warnings else "")
+            took = duration(now - started[2]) + (f", {many(warnings, 'warning')}" if warnings else "")
+            said += f" ({took})" if line.status == "failed" else f", {took}"  # a reason is a sentence
             said += time_left((now - self._since) / self._ended, self._total - self._done)
         elif line.status == "finished":
             said = "finished before"

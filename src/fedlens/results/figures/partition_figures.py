@@ -321,12 +321,21 @@ def matrix_sample(partition: Partition, census: Census) -> PartitionSample:
     return sample if len(sample.ids) <= CLIENTS_IN_ORDER else sample.by_main_class()
 
 
+def client_name(name: str) -> str:
+    """The name of a client outside a table of clients.
+
+    >>> client_name("3"), client_name("client 3"), client_name("Hospital A")
+    ('client 3', 'client 3', 'Hospital A')
+    """
+    return f"client {name}" if name.isdecimal() else name
+
+
 def class_matrix(sample: PartitionSample) -> Panel:
     """Client by class, as in figures 3 and 11 of fedcv: the share of each class in a client's examples."""
     clients, classes = len(sample.ids), len(sample.labels)
     cells = Cells(
         sample.shares(),
-        [f"client {name} ({size:,} examples)" for name, size in zip(sample.ids, sample.sizes, strict=True)],
+        [f"{client_name(name)} ({size:,} examples)" for name, size in zip(sample.ids, sample.sizes, strict=True)],
         sample.labels,
         f"share of the client's {sample.unit}",
         (0.0, sample.top_share()),

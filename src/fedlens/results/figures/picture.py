@@ -316,7 +316,7 @@ def _add_scales(picture: Picture, grid: Any, panels: Sequence[Panel], wide: int)
         ):
             continue
         form = percent_mark if panel.cells.form == "share" else None
-        ticks = MaxNLocator(nbins=5, integer=True) if panel.cells.form == "count" else None
+        ticks = MaxNLocator(nbins=5, integer=True, min_n_ticks=1) if panel.cells.form == "count" else None
         beside = list(grid) if alike else axes
         bar = picture.colorbar(axes.images[0], ax=beside, aspect=30, pad=0.01, format=form, ticks=ticks)
         bar.set_label(panel.cells.title)
@@ -336,7 +336,7 @@ def _scale(scale: Any, axis: Axis) -> None:
         if axis.log:
             scale.set_minor_formatter(NullFormatter())
         else:
-            scale.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+            scale.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
     if axis.values == "share":
         scale.set_major_formatter(percent_mark)
     if axis.log and axis.values == "number":

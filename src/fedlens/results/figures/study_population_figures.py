@@ -27,6 +27,7 @@ from fedlens.results.figures.chart import (
 )
 from fedlens.results.figures.partition_figures import (
     PartitionSample,
+    client_name,
     emd_counts,
     rank_axes,
     ranked,
@@ -185,9 +186,7 @@ def _clients_of_classes(sample: PartitionSample, top: int) -> Panel:
     order = np.argsort(-sample.counts.sum(axis=0), kind="stable")
     names, places = [sample.labels[k] for k in order], list(range(len(order)))
     series = [
-        Series(
-            places, counts.tolist(), f"client {name}" if name.isdecimal() else name, "bar", color, texts=names
-        )
+        Series(places, counts.tolist(), client_name(name), "bar", color, texts=names)
         for counts, name, color in zip(
             sample.counts[:, order], sample.ids, class_colors(len(sample.ids)), strict=True
         )

@@ -57,13 +57,13 @@ def test_each_run_is_a_line_with_its_outcome_time_warnings_and_the_time_left() -
     screen.now += 40.0
     display.round_done(RUNS[0], 1, 2)
     display.run_ended(RUNS[0], Row(**{**vars(LINE), "facts": {"warnings": 2}}))
-    display.run_ended(RUNS[1], Row(**{**vars(LINE), "status": "failed", "reason": "no luck."}))
+    display.run_ended(RUNS[1], Row(**{**vars(LINE), "status": "failed", "reason": "no luck, or set local.clip_norm."}))
     display.run_ended(RUNS[2], LINE)
     display.round_done(RUNS[2], 1, 2)
     assert screen.lines == [
         "said first",
         "[1/3] fedavg-seed0: test accuracy 80.0 %, 40 s, 2 warnings; about 1 min 20 s left for 2 runs",
-        "[2/3] fedavg-seed1: failed: no luck, 40 s; about 20 s left for 1 run",
+        "[2/3] fedavg-seed1: failed: no luck, or set local.clip_norm (40 s); about 20 s left for 1 run",
         "[3/3] fedavg-seed2: finished before",
     ]
 
