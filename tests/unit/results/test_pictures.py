@@ -189,7 +189,8 @@ def test_equal_counts_have_marks_at_whole_numbers(same: int) -> None:
     figure = picture.chart_picture(Chart("", "", [Panel("", "", Axis(), Axis("", "count"), [line])]))
     figure.draw_without_rendering()
     marks = figure.axes[0].get_yticks()
-    assert len(marks) and not any(marks % 1)
+    assert len(marks)
+    assert not any(marks % 1)
 
 
 def test_matplotlib_is_an_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ def test_a_function_of_the_script_is_refused_once_before_the_runs(monkeypatch: p
 
     own_model.__module__, own_model.__qualname__ = "__main__", "own_model"
     monkeypatch.setattr(sys.modules["__main__"], "own_model", own_model, raising=False)
-    with pytest.raises(ConfigError, match="__main__:own_model cannot be imported .* to the top level of a module"):
+    with pytest.raises(
+        ConfigError, match=r"__main__:own_model cannot be imported .* to the top level of a module"
+    ):
         load(base={**read_source("digits").values, "model": own_model})
 
 

@@ -335,7 +335,10 @@ def class_matrix(sample: PartitionSample) -> Panel:
     clients, classes = len(sample.ids), len(sample.labels)
     cells = Cells(
         sample.shares(),
-        [f"{client_name(name)} ({size:,} examples)" for name, size in zip(sample.ids, sample.sizes, strict=True)],
+        [
+            f"{client_name(name)} ({size:,} examples)"
+            for name, size in zip(sample.ids, sample.sizes, strict=True)
+        ],
         sample.labels,
         f"share of the client's {sample.unit}",
         (0.0, sample.top_share()),

@@ -336,7 +336,9 @@ def _scale(scale: Any, axis: Axis) -> None:
         if axis.log:
             scale.set_minor_formatter(NullFormatter())
         else:
-            scale.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10]))
+            scale.set_major_locator(
+                MaxNLocator("auto", integer=True, min_n_ticks=1, steps=[1, 2, 2.5, 5, 10])
+            )
     if axis.values == "share":
         scale.set_major_formatter(percent_mark)
     if axis.log and axis.values == "number":

@@ -57,7 +57,9 @@ def test_each_run_is_a_line_with_its_outcome_time_warnings_and_the_time_left() -
     screen.now += 40.0
     display.round_done(RUNS[0], 1, 2)
     display.run_ended(RUNS[0], Row(**{**vars(LINE), "facts": {"warnings": 2}}))
-    display.run_ended(RUNS[1], Row(**{**vars(LINE), "status": "failed", "reason": "no luck, or set local.clip_norm."}))
+    display.run_ended(
+        RUNS[1], Row(**{**vars(LINE), "status": "failed", "reason": "no luck, or set local.clip_norm."})
+    )
     display.run_ended(RUNS[2], LINE)
     display.round_done(RUNS[2], 1, 2)
     assert screen.lines == [
