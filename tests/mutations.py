@@ -871,8 +871,8 @@ MUTATIONS = [
     ),
     Mutation(
         "algorithms/client_evaluation.py",
-        "if fault := task.metric_fault(of_client) or",
-        "if fault :=",
+        "fault = task.metric_fault(of_client) or",
+        "fault =",
         "unit/tasks/test_central_evaluation.py",
     ),
     # -- bytes of strangers --

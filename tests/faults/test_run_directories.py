@@ -172,7 +172,12 @@ def test_a_run_of_another_version_is_refused(here: Path) -> None:
         ("environment.json", "{", "environment.json is corrupt: "),
         ("summary.json", "", "summary.json is corrupt: "),
         ("partition.npz", "PK", "not a readable partition file: "),
-        ("metrics.jsonl", '{"round": 0\n{"round": 1}\n', "a line cannot be read (run/metrics.jsonl, line 1)"),
+        (
+            "metrics.jsonl",
+            '{"round": 0\n{"round": 1}\n',
+            "a line is not a JSON object (run/metrics.jsonl, line 1); ",
+        ),
+        ("metrics.jsonl", '{"round": 0}\n{\n', "a line is not a JSON object (run/metrics.jsonl, line 2); "),
     ],
 )
 def test_each_damaged_file_is_named(here: Path, path: str, content: str, said: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedlens.base.errors import ConfigError, RunFailed
+from fedlens.base.errors import ConfigError, RunFailed, told
 from fedlens.core.device_copies import downloaded
 from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import Loadable, loadable
@@ -106,7 +106,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
 
     Each reply's metrics get the values of its client (see `client_values`), which the run records by client.
 
-    A client is refused whose measurements give a share outside [0, 1] (`Task.shares`).
+    A client is refused whose measurements cannot be read, or give a share outside [0, 1] (`Task.shares`).
 
     Raises `RunFailed` if no client answers.
     """
@@ -121,17 +121,21 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         if isinstance(answer, Failure):
             reason = answer.reason
             continue
-        sent = downloaded(answer.payload)
-        found = Measured.from_payload(sent["after"])
-        tuned = "before" in sent
-        of_client = task.metrics(found)
-        untuned = task.metrics(Measured.from_payload(sent["before"])) if tuned else {}
-        if fault := task.metric_fault(of_client) or task.metric_fault(untuned):
+        try:
+            sent = downloaded(answer.payload)
+            found = Measured.from_payload(sent["after"])
+            tuned = "before" in sent
+            of_client = task.metrics(found)
+            untuned = task.metrics(Measured.from_payload(sent["before"])) if tuned else {}
+            fault = task.metric_fault(of_client) or task.metric_fault(untuned)
+            if pooled and fault is None:
+                summed.add(found)
+        except Exception as error:  # `MEASUREMENTS` accepts any payload
+            fault = f"the measurements cannot be read: {told(error)}"
+        if fault:
             reason = fault
             answer.refuse(fault)
             continue
-        if pooled:
-            summed.add(found)
         after.append(of_client)
         before += [untuned] if tuned else []
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.

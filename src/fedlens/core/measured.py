@@ -83,7 +83,17 @@ class Total:
         self.count = 0  # how many were added
 
     def add(self, part: Measured) -> None:
-        """Adds the measurements of the next batch."""
+        """Adds the next batch. Raises `ValueError`, and adds nothing, if the shapes of its measurements do not fit."""
+        sums = [(name, self._sums[name], value) for name, value in part.sums.items() if name in self._sums]
+        rows = [
+            (name, self._rows[name][0][:0], value[:0])
+            for name, value in part.rows.items()
+            if name in self._rows
+        ]
+        for name, before, value in sums + rows:
+            if value.shape != before.shape or not torch.can_cast(value.dtype, before.dtype):
+                said = f"{value.dtype} {[*value.shape]}, but {before.dtype} {[*before.shape]} before"
+                raise ValueError(f"the measurement '{name}' is {said}")
         self.count += 1
         for name, value in part.sums.items():
             if name in self._sums:

@@ -76,7 +76,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """The objects in order, without a truncated last line; none if there is no file.
 
     Raises `RunDirectoryError` with the line number if an earlier line cannot be read, or if any line is what no kill
-    leaves: not UTF-8, nested too deeply, too long.
+    leaves: complete but no object, not UTF-8, nested too deeply, too long.
     """
     return list(stream(path))
 
@@ -88,18 +88,17 @@ def stream(path: Path) -> Iterator[dict[str, Any]]:
 
 def stream_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The lines, each with its line break, and their objects. Raises what `read` raises."""
-    cut = 0  # the line that a kill may have cut, if it is the last one
     try:
         with open_readable(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LARGEST + 1), b""), start=1):
                 text = line.removesuffix(b"\n")
-                row = _object(text, f"{path}, line {number}")
-                if cut and text:
-                    raise RunDirectoryError("a line cannot be read", where=f"{path}, line {cut}")
-                if row is None:
-                    cut = cut or number
-                else:
+                where = f"{path}, line {number}"
+                row = _object(text, where)
+                if row is not None:
                     yield text + b"\n", row
+                elif text and text != line:  # complete, so no kill has cut it
+                    hint = "restore the file from a copy, or remove the line"
+                    raise RunDirectoryError("a line is not a JSON object", where=where, hint=hint)
                 # The file ended here: what a writer appends meanwhile is read next time.
                 if not line.endswith(b"\n"):
                     return

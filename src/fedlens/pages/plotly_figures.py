@@ -45,10 +45,12 @@ def draw(panel: Panel) -> PlotlyFigure:
     if panel.cells is None:
         return {"data": [_trace(series, panel) for series in panel.series], "layout": layout}
     heat = _heat(panel.cells, panel)
-    for name, axis in axes.items():
-        axis |= {"type": "category", "showgrid": False, "showline": False}
-        if "tickvals" in axis:  # by name: plotly takes a number for the category of this name if there is one
-            axis["tickvals"] = [heat[name[0]][place] for place in axis["tickvals"]]
+    for name, drawn in axes.items():
+        drawn |= {"type": "category", "showgrid": False, "showline": False}
+        if (
+            "tickvals" in drawn
+        ):  # by name: plotly takes a number for the category of this name if there is one
+            drawn["tickvals"] = [heat[name[0]][place] for place in drawn["tickvals"]]
     if not panel.cells.rising:
         layout["yaxis"]["autorange"] = "reversed"
     return {"data": [heat], "layout": layout}

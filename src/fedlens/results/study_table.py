@@ -249,7 +249,7 @@ class TableView:
         if len(values) < 2 or spread == "none":
             return text
         width = (t_interval(values).half or 0.0) if spread == "interval" else statistics.stdev(values)
-        percent = metric is not None or shown_in_percent(self.metric)
+        percent = shown_in_percent(metric or self.metric)
         return f"{text} ± {self.value(width, metric) if percent else f'{width:.2g}'}"
 
     def signed(self, value: float) -> str:

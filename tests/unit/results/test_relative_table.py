@@ -30,6 +30,14 @@ def test_relative_accuracy_is_the_ratio_at_each_seed() -> None:
     assert texts(table)[1][1].startswith("77.5 ±")
 
 
+def test_losses_of_the_reference_are_written_as_in_a_summary() -> None:
+    losses = {"fedavg": [0.9, 1.1], "centralized": [0.4567, 0.4712]}
+    (_, relative), (_, summary) = (
+        texts(make(losses, kind, metric="test_loss")) for kind in ("relative", "summary")
+    )
+    assert relative[1] == summary[1] == "0.4639 ± 0.092"
+
+
 def test_relative_accuracy_needs_the_centralized_runs() -> None:
     table = make({"fedavg": [0.4, 0.6], "centralized": [0.8, "out of memory"]}, "relative")
     assert texts(table)[0][1] == "centralized: failed (1 of 2)"

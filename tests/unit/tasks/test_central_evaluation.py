@@ -11,7 +11,7 @@ from fedlens.algorithms.client_evaluation import everywhere, spread
 from fedlens.base.errors import RunFailed
 from fedlens.base.threads import ReadAhead
 from fedlens.core.driver import Driver
-from fedlens.core.measured import Measured
+from fedlens.core.measured import Measured, Total
 from fedlens.core.modules import loadable
 from fedlens.core.protocol import (
     Client,
@@ -157,6 +157,43 @@ def test_a_client_that_measures_more_than_everything_is_refused() -> None:
     assert "validation_accuracy" not in bad.metrics
     with pytest.raises(RunFailed, match="no client could be measured: its metric 'accuracy' is -1"):
         answers(-3, -3)
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ({}, "KeyError: 'after'"),
+        ({"after": {"sums": {}, "sparse": {}, "rows": {}}}, "KeyError: "),
+        ({"after": {"sums": 3, "sparse": {}, "rows": {}}}, "TypeError: 'int' object is not iterable"),
+        ({"after": None}, "TypeError: 'NoneType' object is not subscriptable"),
+        (measured_by_client(1)["after"], "KeyError: 'after'"),
+    ],
+)
+def test_a_client_whose_measurements_cannot_be_read_is_refused(payload: Any, said: str) -> None:
+    ctx = RoundContext(1, 1, FederationInfo(np.array([5, 5]), 3, (4,), {}, np.array([3, 3])), Rng((0,)))
+    steps = everywhere({"model": {}}, ctx, TASK, "all", pooled=True)
+    next(steps)
+    good, bad = Reply(Id(1, 0, 0), 0, measured_by_client(2)), Reply(Id(1, 0, 1), 1, payload)
+    with pytest.raises(StopIteration) as ended:
+        steps.send([good, bad])
+    assert good.refused is None
+    assert bad.refused is not None
+    assert bad.refused.startswith(f"the measurements cannot be read: {said}")
+    assert ended.value.value["validation_accuracy"] == 2 / 3
+
+
+def test_a_client_with_sums_of_another_shape_adds_nothing() -> None:
+    summed = Total()
+    summed.add(Measured({"a": torch.tensor(1), "b": torch.tensor([1, 2])}, {"r": torch.zeros(2, 3)}))
+    for sums, rows in (
+        ({"a": torch.tensor(1), "b": torch.tensor([1, 2, 3])}, {}),
+        ({"a": torch.tensor(1.5)}, {}),
+        ({"a": torch.tensor(1)}, {"r": torch.zeros(2, 4)}),
+    ):
+        with pytest.raises(ValueError, match=r"measurement '[abr]' is torch\..* before"):
+            summed.add(Measured(sums, rows))
+    found = summed.result()
+    assert (int(found.sums["a"]), found.sums["b"].tolist(), len(found.rows["r"])) == (1, [1, 2], 2)
 
 
 def test_the_worst_tenth_of_an_error_has_the_largest_values() -> None:
