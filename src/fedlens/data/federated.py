@@ -47,18 +47,7 @@ def federate(
     (20, 144, 'digits')
     """
     table = dataset.table()
-    kept, held = hold_out(len(table), validation if scope == "global" else 0.0, seed)
-    drawn = partitioner(table.take(kept) if len(held) else table)
-    if drawn.indices.size and drawn.indices.max() >= len(kept):
-        raise DataError(
-            f"the partition points to example {drawn.indices.max()} of {len(kept)}", where=dataset.name
-        )
-    refuse_features(dataset, drawn)
-    partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
-    held_offsets = None
-    if scope == "client" and validation:
-        partition, held, held_offsets = hold_out_each(partition, validation, seed)
-    partition = partition.counted(table)
+    partition, held, held_offsets = divided(dataset, table, partitioner, validation, seed, scope)
     data = ClientDatasets(
         replace(
             dataset,
@@ -73,6 +62,27 @@ def federate(
         held_out_offsets=held_offsets,
     )
     return data, partition
+
+
+def divided(
+    dataset: Dataset, table: Table, partitioner: Partitioner, validation: float, seed: int, scope: Scope
+) -> tuple[Partition, NDArray[np.int64], NDArray[np.int64] | None]:
+    """(partition of the others with its census, held out, offsets of each client in them), as `federate`.
+
+    Args:
+        table: of the training split, whose images are not read.
+    """
+    kept, held = hold_out(len(table), validation if scope == "global" else 0.0, seed)
+    drawn = partitioner(table.take(kept) if len(held) else table)
+    if drawn.indices.size and drawn.indices.max() >= len(kept):
+        raise DataError(
+            f"the partition points to example {drawn.indices.max()} of {len(kept)}", where=dataset.name
+        )
+    refuse_features(dataset, drawn)
+    partition, held_offsets = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name), None
+    if scope == "client" and validation:
+        partition, held, held_offsets = hold_out_each(partition, validation, seed)
+    return partition.counted(table), held, held_offsets
 
 
 def _void_masks(dataset: Dataset, table: Table) -> list[str]:

@@ -24,7 +24,7 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.catalogue import data_directory
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
-from fedlens.data.federated import federate
+from fedlens.data.federated import Partitioner, federate
 from fedlens.data.loading import loaded
 from fedlens.data.normalize import normalized
 from fedlens.data.partition.iid import reassigned
@@ -373,10 +373,6 @@ def _client_data(
     dataset = loaded(dataset, cache, say) if shared is None else shared.loaded(cache, say)
     augment, augment_notes = augment_chain(planned.augments, dataset, task)
 
-    def partitioner(table: Table) -> Partition:
-        drawn: Partition = chosen["data.partition"](table, seeds.partition)
-        return reassigned(drawn, seeds.partition) if config.data.reassign else drawn
-
     parties = config.data.parties
     held_out = (config.data.validation, seeds.data, config.data.validation_from)
 
@@ -388,7 +384,7 @@ def _client_data(
                 *held_out[:2],
                 **parties.model_dump(exclude={"align", "files"}),
             )
-        return federate(dataset, partitioner, *held_out)
+        return federate(dataset, partitioner(planned), *held_out)
 
     if session is None or shared is None:
         data, partition = federated()
@@ -418,6 +414,17 @@ def _client_data(
         )
     tables = {"task": resolved.table(), "data.dataset": {**config.data.dataset, **dataset.chosen}}
     return _ClientData(data, partition, task, tables, shared)
+
+
+def partitioner(planned: Plan) -> Partitioner:
+    """What draws the partition of a run."""
+    seed, reassign = planned.config.seeds.partition, planned.config.data.reassign
+
+    def drawn(table: Table) -> Partition:
+        partition: Partition = planned.chosen["data.partition"](table, seed)
+        return reassigned(partition, seed) if reassign else partition
+
+    return drawn
 
 
 def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:

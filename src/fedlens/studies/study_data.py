@@ -20,10 +20,9 @@ from fedlens.base.errors import ConfigError
 from fedlens.benchmark.batch_memory import info_of, measured_memory
 from fedlens.benchmark.memory_step import TrainingTrial, trial
 from fedlens.data.catalogue import data_directory
-from fedlens.data.dataset import Dataset, marks_of, refuse_features
-from fedlens.data.federated import hold_out, hold_out_each
+from fedlens.data.dataset import Dataset, marks_of
+from fedlens.data.federated import divided
 from fedlens.data.loading import loaded
-from fedlens.data.partition.iid import reassigned
 from fedlens.data.partition.partition import Partition
 from fedlens.models.counts import multiply_adds
 from fedlens.models.head import head_of
@@ -36,6 +35,7 @@ from fedlens.results.data_json import (
     read_populations,
 )
 from fedlens.results.rows import needs_populations, read_data, write_data
+from fedlens.run.build import partitioner
 from fedlens.settings.config import plain, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
@@ -183,21 +183,10 @@ def run_partition(
             where="data.parties",
             hint="set data.partition in its place",
         )
-    table, share = dataset.table(), config.data.validation
-    each = config.data.validation_from == "client"
-    kept, held = hold_out(len(table), 0.0 if each else share, config.seeds.data)
-    drawn: Partition = planned.chosen["data.partition"](
-        table.take(kept) if len(held) else table, config.seeds.partition
-    )
-    refuse_features(dataset, drawn)
-    if config.data.reassign:
-        drawn = reassigned(drawn, config.seeds.partition)
-    partition = replace(drawn, indices=kept[drawn.indices], dataset=dataset.name)
-    if each and share:
-        partition, _, _ = hold_out_each(partition, share, config.seeds.data)
+    held_out = (config.data.validation, config.seeds.data, config.data.validation_from)
+    partition, _, _ = divided(dataset, dataset.table(), partitioner(planned), *held_out)
     marks, _ = marks_of(dataset.test)
-    counts = np.bincount(marks, minlength=len(dataset.classes)).astype(np.int64)
-    return partition.counted(table), counts
+    return partition, np.bincount(marks, minlength=len(dataset.classes)).astype(np.int64)
 
 
 def model_cost(

@@ -11,9 +11,8 @@ the round of the rung and no further, so it is the same however far the runs hav
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import many, smaller_is_better
@@ -22,7 +21,7 @@ from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.planned import DueRun, PlannedRun, Point
 from fedlens.studies.study_file import Places
-from fedlens.studies.study_settings import StudySettings, TuneSettings
+from fedlens.studies.study_settings import StopSettings, StudySettings, TuneSettings
 
 DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged
 # The number of failed seeds, and the mean value of the others; the smaller the better.
@@ -102,23 +101,21 @@ class SearchRules:
     first: int | None = None
 
 
-class SearchCell(Protocol):
-    """One method in one case, as tuning sees it."""
+@dataclass(frozen=True)
+class SearchCell:
+    """One method in one case, as tuning sees it.
 
-    @property
-    def points(self) -> Sequence[Point]:
-        """The points of its grid, in order."""
+    Attributes:
+        points: of its grid, in order.
+        seeds: each point runs with every one of them; points are compared by their mean.
+        rounds: of a whole run.
+        run: the tuning run of a point with a seed.
+    """
 
-    @property
-    def seeds(self) -> Sequence[int]:
-        """Each point runs with every one of them; points are compared by their mean."""
-
-    @property
-    def rounds(self) -> int:
-        """The rounds of a whole run."""
-
-    def run(self, point: Point, seed: int) -> PlannedRun:
-        """The tuning run of a point."""
+    points: Sequence[Point]
+    seeds: Sequence[int]
+    rounds: int
+    run: Callable[[Point, int], PlannedRun]
 
 
 @dataclass(frozen=True)
@@ -157,38 +154,20 @@ def searched(cell: SearchCell, rules: SearchRules, lines: Mapping[str, Row]) -> 
 
 def rules_of(cells: StudyCells) -> SearchRules:
     """The rules of the search."""
-    study = cells.settings
-    return SearchRules(
-        metric=study.metric,
-        last=study.last,
-        halving=study.stop.halving if study.stop else None,
-        first=study.stop.first if study.stop else None,
-    )
+    study, stop = cells.settings, cells.settings.stop or StopSettings()
+    return SearchRules(study.metric, study.last, stop.halving, stop.first)
 
 
-@dataclass(frozen=True)
-class _Cell:
+def search_cell(cells: StudyCells, method: Method, case: Case) -> SearchCell:
     """A method in a case, as its search sees it."""
-
-    cells: StudyCells
-    method: Method
-    case: Case
-
-    @property
-    def points(self) -> Sequence[Point]:
-        return self.cells.points(self.method)
-
-    @property
-    def seeds(self) -> Sequence[int]:
-        return self.cells.tuning_seeds[self.method.name]
-
-    @property
-    def rounds(self) -> int:
-        made = (self.cells.made(self.method, self.case, point, "tune") for point in self.points)
-        return max(one.config.rounds for one in made)
-
-    def run(self, point: Point, seed: int) -> PlannedRun:
-        return self.cells.run(self.method, self.case, point, "tune", seed)
+    points = cells.points(method)
+    rounds = max(cells.made(method, case, point, "tune").config.rounds for point in points)
+    return SearchCell(
+        points,
+        cells.tuning_seeds[method.name],
+        rounds,
+        lambda point, seed: cells.run(method, case, point, "tune", seed),
+    )
 
 
 def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str, Row]) -> Search:
@@ -196,12 +175,13 @@ def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str,
 
     Raises `ConfigError` if a run lacks the metric that is compared.
     """
-    return searched(_Cell(cells, method, case), rules_of(cells), lines)
+    return searched(search_cell(cells, method, case), rules_of(cells), lines)
 
 
 def tuning_due(plan: StudyCells, lines: Mapping[str, Row]) -> list[DueRun]:
     """The tuning runs that must come next, over all methods and cases; empty when all points are chosen."""
-    return [due for search in _searches(plan, lines) for due in search.due]
+    searches = (search_of(plan, method, case, lines) for case in plan.cases for method in plan.methods)
+    return [due for search in searches for due in search.due]
 
 
 def tuning_runs(plan: StudyCells) -> list[PlannedRun]:
@@ -219,10 +199,6 @@ def tuning_runs(plan: StudyCells) -> list[PlannedRun]:
 def chosen_point(plan: StudyCells, method: Method, case: Case, lines: Mapping[str, Row]) -> Point | None:
     """The point with the best mean validation value, the first of equal ones; None while runs are missing."""
     return {} if plan.tune is None else search_of(plan, method, case, lines).chosen
-
-
-def _searches(plan: StudyCells, lines: Mapping[str, Row]) -> list[Search]:
-    return [search_of(plan, method, case, lines) for case in plan.cases for method in plan.methods]
 
 
 def refuse_rungs(plan: StudyCells, places: Places) -> None:
@@ -249,7 +225,7 @@ def effort(plan: StudyCells) -> list[str]:
         tuple(reaching(len(cell.points), cell.rounds, rules.first, rules.halving).items())
         for case in plan.cases
         for method in plan.methods
-        for cell in [_Cell(plan, method, case)]
+        for cell in [search_cell(plan, method, case)]
     }
     words = f"Successive halving of tuning runs kept one point in {rules.halving}"
     shown = "; ".join(

@@ -16,12 +16,12 @@ from fedlens.results.stated import stated_values
 from fedlens.results.tables import check_tables
 from fedlens.settings.config import read_config
 from fedlens.studies.estimate import estimate
-from fedlens.studies.reproduce import absent_data, costs, records, study_cost, study_scales
+from fedlens.studies.reproduce import absent_data, costs, records, study_scales
 from fedlens.studies.reproductions import FOLDER, left_out, reproduction, reproductions, stated_document
 from fedlens.studies.scale_differences import dotted, spellings
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
-from tools.reproduce_table import PAGE, rendered
+from tools.reproduce_table import PAGE, rendered, study_cost
 
 NAMES = sorted(reproductions())
 PAPER = ["hsu2020/table5", "ghaemi2022/algorithms"]  # the others have up to tens of thousands of runs

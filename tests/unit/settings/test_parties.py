@@ -21,11 +21,11 @@ from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.plan import plan
-from fedlens.studies.reproduce import trained_images
 from fedlens.studies.study_data import run_partition
 from tests.unit.data.pictures import pixels, write
 from tests.unit.data.vertical.tables import write_parties
 from tests.unit.results.fake_run import make_run
+from tools.reproduce_table import trained_images
 
 PARTIES: dict[str, Any] = {"split": "quadrants", "overlap": 0.5, "labels_at": 3}
 

@@ -14,9 +14,9 @@ from fedlens.base.errors import ConfigError
 from fedlens.results.rows import Results
 from fedlens.run.checkpoint import read_model
 from fedlens.studies.carry_out import cached_folder
-from fedlens.studies.reproduce import study_cost
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.studies.study_kit import Heard, without_clock
+from tools.reproduce_table import study_cost
 
 pytestmark = pytest.mark.usefixtures("quick_jobs")
 

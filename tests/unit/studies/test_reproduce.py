@@ -36,20 +36,13 @@ from fedlens.results.tables import study_tables
 from fedlens.results.words import tuning_words
 from fedlens.settings.config import read_config
 from fedlens.studies import reproduce
-from fedlens.studies.reproduce import (
-    StudyCost,
-    StudyRecord,
-    listed_studies,
-    records,
-    refuse_absent,
-    study_cost,
-    trained_images,
-)
+from fedlens.studies.reproduce import StudyCost, StudyRecord, listed_studies, records, refuse_absent
 from fedlens.studies.reproductions import of_stand_ins, read_document, reproduction
 from fedlens.studies.study import StudyResult
 from fedlens.studies.study_file import read_study
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.results.study_fake import results_of
+from tools.reproduce_table import study_cost, trained_images
 
 BASE: dict[str, Any] = {
     "rounds": 10,
