@@ -65,10 +65,10 @@ MUTATIONS = [
         "unit/algorithms/test_topology.py",
     ),
     Mutation(
-        "pages/own_curves.py",
+        "pages/run_charts.py",
         "_WIDEST * weight / largest",
         "_WIDEST * weight",
-        "unit/pages/test_own_curves.py",
+        "unit/pages/test_run_charts.py",
     ),
     # -- models: what a replaced normalization keeps --
     Mutation(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedlens.base.format import MISSING, count, many, metric_value, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.pages.client_section import SCROLLS_FROM, ClientValue
-from fedlens.pages.own_curves import tested_model
+from fedlens.pages.run_charts import tested_model
 from fedlens.pages.shown_images import HOW, LEAVES_OUT, may_get_images, shows_images, why_left_out
 from fedlens.results.figures import classification_figures as data
 from fedlens.results.figures.classification_figures import confused_pairs

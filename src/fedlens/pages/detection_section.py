@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedlens.base.format import MISSING, count, many, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.pages.client_section import SCROLLS_FROM, ClientValue
-from fedlens.pages.own_curves import tested_model
+from fedlens.pages.run_charts import tested_model
 from fedlens.results.figures.chart import DASHES, Axis, Panel, Series
 from fedlens.results.run import Run
 from fedlens.vision.mask_colors import mask_colors

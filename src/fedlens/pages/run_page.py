@@ -10,17 +10,13 @@ from typing import Any
 
 from fedlens.base.format import (
     POOLED,
-    SPLITS,
     count,
     duration,
     finite,
-    heading,
-    metric_value,
     millions,
     rounds_of,
     setting,
     size,
-    split_of,
 )
 from fedlens.base.shell_command import shell_command
 from fedlens.base.summary_text import listed
@@ -30,15 +26,14 @@ from fedlens.pages.client_section import client_section
 from fedlens.pages.data_notes import notes_card, notes_of
 from fedlens.pages.example_section import example_section
 from fedlens.pages.left_clients import left_clients
-from fedlens.pages.own_curves import graphs_of, own_curves
 from fedlens.pages.parties_section import parties_section
 from fedlens.pages.partition_page import partition_section
 from fedlens.pages.render import write_page
+from fedlens.pages.run_charts import graphs_of, run_charts
 from fedlens.pages.shown_images import may_get_images
 from fedlens.pages.suspicious_labels import label_section
 from fedlens.pages.test_section import section_of_test
-from fedlens.results.bound import bound_beside, bound_line, bound_sentence
-from fedlens.results.figures import chart as figures
+from fedlens.results.bound import bound_beside, bound_sentence
 from fedlens.results.run import Run, read_run, subtable
 from fedlens.settings.keys import flat
 
@@ -62,7 +57,7 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     command = run.environment.get("command")
     bound = bound_beside(run)
-    curves = [*_curves(run, bound), *own_curves(run)]
+    curves = run_charts(run, bound)
     clients = run.partition.ids if run.partition else ()
     context = {
         "pooled": POOLED,
@@ -107,47 +102,6 @@ def _start_time(environment: Mapping[str, Any]) -> str:
         return datetime.fromisoformat(started).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return started
-
-
-def _bands(run: Run, metric: str) -> list[figures.Band]:
-    """The rounds of each warning about this metric; of one about a loss on the main metric's figure, too."""
-    about = {metric, "loss"} if metric == run.metric() else {metric}
-    return [
-        figures.Band(w["since"], w["until"], str(w.get("kind")))
-        for w in run.warnings
-        if (pair := split_of(str(w.get("metric")))) and pair[1] in about
-    ]
-
-
-def _curves(run: Run, bound: Run | None) -> list[figures.Panel]:
-    """The main metric, the loss, and every other metric."""
-    metrics = {pair[1] for line in run.metrics for key in line if (pair := split_of(key))}
-    main = run.metric()
-    ordered = sorted(metrics, key=lambda metric: (metric != main, metric != "loss", metric))
-    return [plot for metric in ordered if (plot := _curve(run, metric, bound))]
-
-
-def _curve(run: Run, metric: str, bound: Run | None) -> figures.Panel | None:
-    lines = []
-    for split, name in SPLITS.items():
-        rounds, values = run.series(f"{split}_{metric}")
-        if any(value is not None for value in values):
-            width = 1.5 if split == "local" else 2.25
-            lines.append(figures.Series(rounds, values, name, color=f"var(--{split})", width=width))
-    if not lines:
-        return None
-    title = heading(metric)
-    ends = [f"{line.name} {metric_value(metric, line.y[-1])} after round {line.x[-1]}" for line in lines]
-    if metric == run.metric() and bound is not None:
-        lines.append(bound_line(run, bound, lines[0].x))
-        ends.append(lines[-1].name)
-    at, best, chosen_on = run.best(metric) if metric == run.metric() else (None, None, None)
-    if at is not None and best is not None and len(run.metrics) > 1:
-        lines.append(figures.Series([at], [best], f"best, chosen on {chosen_on}", "ring"))
-    bands = _bands(run, metric)
-    shaded = [f" Shaded: {band.label}, rounds {band.first} to {band.last}." for band in bands]
-    about = f"{title} over rounds: {'; '.join(ends)}.{''.join(shaded)}"
-    return figures.curves(lines, metric, title, about, bands)
 
 
 def _skipped(run: Run) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedlens.base.format import MISSING, many, percent
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.pages.client_section import SCROLLS_FROM, ClientValue
-from fedlens.pages.own_curves import tested_model
+from fedlens.pages.run_charts import tested_model
 from fedlens.results.figures.chart import Panel
 from fedlens.results.figures.classification_figures import ClassResults, confusion_map, sorted_classes
 from fedlens.results.run import Run

@@ -99,6 +99,14 @@ class Cell:
         return {seed: number for seed, number in numbers.items() if number is not None}
 
 
+def reference_of(cells: Sequence[Cell], method: str, cell: Cell) -> Cell | None:
+    """The cell of a method that another is divided by: that of the same settings, or its only one; None without."""
+    references = [each for each in cells if each.method == method]
+    keys = {**cell.keys, METHOD: method}
+    same = [each for each in references if all(each.keys.get(k, v) == v for k, v in keys.items())]
+    return (same or references)[0] if same or len(references) == 1 else None
+
+
 def why_lost(row: Row) -> str | None:
     """Why a run has no result; None if it has one. A run that halving stopped has the result of its last round."""
     return None if row.status in (None, "stopped") else row.problem(row.main)

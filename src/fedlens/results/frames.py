@@ -52,13 +52,13 @@ def run_rows(results: Results) -> list[Record]:
     """
     done = [row for row in results.rows if row.status is not None]
     settings = [name for name in _names(row.point for row in done) if name != EFFECTIVE]
-    compared = list(dict.fromkeys(_measured(results, row) for row in done))
+    compared = list(dict.fromkeys(results.measured(row.role) for row in done))
     metrics = [name for name in _names(row.curve for row in done) if _is_metric(name)]
     facts = [name for name in _names(row.facts for row in done) if name not in _FIRST_FACTS]
     sums = [name for name in _SUMS if any(name in row.curve for row in done)]
     rows = []
     for run in done:
-        metric = _measured(results, run)
+        metric = results.measured(run.role)
         problem = run.problem(metric)
         row = {
             "study": results.info.name,
@@ -254,12 +254,6 @@ def _same_columns(rows: Sequence[Record]) -> list[Record]:
 
 def _is_metric(name: str) -> bool:
     return split_of(name) is not None or name.startswith("clients_")
-
-
-def _measured(results: Results, run: Row) -> str:
-    """The metric that a run is measured by: on validation data while tuning."""
-    split = split_of(results.metric)
-    return f"validation_{split[1]}" if run.role == "tune" and split else results.metric
 
 
 def _last(line: Row, name: str) -> float | None:

@@ -254,9 +254,12 @@ class Results:
     @cached_property
     def metric(self) -> str:
         """The column that is compared: "test_accuracy"."""
-        before = {entry.digest for entry in self.info.pretrained}  # they have metrics of their own
-        mains = [line.main for line in self.lines.values() if line.main and line.digest not in before]
+        mains = [row.main for row in sorted(self.rows, key=lambda row: row.role != "final") if row.main]
         return self.info.metric or (mains[0] if mains else "test_accuracy")
+
+    def measured(self, role: Role) -> str:
+        """The column that runs of a role are compared by: that of validation data while tuning."""
+        return validation_metric(self.metric) if role == "tune" else self.metric
 
     def runs(self, method: str, case: Mapping[str, Any], role: Role = "final") -> dict[int, Row]:
         """The runs of a cell that have a line, by seed. After tuning, "final" runs are those of the chosen point."""

@@ -16,6 +16,7 @@ from fedlens.base.errors import ConfigError
 
 Values: TypeAlias = Mapping[int, float]  # by seed
 Spread: TypeAlias = Literal["interval", "deviation", "none"]
+Band: TypeAlias = Spread | Literal["range"]
 
 LEVEL = 0.05  # of p values
 FEWEST_BOLD = 5  # seeds; with fewer the t test rests on its assumption of normal values alone
@@ -131,6 +132,11 @@ def difference(
 def paired(first: Values, second: Values) -> list[float]:
     """`first` - `second` at each seed that both have, in the order of the seeds."""
     return [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+
+
+def half_width(values: Sequence[float], spread: Literal["interval", "deviation"]) -> float:
+    """Half the 95 % t interval of the mean of at least two values, or their standard deviation."""
+    return (t_interval(values).half or 0.0) if spread == "interval" else statistics.stdev(values)
 
 
 def ratios(first: Values, second: Values) -> list[float]:

@@ -19,7 +19,7 @@ from fedlens.base.printable import csv_cell
 from fedlens.results.cells import Cell, CellTest, cells, comparisons
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.stated import StatedValue, stated_label, stated_values
-from fedlens.results.statistics import Spread, t_interval
+from fedlens.results.statistics import Spread, half_width
 from fedlens.results.words import case_name, failure_notes, joined, shown, shown_in_percent
 
 PAPER = "Paper"
@@ -248,7 +248,7 @@ class TableView:
         text = self.value(statistics.fmean(values), metric)
         if len(values) < 2 or spread == "none":
             return text
-        width = (t_interval(values).half or 0.0) if spread == "interval" else statistics.stdev(values)
+        width = half_width(values, spread)
         percent = shown_in_percent(metric or self.metric)
         return f"{text} ± {self.value(width, metric) if percent else f'{width:.2g}'}"
 

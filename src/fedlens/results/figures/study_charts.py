@@ -21,7 +21,6 @@ from fedlens.results.figures.study_panels import (
     LineRuns,
     Names,
     Scale,
-    Spread,
     XScale,
     arrange,
     decades,
@@ -34,6 +33,7 @@ from fedlens.results.figures.study_panels import (
 from fedlens.results.figures.study_population_figures import emd_row, shown_populations
 from fedlens.results.figures.study_values import StudyPanels, document_marks, has_values, runs_of
 from fedlens.results.rows import Results, Role, Row
+from fedlens.results.statistics import Band
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
 _MOST_NAMED = 5  # decades of an axis
@@ -74,11 +74,11 @@ def heat_figure(
     name = metric or shown.metric
     chosen = [g for g in selected(shown, where, methods) if across in g.keys and up in g.keys]
     if relative:
-        chosen = [group for group in chosen if group.keys[METHOD] != CENTRALIZED]
+        chosen = [cell for cell in chosen if cell.keys[METHOD] != CENTRALIZED]
     layout = arrange(shown, chosen, [across, up], [], panels)
     title = f"{capitalized(metric_title(name, relative))} by {shown.label(across)} and {shown.label(up)}"
     drawing = StudyPanels(shown, chosen, layout, title, name, relative)
-    means = {id(group): statistics.fmean(each) for group in chosen if (each := drawing.finals(group))}
+    means = {id(cell): statistics.fmean(each) for cell in chosen if (each := drawing.finals(cell))}
     if not means:
         raise no_values(title, shown.gaps(chosen))
     low, high = min(means.values()), max(means.values())
@@ -90,9 +90,9 @@ def heat_figure(
     for panel in layout.panels:
         values = np.full((len(rows), len(columns_of)), np.nan)
         for line in panel.lines:
-            for group in line.groups:
-                row, column = rows.index(group.keys[up]), columns_of.index(group.keys[across])
-                values[row, column] = means.get(id(group), np.nan)
+            for cell in line.cells:
+                row, column = rows.index(cell.keys[up]), columns_of.index(cell.keys[across])
+                values[row, column] = means.get(id(cell), np.nan)
         cells = Cells(values, *named, metric_title(name, relative), limits, form, rising=True)
         built.append(
             matrix(panel.title, f"{title} {panel.title}", cells, *map(Axis, map(shown.label, (across, up))))
@@ -128,7 +128,7 @@ def effective_rate_figure(
     layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
     title = f"{capitalized(metric_title(name))} against effective learning rate"
     drawing = StudyPanels(shown, chosen, layout, title, name)
-    largest = max((rates[1] for group in chosen if (rates := rates_of(group))), default=1.0)
+    largest = max((rates[1] for cell in chosen if (rates := rates_of(cell))), default=1.0)
     drawn = [
         [each for line in panel.lines for each in _markers(drawing, line, largest)] for panel in layout.panels
     ]
@@ -150,19 +150,19 @@ def effective_rate_figure(
 
 def _rate_keys(shown: SeedGroups) -> list[str]:
     """The keys that make up the effective rate: markers differ in them, panels do not."""
-    keys = sorted({key for group in shown.cells for key in group.keys})
+    keys = sorted({key for cell in shown.cells for key in cell.keys})
     return [key for key in keys if key in ("effective_lr", "local.lr") or key.endswith(".momentum")]
 
 
-def _present(shown: SeedGroups, key: str, groups: Sequence[Cell]) -> list[Any]:
-    values = [group.keys[key] for group in groups]
+def _present(shown: SeedGroups, key: str, cells: Sequence[Cell]) -> list[Any]:
+    values = [cell.keys[key] for cell in cells]
     return [value for value in shown.all_values(key) if value in values]
 
 
 def _markers(drawing: StudyPanels, line: LineRuns, largest: float) -> list[Series]:
     points = []
-    for group in line.groups:
-        rates, values = rates_of(group), drawing.finals(group)
+    for cell in line.cells:
+        rates, values = rates_of(cell), drawing.finals(cell)
         if rates is not None and values:
             points.append((*rates, statistics.fmean(values)))
     if not points:
@@ -192,7 +192,7 @@ def setting_figure(
     metric: str | None = None,
     runs: Role | None = None,
     relative: bool = False,
-    band: Spread = "interval",
+    band: Band = "interval",
     scale: Scale = "auto",
     reverse: bool = False,
     y: Limits | None = None,
@@ -230,15 +230,15 @@ def setting_figure(
     key = x if measured else shown.key(x, "figures.x")
     name = metric or shown.metric
     asked = [
-        group
-        for group in selected(shown, where, methods)
-        if (measured or key in group.keys) and not (relative and group.keys[METHOD] == CENTRALIZED)
+        cell
+        for cell in selected(shown, where, methods)
+        if (measured or key in cell.keys) and not (relative and cell.keys[METHOD] == CENTRALIZED)
     ]
-    chosen = [group for group in asked if key in group.keys]
+    chosen = [cell for cell in asked if key in cell.keys]
     # A fact follows from the settings, so that they differ from point to point.
     layout = arrange(shown, chosen, [key], lines, panels, points=measured)
     stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
-    values = [group.keys[key] for group in chosen] + [mark.x for mark in stated if mark.x is not None]
+    values = [cell.keys[key] for cell in chosen] + [mark.x for mark in stated if mark.x is not None]
     if not values:
         raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
@@ -294,7 +294,7 @@ def curve_figure(
     methods: list[str] | None = None,
     metric: str | None = None,
     runs: Role = "final",
-    band: Spread = "interval",
+    band: Band = "interval",
     y: Limits | None = None,
     until: float | None = None,
     chance: float | None = None,
@@ -316,8 +316,8 @@ def curve_figure(
         [
             series
             for line in panel.lines
-            for group in line.groups
-            for series in _curve(line, group, name, x, band)
+            for cell in line.cells
+            for series in _curve(line, cell, name, x, band)
         ]
         for panel in layout.panels
     ]
@@ -339,7 +339,7 @@ def curve_figure(
     whole = x == "round" and 0 < last < 10
     axis = Axis(words, form, log=wide, limits=limits, ticks=range(int(last) + 1) if whole else ())
     gaps = shown.gaps(chosen)
-    if any(group.lost and group.done for group in chosen):
+    if any(cell.lost and cell.done for cell in chosen):
         gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
     drawing = StudyPanels(shown, chosen, layout, title, name, band=band, stated=stated)
     return drawing.chart(axis, drawn, y, chance, columns, gaps, unified=True)
@@ -354,12 +354,12 @@ def _setting_line(
     drawing: StudyPanels, line: LineRuns, key: str, place: XScale, number: int, lines: int, texts: bool
 ) -> list[Series]:
     shown = drawing.shown
-    groups = sorted(line.groups, key=lambda group: place.at(group.keys[key]))
-    values = [drawing.finals(group) for group in groups]
+    cells = sorted(line.cells, key=lambda cell: place.at(cell.keys[key]))
+    values = [drawing.finals(cell) for cell in cells]
     means = [statistics.fmean(each) if each else None for each in values]
     ends = [spread(each, drawing.band, "" if drawing.relative else drawing.metric) for each in values]
-    x = [place.beside(group.keys[key], number, lines) for group in groups]
-    words = [f"{shown.label(key)} {shown.words(key, group.keys[key])}" for group in groups]
+    x = [place.beside(cell.keys[key], number, lines) for cell in cells]
+    words = [f"{shown.label(key)} {shown.words(key, cell.keys[key])}" for cell in cells]
     if place.kind == "category":
         # No line joins values that have no order.
         low, high = ([end and end[side] for end in ends] for side in (0, 1))
@@ -367,9 +367,9 @@ def _setting_line(
     return banded(x, means, ends, line.name, line.color, line.dash, words if texts else ())
 
 
-def _curve(line: LineRuns, group: Cell, metric: str, over: Over, band: Spread) -> list[Series]:
+def _curve(line: LineRuns, cell: Cell, metric: str, over: Over, band: Band) -> list[Series]:
     """The curve of some seeds at the rounds that all of them have evaluated."""
-    runs = [by_round for run in group.done.values() if (by_round := _by_round(run, metric, over))]
+    runs = [by_round for run in cell.done.values() if (by_round := _by_round(run, metric, over))]
     return mean_curve(runs, lambda values: spread(values, band, metric), line.name, line.color, line.dash)
 
 

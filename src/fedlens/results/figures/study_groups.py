@@ -41,13 +41,7 @@ class SeedGroups:
     @property
     def metric(self) -> str:
         """The column that final values are taken from; that of validation data for runs of tuning."""
-        info = self.results.info
-        done = [line for cell in self.cells for line in cell.done.values()]
-        name = info.metric or next((line.main for line in done if line.main), self.results.metric)
-        if self.role == "tune":
-            on_validation = f"validation_{bare(name)}"
-            return on_validation if any(on_validation in line.curve for line in done) else name
-        return name
+        return self.results.measured(self.role)
 
     def varying(self) -> list[str]:
         """The keys that have several values, in order: those of cases, the method, tuned settings."""
@@ -81,22 +75,22 @@ class SeedGroups:
         )
 
     def with_fact(self, name: str) -> SeedGroups:
-        """The same groups with a fact, its mean over seeds, as a key; without it where no run is done."""
+        """The same cells with a fact, its mean over seeds, as a key; without it where no run is done."""
         cells = []
-        for group in self.cells:
-            measured = [value for line in group.done.values() if (value := line.facts.get(name)) is not None]
+        for cell in self.cells:
+            measured = [value for line in cell.done.values() if (value := line.facts.get(name)) is not None]
             more = {name: float(f"{statistics.fmean(measured):.4g}")} if measured else {}
-            cells.append(replace(group, point={**group.point, **more}))
+            cells.append(replace(cell, point={**cell.point, **more}))
         return replace(self, cells=cells)
 
     def by_family(self) -> SeedGroups:
-        """The same groups with the points of a method's grid, "fedavgm lr=0.1", under the name of the method."""
+        """The same cells with the points of a method's grid, "fedavgm lr=0.1", under the name of the method."""
         methods: dict[str, str] = {}
         for name, text in self.results.info.methods.items():
             family = _POINT.sub("", name)
             parts = name[len(family) :].count("=")
             methods.setdefault(family, text if not parts else ", ".join(text.split(", ")[:-parts]) or family)
-        cells = [replace(group, method=_POINT.sub("", group.method)) for group in self.cells]
+        cells = [replace(cell, method=_POINT.sub("", cell.method)) for cell in self.cells]
         info = replace(self.results.info, methods=methods)
         return replace(self, cells=cells, results=replace(self.results, info=info))
 

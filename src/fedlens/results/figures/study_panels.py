@@ -15,12 +15,11 @@ from fedlens.base.format import is_share, label
 from fedlens.results.cells import METHOD, Cell, is_number
 from fedlens.results.figures.chart import DASHES, GREY, TEN, Axis, Series, share_limits
 from fedlens.results.figures.study_groups import CENTRALIZED, SeedGroups, bare
-from fedlens.results.statistics import t_interval
+from fedlens.results.statistics import Band, half_width
 
 Names: TypeAlias = str | list[str]
 Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
 Limits: TypeAlias = tuple[float, float]
-Spread: TypeAlias = Literal["interval", "range", "deviation", "none"]
 Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
 
 _PANELS = 24  # at most
@@ -37,7 +36,7 @@ class LineRuns:
     name: str
     color: str
     dash: str
-    groups: Sequence[Cell]
+    cells: Sequence[Cell]
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,9 @@ class PanelLayout:
     left_out: str = ""
 
     @property
-    def groups(self) -> list[Cell]:
+    def cells(self) -> list[Cell]:
         """All runs shown."""
-        return [group for panel in self.panels for line in panel.lines for group in line.groups]
+        return [cell for panel in self.panels for line in panel.lines for cell in line.cells]
 
 
 def names_of(names: Names | None) -> list[str]:
@@ -95,16 +94,16 @@ def selected(runs: SeedGroups, where: Mapping[str, Any] | None, methods: Sequenc
             hint = nearest(method, runs.results.info.methods)
             raise ConfigError(f"the study has no method '{method}'", where="figures.methods", hint=hint)
     return [
-        group
-        for group in runs.cells
-        if all(group.keys.get(key) in values for key, values in wanted.items())
-        and (not methods or group.keys[METHOD] in methods)
+        cell
+        for cell in runs.cells
+        if all(cell.keys.get(key) in values for key, values in wanted.items())
+        and (not methods or cell.keys[METHOD] in methods)
     ]
 
 
 def arrange(
     runs: SeedGroups,
-    groups: Sequence[Cell],
+    cells: Sequence[Cell],
     axes: Sequence[str],
     lines: Names,
     panels: Names | None,
@@ -120,14 +119,14 @@ def arrange(
     line_keys = [key for name in names_of(lines) if (key := runs.key(name, "figures.lines")) not in axes]
     panel_keys = [runs.key(name, "figures.panels") for name in names_of(panels)]
     used = {*axes, *line_keys, *panel_keys}
-    differing = [key for key in runs.varying() if len({repr(group.keys.get(key)) for group in groups}) > 1]
+    differing = [key for key in runs.varying() if len({repr(cell.keys.get(key)) for cell in cells}) > 1]
     panel_keys += [key for key in differing if key not in used and (key == METHOD or not points)]
     styles = _styles(runs, line_keys)
     by_panel: dict[str, tuple[dict[str, Any], dict[str, list[Cell]]]] = {}
-    for group in groups:
-        keys = {key: group.keys[key] for key in panel_keys if key in group.keys}
+    for cell in cells:
+        keys = {key: cell.keys[key] for key in panel_keys if key in cell.keys}
         _, by_line = by_panel.setdefault(repr(keys), (keys, {}))
-        by_line.setdefault(_line_id(group.keys, line_keys), []).append(group)
+        by_line.setdefault(_line_id(cell.keys, line_keys), []).append(cell)
     shown = [
         PanelRuns(
             runs.title(keys, panel_keys),
@@ -149,17 +148,17 @@ def arrange(
     return PanelLayout(shown[:_PANELS], line_keys, panel_keys, left_out)
 
 
-def _line_name(runs: SeedGroups, group: Cell, line_keys: Sequence[str]) -> str:
-    without = [f"no {runs.label(key)}" for key in line_keys if key not in group.keys]
-    return ", ".join(filter(None, [runs.title(group.keys, line_keys), *without]))
+def _line_name(runs: SeedGroups, cell: Cell, line_keys: Sequence[str]) -> str:
+    without = [f"no {runs.label(key)}" for key in line_keys if key not in cell.keys]
+    return ", ".join(filter(None, [runs.title(cell.keys, line_keys), *without]))
 
 
 def _styles(runs: SeedGroups, line_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and dash by line, the same in every figure of the study. The centralized method is grey and dashed."""
     ids: dict[str, Any] = {}
-    groups = sorted(runs.cells, key=lambda g: [_rank(runs, key, g.keys.get(key)) for key in line_keys])
-    for group in groups:
-        ids.setdefault(_line_id(group.keys, line_keys), group.keys.get(METHOD))
+    cells = sorted(runs.cells, key=lambda g: [_rank(runs, key, g.keys.get(key)) for key in line_keys])
+    for cell in cells:
+        ids.setdefault(_line_id(cell.keys, line_keys), cell.keys.get(METHOD))
     styles, place = {}, 0
     for line, method in ids.items():
         if line_keys == [METHOD] and method == CENTRALIZED:
@@ -288,25 +287,23 @@ def _thinned(at: Sequence[float], names: Sequence[str], log: bool) -> list[str]:
     return kept
 
 
-def spread(values: Sequence[float], kind: Spread, metric: str) -> tuple[float, float] | None:
+def spread(values: Sequence[float], band: Band, metric: str) -> tuple[float, float] | None:
     """The ends of the band around the mean of values over seeds; None for a single one.
 
     A band of a share stays in [0, 1], and one of losses above 0 does not go below it. `metric` is "" for ratios.
     """
-    if len(values) < 2 or kind == "none":
+    if len(values) < 2 or band == "none":
         return None
-    if kind == "range":
-        low, high = min(values), max(values)
-    else:
-        interval = t_interval(values)
-        half = statistics.stdev(values) if kind == "deviation" else interval.half or 0.0
-        low, high = interval.mean - half, interval.mean + half
+    low, high = min(values), max(values)
+    if band != "range":
+        mean, half = statistics.fmean(values), half_width(values, band)
+        low, high = mean - half, mean + half
     if is_share(bare(metric)):
         return max(low, 0.0), min(high, 1.0)
     return (max(low, 0.0) if metric.endswith("loss") and min(values) >= 0 else low), high
 
 
-SPREADS = {
+BANDS = {
     "interval": "95 % t intervals over seeds",
     "range": "the range over seeds",
     "deviation": "one standard deviation over seeds",
@@ -359,7 +356,7 @@ def metric_title(metric: str, relative: bool = False) -> str:
 
 
 def chance_level(
-    groups: Sequence[Cell],
+    cells: Sequence[Cell],
     metric: str,
     chance: float | None,
     panels: Sequence[Sequence[Series]],
@@ -372,7 +369,7 @@ def chance_level(
     """
     if chance is not None or "accuracy" not in metric:
         return chance
-    levels = {line.facts.get("chance") for group in groups for line in group.done.values()}
+    levels = {line.facts.get("chance") for cell in cells for line in cell.done.values()}
     level = levels.pop() if len(levels) == 1 else None
     if level is not None and y is not None and not y[0] <= level <= y[1]:
         return None

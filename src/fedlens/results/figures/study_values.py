@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import many
-from fedlens.results.cells import METHOD, Cell
+from fedlens.results.cells import METHOD, Cell, reference_of
 from fedlens.results.figures.chart import GREY, Axis, Chart, Panel, Series, level
 from fedlens.results.figures.study_groups import CENTRALIZED, FACTS, SeedGroups, bare
 from fedlens.results.figures.study_panels import (
-    SPREADS,
+    BANDS,
     Limits,
     LineRuns,
     PanelLayout,
     PanelRuns,
-    Spread,
     XScale,
     chance_level,
     metric_title,
@@ -26,6 +24,7 @@ from fedlens.results.figures.study_panels import (
 )
 from fedlens.results.rows import Results, Role
 from fedlens.results.stated import StatedValue, stated_label, stated_values
+from fedlens.results.statistics import Band, ratios
 
 NAME = "paper"
 _INK = "#3c4350"  # of the paper's marks on bars
@@ -52,7 +51,7 @@ class DocumentMark:
 
 
 def document_marks(
-    groups: SeedGroups, layout: PanelLayout, metric: str, x_key: str | None, rounds: bool = False
+    cells: SeedGroups, layout: PanelLayout, metric: str, x_key: str | None, rounds: bool = False
 ) -> list[DocumentMark]:
     """The numbers of a metric that belong to the panels of a figure.
 
@@ -63,22 +62,22 @@ def document_marks(
         x_key: the setting on the x axis; None for curves.
         rounds: whether the x axis shows rounds, so that a number at a budget of rounds has a place.
     """
-    source = str(groups.results.info.document.get("source", ""))
+    source = str(cells.results.info.document.get("source", ""))
     marks = []
-    for stated in stated_values(groups.results.info.document):
+    for stated in stated_values(cells.results.info.document):
         budget = stated.at.get("rounds") if rounds else None
         if bare(stated.metric) != bare(metric) or (stated.at and budget is None):
             continue
-        case = {groups.known_key(name): value for name, value in stated.case.items()}
+        case = {cells.known_key(name): value for name, value in stated.case.items()}
         for panel in layout.panels:
             if _contradicts(panel, case, stated.method, x_key, layout):
                 continue
             lines = _lines(panel, case, stated.method, layout)
-            if not lines and stated.method in groups.results.info.methods:
+            if not lines and stated.method in cells.results.info.methods:
                 continue  # the figure leaves the method out
             line = panel.lines[lines[0]] if lines else None
-            label = groups.words(METHOD, stated.method)
-            method = stated_label(groups.results.info.document, stated.method, label)
+            label = cells.words(METHOD, stated.method)
+            method = stated_label(cells.results.info.document, stated.method, label)
             place = ", ".join(filter(None, [source, stated.where]))
             text = f"{NAME}: {method} {stated.text} ({place})"
             x = budget if x_key is None else case.get(x_key, _only_place(line, case, x_key))
@@ -93,8 +92,8 @@ def document_marks(
 
 def _only_place(line: LineRuns | None, case: Mapping[str, Any], x_key: str) -> Any:
     """The value on the axis of the only point that a case is about; None if it is about several or none."""
-    groups = line.groups if line and case else ()
-    same = [g for g in groups if all(g.keys.get(key) == value for key, value in case.items())]
+    cells = line.cells if line and case else ()
+    same = [g for g in cells if all(g.keys.get(key) == value for key, value in case.items())]
     return same[0].keys.get(x_key) if len(same) == 1 else None
 
 
@@ -104,7 +103,7 @@ def _contradicts(
     if METHOD in panel.keys and panel.keys[METHOD] != method:
         return True
     named = {key: value for key, value in case.items() if key != x_key and key not in layout.line_keys}
-    shown = [group.keys for line in panel.lines for group in line.groups]
+    shown = [cell.keys for line in panel.lines for cell in line.cells]
     return any(all(keys.get(key) != value for keys in shown) for key, value in named.items())
 
 
@@ -113,7 +112,7 @@ def _lines(panel: PanelRuns, case: Mapping[str, Any], method: str, layout: Panel
     return [
         k
         for k, line in enumerate(panel.lines)
-        if all(key not in wanted or line.groups[0].keys.get(key) == wanted[key] for key in layout.line_keys)
+        if all(key not in wanted or line.cells[0].keys.get(key) == wanted[key] for key in layout.line_keys)
     ]
 
 
@@ -155,7 +154,7 @@ def runs_of(study: Results, role: Role | None, names: Sequence[str]) -> SeedGrou
             final.key(name, "figures")
         except ConfigError:
             grid_keys = {key for grid in study.info.grids.values() for key in grid}
-            tuned = {key for group in tune.cells for key in group.keys} | grid_keys
+            tuned = {key for cell in tune.cells for key in cell.keys} | grid_keys
             if name in tuned or name in {key.rpartition(".")[2] for key in tuned}:
                 return tune
     return final
@@ -183,40 +182,25 @@ class StudyPanels:
     title: str
     metric: str
     relative: bool = False
-    band: Spread = "none"
+    band: Band = "none"
     stated: Sequence[DocumentMark] = ()
 
-    def finals(self, group: Cell) -> list[float]:
-        """The final values of runs of several seeds, relative to centralized ones if asked; none if one was lost.
+    def finals(self, cell: Cell) -> list[float]:
+        """The final values over seeds, relative to centralized ones if asked; none if a run was lost.
 
         Raises `ConfigError` if they are to be relative and the study has no method `centralized`.
         """
-        last = self.shown.results.info.last
-        values = group.finals(self.metric, last)
+        last, values = self.shown.results.info.last, cell.finals(self.metric, self.shown.results.info.last)
         if not self.relative:
             return list(values.values())
-        bound = self._bound(group)
-        if not bound:
-            return []
-        mean = statistics.fmean(bound.values())
-        paired = all(seed in bound for seed in values)
-        return [value / (bound[seed] if paired else mean) for seed, value in values.items()]
-
-    def _bound(self, group: Cell) -> dict[int, float]:
-        references = [each for each in self.shown.cells if each.keys[METHOD] == CENTRALIZED]
-        if not references:
-            methods = self.shown.results.info.methods
+        if not any(each.method == CENTRALIZED for each in self.shown.cells):
             raise ConfigError(
                 "relative values need a method named 'centralized'",
                 where="figures.relative",
-                hint=nearest(CENTRALIZED, methods),
+                hint=nearest(CENTRALIZED, self.shown.results.info.methods),
             )
-        case = {key: value for key, value in group.keys.items() if key != METHOD}
-        same = [each for each in references if all(each.keys.get(k, v) == v for k, v in case.items())]
-        last = self.shown.results.info.last
-        reference_values = [each.finals(self.metric, last) for each in same or references]
-        filled = [values for values in reference_values if values]
-        return filled[0] if same and filled else filled[0] if len(filled) == 1 else {}
+        reference = reference_of(self.shown.cells, CENTRALIZED, cell)
+        return ratios(values, reference.finals(self.metric, last)) if reference else []
 
     def chart(
         self,
@@ -257,7 +241,7 @@ class StudyPanels:
 
     def caption(self, chance: float | None = None) -> str:
         """Sentences on the lines, bands and markers of a figure."""
-        numbers = sorted({len(group.done) for group in self.chosen if group.done})
+        numbers = sorted({len(cell.done) for cell in self.chosen if cell.done})
         seeds = many(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
         last = self.shown.results.info.last
         what = f" (mean of the last {last} evaluations)" if last > 1 and "against" in self.title else ""
@@ -265,7 +249,7 @@ class StudyPanels:
             f"{self.title}{what}." if numbers[-1] == 1 else f"{self.title}{what}: mean over {seeds}."
         ]
         if numbers[-1] > 1 and self.band != "none":
-            sentences.append(f"Bands are {SPREADS[self.band]}.")
+            sentences.append(f"Bands are {BANDS[self.band]}.")
         elif numbers[-1] == 1:
             sentences.append("One seed, so no interval.")
         if self.shown.role == "tune":
