@@ -188,13 +188,16 @@ def smaller_is_better(metric: str) -> bool:
     return metric.endswith(("loss", "error", "perplexity"))
 
 
-def metric_value(metric: str, value: float | None) -> str:
-    """A metric's value in its usual unit.
+def metric_value(metric: str, value: float | None, deviation: float | None = None) -> str:
+    """A metric's value in its usual unit, and its deviation where there is one.
 
-    >>> metric_value("accuracy", 0.5), metric_value("loss", 0.5)
-    ('50.0 %', '0.5')
+    >>> metric_value("accuracy", 0.5), metric_value("loss", 0.5), metric_value("accuracy", 0.5, 0.013)
+    ('50.0 %', '0.5', '50.0 % ± 1.3')
     """
-    return percent(value) if is_share(metric) else number(value)
+    text = percent(value) if is_share(metric) else number(value)
+    if deviation is None:
+        return text
+    return f"{text} ± {100 * deviation:.1f}" if is_share(metric) else f"{text} ± {number(deviation)}"
 
 
 def points(metric: str, value: float) -> str:

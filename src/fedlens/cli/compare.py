@@ -73,8 +73,7 @@ def compare(
 
 def show(comparison: Comparison) -> None:
     """Prints the table of runs, its notes, and the worst clients."""
-    from fedlens.pages.compare import readable
-    from fedlens.results.compare_rows import client_table
+    from fedlens.results.compare_rows import client_table, readable
 
     texts = readable(comparison.rows)
     words = ("run", "algorithm", "partition", "dataset")

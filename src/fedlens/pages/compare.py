@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError
+from fedlens.base.errors import ConfigError
 from fedlens.base.format import finite, heading, is_share
 from fedlens.pages.render import write_page
 from fedlens.results.bound import CENTRALIZED
@@ -27,7 +25,7 @@ from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import TEN
 from fedlens.results.figures.picture import draw_chart
 from fedlens.results.figures.study_panels import spread
-from fedlens.results.run import Run, read_run
+from fedlens.results.run import Run, read_runs
 
 
 def seed_curve(
@@ -227,18 +225,13 @@ def _figure(groups: Sequence[RunGroup], metric: str) -> figures.Panel | None:
 
 
 def _table(rows: Sequence[Record]) -> dict[str, Any]:
-    texts = readable(rows)
-    winners = _winners(rows)
-    names = []
+    texts, winners, names = readable(rows), _winners(rows), []
     for k, row in enumerate(rows):
         about = [row[key] for key in ("algorithm", "dataset", "model")]
         about += [row["status"]] if row["status"] != "finished" else []
         style = dict(zip(("color", "dash"), _style(k, row), strict=True))
-        names.append(
-            style
-            | {"about": list(filter(None, about)), "warnings": row["warnings"]}
-            | {"cells": _broken(texts[k]), "best": k in winners}
-        )
+        more = {"about": [*filter(None, about)], "warnings": row["warnings"], "best": k in winners}
+        names.append({**style, **more, "cells": _broken(texts[k])})
     first = ("run", "algorithm", "dataset", "partition", "rounds", "runs")
     last = [key for key in ("partition", "rounds", "runs") if key in texts[0]]
     return {"head": [*(key for key in texts[0] if key not in first), *last], "names": names}
@@ -266,77 +259,3 @@ def _style(position: int, row: Record) -> tuple[str, str]:
     """Colour and dash of a run in every chart; the centralized bound is dashed, as in hsu2019 figure 3."""
     repeats = position // len(TEN) + (row["algorithm"] == CENTRALIZED)
     return TEN[position % len(TEN)], figures.DASHES[repeats % len(figures.DASHES)]
-
-
-__all__ = ["Comparison", "compare", "readable", "write_comparison", "write_page_of", "write_plot"]
-
-
-_DEPTH = (
-    4  # folders below a parent folder that are searched: runs/<name>/<id> and runs/<name>-cost/<run> are two
-)
-
-
-def find_runs(paths: Sequence[Path | str]) -> list[Path]:
-    """The run directories that `paths` name, each once.
-
-    A path is a run directory, a folder with runs below it, or a pattern such as `runs/*/2026*`; runs below a folder or
-    of a pattern are sorted by path. Links to folders below a folder are not followed.
-
-    Raises `RunDirectoryError` if a path or a pattern gives no run.
-    """
-    runs: dict[Path, Path] = {}
-    for path in map(str, paths):
-        here = Path(path).expanduser()
-        matches = (
-            [here] if here.exists() or not glob.has_magic(path) else sorted(map(Path, glob.glob(str(here))))
-        )
-        below = [run for match in matches if match.is_dir() for run in _runs_at(match, _DEPTH)]
-        if not below:
-            raise _no_runs(path, here, matches)
-        for run in below:
-            runs.setdefault(run.resolve(), run)
-    return list(runs.values())
-
-
-def read_runs(paths: Sequence[Path | str]) -> tuple[list[Run], list[str]]:
-    """The runs that `paths` name (see `find_runs`), and a sentence for each that cannot be read.
-
-    Raises `RunDirectoryError` if there is no run, or if none can be read.
-    """
-    runs, skipped = [], []
-    for path in find_runs(paths):
-        try:
-            runs.append(read_run(path))
-        except FedlensError as error:
-            skipped.append((path, error))
-    if not runs:
-        raise skipped[0][1]
-    return runs, [f"skipped {path}: {error}" for path, error in skipped]
-
-
-def _runs_at(path: Path, depth: int) -> Iterator[Path]:
-    if (path / "config.toml").is_file():
-        yield path
-        return
-    if depth == 0:
-        return
-    try:
-        with os.scandir(path) as entries:
-            names = sorted(
-                e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")
-            )
-    except OSError:
-        return
-    for name in names:
-        yield from _runs_at(path / name, depth - 1)
-
-
-def _no_runs(path: str, here: Path, matches: Sequence[Path]) -> RunDirectoryError:
-    hint = "give run directories, a folder with runs below it, or a pattern such as 'runs/*/2026*'"
-    if not matches:
-        return RunDirectoryError(f"no directory matches the pattern {path}", hint=hint)
-    if not here.exists() and len(matches) == 1:
-        return RunDirectoryError("the directory does not exist", where=path)
-    if here.is_file():
-        return RunDirectoryError(f"{path} is a file, not a run directory", hint=hint)
-    return RunDirectoryError(f"no run found in {path}", hint=hint)

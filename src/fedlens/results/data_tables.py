@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from fedlens.base.format import MISSING, count, duration, label, metric_value, m
 from fedlens.results.data_json import CasePopulation, CellCost, read_costs, read_populations
 from fedlens.results.rows import Results, Row
 from fedlens.results.stated import StatedValue, stated_label, stated_values
+from fedlens.results.statistics import mean
 from fedlens.results.study_table import StudyTable, TableCell, TableView
 
 FactColumn = tuple[str, str, Callable[[float | None], str]]  # key, head, and how a value is written
@@ -201,24 +201,19 @@ def cost_facts(cost: CellCost | None, lines: Sequence[Row], gbit: float | None =
         lines: the finished runs of the cell.
         gbit: the bandwidth, in 10^9 bits a second.
     """
-    facts = {key: _mean([line.facts.get(key) for line in lines]) for key in ("parameters", "multiply_adds")}
+    facts = {key: mean([line.facts.get(key) for line in lines]) for key in ("parameters", "multiply_adds")}
     if cost is not None:
         counted = ("parameters", "trainable", "backbone", "multiply_adds", "batch", "memory", "estimated")
         facts |= {key: asdict(cost)[key] for key in counted}
-    facts["rounds"] = _mean([line.rounds for line in lines])
-    facts["seconds"] = _mean([line.facts.get("seconds") for line in lines])
-    facts["bytes"] = _mean([_last(line.curve.get("bytes", ())) for line in lines])
+    facts["rounds"] = mean([line.rounds for line in lines])
+    facts["seconds"] = mean([line.facts.get("seconds") for line in lines])
+    facts["bytes"] = mean([_last(line.curve.get("bytes", ())) for line in lines])
     available = {key: value for key, value in facts.items() if value is not None}
     if available.get("rounds") and "seconds" in available:
         available["seconds_a_round"] = available["seconds"] / available["rounds"]
     if gbit is not None and "bytes" in available:
         available["communication_seconds"] = available["bytes"] * 8 / (gbit * 1e9)
     return available
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return statistics.fmean(finite) if finite else None
 
 
 def _last(values: Sequence[float | None]) -> float | None:

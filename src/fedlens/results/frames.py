@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedlens.base.format import MISSING, split_of
 from fedlens.files.atomic_files import write_atomically
 from fedlens.results.cells import better, chosen_values, effective_rate
 from fedlens.results.rows import EFFECTIVE, Results, Row
+from fedlens.results.statistics import deviation
 from fedlens.results.study_table import StudyTable, TableCell, TableView, csv_text
 from fedlens.results.words import (
     INTERVAL,
@@ -116,7 +116,7 @@ def cell_rows(results: Results) -> list[Record]:
                 EFFECTIVE: rates.pop() if len(rates) == 1 else None,
                 "metric": results.metric,
                 "mean": interval.mean if interval else None,
-                "std": statistics.stdev(values) if interval and len(values) > 1 else None,
+                "std": deviation(values) if interval else None,
                 "low": interval.low if interval else None,
                 "high": interval.high if interval else None,
                 "n": len(values),

@@ -6,22 +6,23 @@ missing.
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedlens.base.errors import DataError
+from fedlens.base.errors import DataError, FedlensError, RunDirectoryError
 from fedlens.base.format import finite, is_share, split_of
 from fedlens.base.shell_command import quoted_command
 from fedlens.data.vertical.feature_partition import AnyPartition, load_partition
 from fedlens.observers.example_predictions import ExamplePredictions
 from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.observers.held_out_predictions import HeldOutPredictions
-from fedlens.run.rundir import RunDir
+from fedlens.run.rundir import RunDir, runs_below
 
 if TYPE_CHECKING:
     from fedlens.core.protocol import ModelSpec
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # The names that `fedlens.algorithms.client_evaluation` gives to metrics over clients.
 _SPREAD = re.compile(r"clients_(\w+?)_(mean_before|mean|std|worst_decile)")
+# Folders below a parent folder that are searched: runs/<name>/<id> and runs/<name>-cost/<run> are two.
+_DEPTH = 4
 
 
 class Run(RunDir):
@@ -183,6 +186,11 @@ class Run(RunDir):
         values = self.finite(key)
         return sum(values) if values else None
 
+    def passes(self) -> float | None:
+        """How often the run went over its training images, or None if that is unknown."""
+        trained, images = self.total("examples"), finite(self.recorded("partition", "examples"))
+        return trained / images if trained and images else None
+
     def clients(self) -> float | None:
         """The number of clients in the population, or None if it is unknown."""
         recorded = finite(self.recorded("partition", "clients"))
@@ -277,6 +285,58 @@ def read_run(directory: Path) -> Run:
     run = Run.open(Path(directory))
     _ = run.config, run.metrics, run.summary
     return run
+
+
+def find_runs(paths: Sequence[Path | str]) -> list[Path]:
+    """The run directories that `paths` name, each once.
+
+    A path is a run directory, a folder with runs below it, or a pattern such as `runs/*/2026*`; runs below a folder or
+    of a pattern are sorted by path. Links to folders below a folder are not followed.
+
+    Raises `RunDirectoryError` if a path or a pattern gives no run.
+    """
+    runs: dict[Path, Path] = {}
+    for path in map(str, paths):
+        here = Path(path).expanduser()
+        matches = [here]
+        if not here.exists() and glob.has_magic(path):
+            matches = sorted(map(Path, glob.glob(str(here))))
+        below: list[Path] = []
+        for match in matches:
+            alone = (match / "config.toml").is_file()
+            below += [match] if alone else runs_below(match, _DEPTH)
+        if not below:
+            raise _no_runs(path, here, matches)
+        for run in below:
+            runs.setdefault(run.resolve(), run)
+    return list(runs.values())
+
+
+def read_runs(paths: Sequence[Path | str]) -> tuple[list[Run], list[str]]:
+    """The runs that `paths` name (see `find_runs`), and a sentence for each that cannot be read.
+
+    Raises `RunDirectoryError` if there is no run, or if none can be read.
+    """
+    runs, skipped = [], []
+    for path in find_runs(paths):
+        try:
+            runs.append(read_run(path))
+        except FedlensError as error:
+            skipped.append((path, error))
+    if not runs:
+        raise skipped[0][1]
+    return runs, [f"skipped {path}: {error}" for path, error in skipped]
+
+
+def _no_runs(path: str, here: Path, matches: Sequence[Path]) -> RunDirectoryError:
+    hint = "give run directories, a folder with runs below it, or a pattern such as 'runs/*/2026*'"
+    if not matches:
+        return RunDirectoryError(f"no directory matches the pattern {path}", hint=hint)
+    if not here.exists() and len(matches) == 1:
+        return RunDirectoryError("the directory does not exist", where=path)
+    if here.is_file():
+        return RunDirectoryError(f"{path} is a file, not a run directory", hint=hint)
+    return RunDirectoryError(f"no run found in {path}", hint=hint)
 
 
 def read_partition(path: Path) -> AnyPartition:

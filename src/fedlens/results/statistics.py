@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +23,30 @@ FEWEST_BOLD = 5  # seeds; with fewer the t test rests on its assumption of norma
 LEAST_SEEDS = 3  # with two, the factor of t is 12.7, so that an interval spans most of what is possible
 UNSURE = "no clear difference"
 _Z = 1.959964  # the 97.5 % quantile of the normal distribution
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known and finite; a single one as it is, None without any.
+
+    >>> mean([0.5, None, 1.0]), mean([720]), mean([])
+    (0.75, 720, None)
+    """
+    known = _known(values)
+    return statistics.fmean(known) if len(known) > 1 else next(iter(known), None)
+
+
+def deviation(values: Iterable[float | None]) -> float | None:
+    """The sample standard deviation of the values that are known and finite; None with fewer than two.
+
+    >>> deviation([1.0, None, 3.0]) == 2**0.5, deviation([1.0])
+    (True, None)
+    """
+    known = _known(values)
+    return statistics.stdev(known) if len(known) > 1 else None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 @dataclass(frozen=True)

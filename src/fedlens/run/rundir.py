@@ -304,7 +304,7 @@ def _not_a_run(path: Path) -> RunDirectoryError:
     if not path.is_dir():
         hint = f"did you mean {path.parent}" if (path.parent / "config.toml").is_file() else None
         return RunDirectoryError("this is a file, not a run directory", where=str(path), hint=hint)
-    below = _runs_below(path, _SEARCH_DEPTH)
+    below = list(runs_below(path, _SEARCH_DEPTH))
     hint = None
     if below:
         latest = max(below, key=lambda run: ((run / "config.toml").stat().st_mtime_ns, run.name))
@@ -322,18 +322,21 @@ def federated_beside(run: Path) -> Path | None:
     return min((path.parent for path in run.parent.glob("federated-seed*/config.toml")), default=None)
 
 
-def _runs_below(path: Path, depth: int) -> list[Path]:
-    runs: list[Path] = []
+def runs_below(path: Path, depth: int) -> Iterator[Path]:
+    """The run directories in a folder and in its folders, so many levels down, sorted by path.
+
+    Links to folders and hidden folders are passed over, and so are folders that cannot be read, and those inside a run.
+    """
     try:
-        children = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
+        with os.scandir(path) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
-        return runs
-    for child in children:
-        if (child / "config.toml").is_file():
-            runs.append(child)
+        return
+    for folder in (path / name for name in names if not name.startswith(".")):
+        if (folder / "config.toml").is_file():
+            yield folder
         elif depth > 1:
-            runs += _runs_below(child, depth - 1)
-    return runs
+            yield from runs_below(folder, depth - 1)
 
 
 def _write_json(path: Path, content: Mapping[str, Any], named: bool = True) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedlens.base.errors import RunDirectoryError
-from fedlens.pages.compare import compare, readable, write_comparison
+from fedlens.pages.compare import compare, write_comparison
+from fedlens.results.compare_rows import readable
 from tests.unit.pages.reading import Page, assert_self_contained, read_page
 from tests.unit.results.fake_run import class_counts, line, make_run
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from fedlens.pages.compare import compare, readable
+from fedlens.pages.compare import compare
 from fedlens.pages.run_page import write_report
 from fedlens.results import bound
 from fedlens.results.bound import bound_beside
-from fedlens.results.compare_rows import notes
-from fedlens.results.run import read_run
+from fedlens.results.compare_rows import notes, readable
+from fedlens.results.run import Run, read_run
 from tests.unit.pages.reading import read_page
 from tests.unit.results.fake_run import line, make_run
 
@@ -166,6 +166,12 @@ def test_in_the_usual_layout_runs_of_other_names_are_beside_a_run_too(tmp_path: 
     assert bound_beside(read_run(elsewhere)) is None
 
 
+def test_a_federated_run_that_only_says_centralized_is_no_bound(tmp_path: Path) -> None:
+    ours = run(tmp_path, 0.6, name="as centralized", run_id="1")
+    run(tmp_path, 0.8, "fedprox", name="as centralized", run_id="2")
+    assert bound_beside(read_run(ours)) is None
+
+
 def test_few_directories_are_looked_at_and_only_a_bound_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +180,9 @@ def test_few_directories_are_looked_at_and_only_a_bound_is_read(
         run(tmp_path, 0.6, name="x", run_id=str(k))
     run(tmp_path, 0.8, "centralized", name="x", run_id="6", config={"model": {"name": "linear"}})
     run(tmp_path, 0.8, "centralized", name="x", run_id="7")
-    read: list[Path] = []
-    monkeypatch.setattr(bound, "read_run", lambda path: read.append(path) or read_run(path))
-    assert bound_beside(read_run(ours)) is not None
+    ours_read, read, read_metrics = read_run(ours), [], Run.read_metrics
+    monkeypatch.setattr(Run, "read_metrics", lambda run: read.append(run.path) or read_metrics(run))
+    assert bound_beside(ours_read) is not None
     assert [path.name for path in read] == ["7"]
     monkeypatch.setattr(bound, "_CANDIDATES", 0)
     assert bound_beside(read_run(ours)) is None

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.pages.compare import find_runs, read_runs
+from fedlens.results.run import find_runs, read_runs
 from tests.unit.results.fake_run import make_run
 
 
