@@ -92,7 +92,7 @@ def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
     from fedlens.pages.cost.labels import suspicious_lines
     from fedlens.pages.cost.measures import byte_rows, bytes_note, measure_notes, side_by_side
-    from fedlens.pages.cost.page import below_note, client_head, client_texts, images_note
+    from fedlens.pages.cost.page import below_note, client_table, images_note
     from fedlens.pages.cost.sentences import wide_note
     from fedlens.pages.data_notes import SHOWN
 
@@ -120,10 +120,9 @@ def show(result: CostResult, quiet: bool) -> None:
         print_columns([*measured, *byte_rows(answer)], head, range(1, len(head)))
         for note in filter(None, (*measure_notes(answer), bytes_note(answer))):
             print(printable(note))
-    rows = client_texts(answer)
+    head, rows = client_table(answer)
     if rows:
         print()
-        head = client_head(answer)
         print_columns(rows[:CLIENTS_SHOWN], head, range(1, len(head) - 1))
         if len(rows) > CLIENTS_SHOWN:
             print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")

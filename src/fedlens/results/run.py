@@ -166,9 +166,13 @@ class Run(RunDir):
         lines = [line for line in self.metrics if key in line]
         return [int(line["round"]) for line in lines], [finite(line[key]) for line in lines]
 
+    def measured(self, key: str) -> dict[int, float]:
+        """The finite values of `key` by round."""
+        return {at: value for at, value in zip(*self.series(key), strict=True) if value is not None}
+
     def finite(self, key: str) -> list[float]:
         """The finite values of `key`, round by round."""
-        return [value for value in self.series(key)[1] if value is not None]
+        return list(self.measured(key).values())
 
     def total(self, key: str) -> float | None:
         """A total of the summary; without one, the sum over the rounds so far."""

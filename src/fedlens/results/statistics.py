@@ -196,13 +196,6 @@ def share_interval(share: float, images: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def verdict(joining: Interval | None) -> str | None:
-    """Whether a client gains or loses by joining, from federated - local-only; None if it is unknown."""
-    if joining is None or joining.sign is None:
-        return None
-    return {1: "gains", -1: "loses", 0: UNSURE}[joining.sign]
-
-
 def paired_test(first: Values, second: Values) -> PairedTest | None:
     """The paired t test of `first` - `second` over the seeds that both have; None if they share none.
 

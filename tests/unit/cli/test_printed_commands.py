@@ -15,7 +15,7 @@ import fedlens
 from fedlens.base.errors import DataError
 from fedlens.cli.main import app
 from fedlens.cli.sweep import parsed_seeds
-from fedlens.pages.cost.sentences import next_steps
+from fedlens.pages.cost.next_steps import next_steps
 from fedlens.pages.run_page import images_command, measuring_command, repeating_command, resuming_command
 from fedlens.results.run import read_run
 from fedlens.settings.config_source import Source

@@ -14,8 +14,8 @@ from scipy import stats
 from fedlens.cli.cost import show
 from fedlens.pages.cost.answer import cost_answer
 from fedlens.pages.cost.measures import NOT_MEASURED, byte_rows, cards, side_by_side
+from fedlens.pages.cost.next_steps import next_steps
 from fedlens.pages.cost.page import CLIENTS_SHOWN, write_cost_page
-from fedlens.pages.cost.sentences import next_steps
 from fedlens.results.statistics import UNSURE, difference
 from fedlens.studies.cost_study import CostResult
 from tests.unit.pages.reading import Page, assert_self_contained, read_page

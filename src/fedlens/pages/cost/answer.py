@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,67 @@ from fedlens.base.errors import FedlensError
 from fedlens.base.format import finite, is_share, is_share_of_images
 from fedlens.pages.cost.curves import curve_warnings
 from fedlens.pages.cost.labels import label_findings, label_warnings
-from fedlens.pages.cost.measures import MEASURES, WORDS, measure
-from fedlens.pages.cost.sentences import next_steps, sentences
+from fedlens.pages.cost.measures import MEASURES, REFERENCES, WORDS, measure
+from fedlens.pages.cost.next_steps import next_steps
+from fedlens.pages.cost.sentences import sentences
 from fedlens.pages.data_notes import notes_of
 from fedlens.results.client_results import ClientResult, client_results
 from fedlens.results.run import Run, read_run, subtable
-from fedlens.results.statistics import (
-    LEAST_SEEDS,
-    Interval,
-    Values,
-    difference,
-    share_interval,
-    verdict,
-)
+from fedlens.results.statistics import LEAST_SEEDS, UNSURE, Values, difference, share_interval
+
+_VERDICTS = {1: "gains", -1: "loses", 0: UNSURE}  # by the sign of federated - local-only
+
+
+@dataclass(frozen=True)
+class RoleRuns:
+    """The finished runs of one role, and what they measured.
+
+    Args:
+        runs: by seed.
+        test: the final value on the test images by seed; of clients' own models the mean over these models.
+        clients: by seed and client, the last value on the client's held-out images.
+        described: the result of each measured client, of the last seed that measured it.
+        models: whose models are measured: "one" for all, "own" of each client, or one "tuned" at each client.
+    """
+
+    runs: Mapping[int, Run]
+    test: Values
+    clients: Mapping[int, Mapping[str, float]]
+    described: Mapping[str, ClientResult]
+    models: str
+
+    @classmethod
+    def of(cls, runs: Mapping[int, Run], metric: str) -> RoleRuns:
+        """Reads what the runs measured."""
+        tests = {seed: _tested(run, metric) for seed, run in runs.items()}
+        results = {seed: client_results(run) for seed, run in runs.items()}
+        clients = {
+            seed: {row.client: row.last for row in rows if row.last is not None}
+            for seed, rows in results.items()
+        }
+        last = next(reversed(list(runs.values())), None)
+        models = "one"
+        if last is not None and last.split() == "validation":
+            models = "own"
+        elif last is not None and "mean_before" in last.spread().get(metric, {}):
+            models = "tuned"
+        return cls(
+            runs,
+            {seed: value for seed, value in tests.items() if value is not None},
+            {seed: values for seed, values in clients.items() if values},
+            {row.client: row for rows in results.values() for row in rows if row.last is not None},
+            models,
+        )
+
+    def by_seed(self, on: str) -> dict[int, float]:
+        """The values of a measure: "test", or "clients" for the mean over them, each counting the same."""
+        if on == "test":
+            return dict(self.test)
+        return {seed: statistics.fmean(values.values()) for seed, values in self.clients.items()}
+
+    def at(self, client: str) -> dict[int, float]:
+        """The values at one client by seed."""
+        return {seed: values[client] for seed, values in self.clients.items() if client in values}
 
 
 def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,100 +107,61 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, warnings (how many), and
       both measures.
     """
-    runs = {row["name"]: read_or_none(directory / row["name"]) for row in about["runs"]}
-    rows = [run_row(row, runs[row["name"]]) for row in about["runs"]]
-    finished = {
-        (row["role"], row["seed"]): run
-        for row in rows
-        if (run := runs[row["name"]]) is not None and row["status"] == "finished"
-    }
+    runs, rows = read_runs(directory, about)
+    finished = {(row["role"], row["seed"]): runs[row["name"]] for row in rows if row["status"] == "finished"}
     federated = [run for (role, _), run in finished.items() if role == "federated"]
-    readable = [*federated, *(run for run in runs.values() if run is not None)]
+    readable = [*federated, *runs.values()]
     metric = readable[0].metric() if readable else "accuracy"
-    tested, at_clients = _by_role(finished, metric), _at_clients(finished)
-    means = {
-        role: {
-            seed: statistics.fmean(_last(result) for result in results.values())
-            for seed, results in by_seed.items()
-        }
-        for role, by_seed in at_clients.items()
+    roles = {
+        role: RoleRuns.of({seed: run for (of, seed), run in finished.items() if of == role}, metric)
+        for role in WORDS
     }
     for row in rows:
-        row["test"], row["clients"] = (of.get(row["role"], {}).get(row["seed"]) for of in (tested, means))
-    models = {role: _models(run, metric) for (role, _), run in finished.items()}
-    overall = {
-        role: {
-            "test": _spread(tested.get(role, {})),
-            "clients": _spread(means.get(role, {})),
-            "models": models[role],
-            "missing": _missing(
-                role in tested,
-                role in means,
-                next((row["untested"] for row in rows if row["role"] == role and row.get("untested")), None),
-            ),
-        }
-        for role in WORDS
-        if role in tested or role in means
-    }
-    on = "test" if tested.get("federated") and models.get("federated") != "own" else "clients"
-    largest = about["work"].get("largest_class") or {}
-    clients = _client_rows(at_clients, metric, largest if metric == "accuracy" else {})
+        row |= {on: roles[row["role"]].by_seed(on).get(row["seed"]) for on in MEASURES}
+    measured = {role: of for role, of in roles.items() if of.test or of.clients}
+    on = "test" if roles["federated"].test and roles["federated"].models != "own" else "clients"
     answer = {
         **about,
         "runs": rows,
         "metric": metric,
         "measured_on": on,
         "measures": {name: measure(metric, name) for name in MEASURES},
-        "overall": overall,
-        "bytes_per_client": {
-            role: None
-            if role == "centralized"
-            else client_bytes([run for (of, _), run in finished.items() if of == role])
-            for role in overall
+        "overall": {
+            role: _overall(of, [row for row in rows if row["role"] == role]) for role, of in measured.items()
         },
-        "differences": _differences(tested, means, on, 1.0 if is_share(metric) else math.inf),
-        "clients": clients,
+        "bytes_per_client": {
+            role: None if role == "centralized" else client_bytes(of.runs.values())
+            for role, of in measured.items()
+        },
+        "differences": _differences(roles, on, metric),
+        "clients": _client_rows(measured, metric, about["work"].get("largest_class") or {}),
         "data_notes": notes_of(readable),
-        "emd": next((run.emd() for (role, _), run in finished.items() if role == "federated"), None),
+        "emd": federated[0].emd() if federated else None,
     }
     answer |= label_findings(finished)
-    answer["warnings"] = [*label_warnings(answer), *curve_warnings(finished, answer)]
+    answer["warnings"] = [
+        *label_warnings(answer),
+        *curve_warnings({role: of.runs for role, of in roles.items()}, answer),
+    ]
     return {**answer, "sentences": sentences(answer), "next_steps": next_steps(answer)}
 
 
-def _differences(
-    tested: Mapping[str, Values], means: Mapping[str, Values], on: str, most: float
-) -> dict[str, dict[str, Any] | None]:
-    """The `differences` of `cost_answer`; `most` is the largest difference that the metric can have."""
-    federation = "test" if on == "test" and tested.get("centralized") else "clients"
-    rows: dict[str, dict[str, Any] | None] = {}
-    for name, where, reference in (
-        ("partition", on, "iid"),
-        ("federation", federation, "centralized"),
-        ("joining", "clients", "local-only"),
-    ):
-        values = tested if where == "test" else means
-        row = _difference(values.get("federated", {}), values.get(reference, {}), most)
-        rows[name] = None if row is None else {**asdict(row), "sign": row.sign, "on": where}
-    return rows
+def read_runs(directory: Path, about: Mapping[str, Any]) -> tuple[dict[str, Run], list[dict[str, Any]]]:
+    """The planned runs that can be read, by name, and how each planned run went."""
+    runs: dict[str, Run] = {}
+    for row in about["runs"]:
+        with suppress(FedlensError):
+            runs[row["name"]] = read_run(directory / row["name"])
+    return runs, [_run_row(row, runs.get(row["name"])) for row in about["runs"]]
 
 
-def read_or_none(directory: Path) -> Run | None:
-    """The run in a directory; None if there is none that can be read."""
-    with suppress(FedlensError):
-        return read_run(directory)
-    return None
-
-
-def run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
-    """A planned run with how it went."""
+def _run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
     if run is None:
         return {**row, "status": "failed" if row["error"] else "not started", "rounds": 0, "seconds": None}
-    status = "failed" if row["error"] else run.status
     examples, images = run.total("examples"), run.recorded("partition", "examples")
     return {
         **row,
-        "status": status,
+        "status": "failed" if row["error"] else run.status,
         "rounds": run.rounds_done,
         "passes": examples / images if examples and images else None,
         "seconds": run.seconds(),
@@ -160,41 +169,10 @@ def run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
     }
 
 
-def _difference(
-    first: Values, second: Values, most: float, held_out: int = 0, resolution: float = 0.0
-) -> Interval | None:
-    """`difference`, without an interval below three seeds."""
-    found = difference(first, second, most, held_out, resolution)
-    if found is None or found.seeds >= LEAST_SEEDS:
-        return found
-    return replace(found, low=None, high=None)
-
-
-def _models(run: Run, metric: str) -> str:
-    """Whose models a run measures: "one" for all, "own" of each client, or one "tuned" at each client."""
-    if run.split() == "validation":
-        return "own"
-    return "tuned" if "mean_before" in run.spread().get(metric, {}) else "one"
-
-
-def _missing(tested: bool, at_clients: bool, untested: str | None) -> dict[str, str]:
-    """Why a measure has no value, by its name; `untested` says why the clients' own models were not tested."""
-    why = {} if tested else {"test": untested or "no run recorded it"}
-    return why if at_clients else {**why, "clients": "no client was measured"}
-
-
-def _by_role(finished: Mapping[tuple[str, int], Run], metric: str) -> dict[str, dict[int, float]]:
-    """The final test value of each role and seed; of clients' own models the mean over these models."""
-    values: dict[str, dict[int, float]] = {}
-    for (role, seed), run in finished.items():
-        value = run.final(metric)[1] if run.split() == "test" else _test_of_own_models(run, metric)
-        if value is not None:
-            values.setdefault(role, {})[seed] = value
-    return values
-
-
-def _test_of_own_models(run: Run, metric: str) -> float | None:
-    """The mean over the clients of each one's own model on the test data; None if they were not tested."""
+def _tested(run: Run, metric: str) -> float | None:
+    """The final value on the test data; the mean over the clients' own models, None if they were not tested."""
+    if run.split() == "test":
+        return run.final(metric)[1]
     with suppress(FedlensError):
         tests = run.read_client_tests() or {}
         if tests.get("round") == run.rounds_done:
@@ -204,65 +182,13 @@ def _test_of_own_models(run: Run, metric: str) -> float | None:
     return None
 
 
-def _at_clients(finished: Mapping[tuple[str, int], Run]) -> dict[str, dict[int, dict[str, ClientResult]]]:
-    """Each client's result, by role, seed and client."""
-    results: dict[str, dict[int, dict[str, ClientResult]]] = {}
-    for (role, seed), run in finished.items():
-        measured = {row.client: row for row in client_results(run) if row.last is not None}
-        if measured:
-            results.setdefault(role, {})[seed] = measured
-    return results
-
-
-def _client_rows(
-    at_clients: Mapping[str, Mapping[int, Mapping[str, ClientResult]]],
-    metric: str,
-    largest: Mapping[str, float],
-) -> list[dict[str, Any]]:
-    of_images = is_share_of_images(metric)
-    federated = at_clients.get("federated", {})
-    first = {name: result for results in federated.values() for name, result in results.items()}
-    rows = []
-    for name, result in first.items():
-        # The IID twin has other images at each client.
-        values = {
-            role: {seed: _last(results[name]) for seed, results in by_seed.items() if name in results}
-            for role, by_seed in at_clients.items()
-            if role != "iid"
-        }
-        one_image = 1 / result.held_out if result.held_out else 0.0
-        most = 1.0 if is_share(metric) else math.inf
-        images = result.held_out if of_images else 0
-        compared = {
-            key: _difference(values["federated"], values.get(role, {}), most, images, one_image)
-            for key, role in (("vs_centralized", "centralized"), ("vs_local_only", "local-only"))
-        }
-        rows.append(
-            {
-                "client": name,
-                "examples": result.examples,
-                "held_out": result.held_out,
-                "classes": list(result.classes),
-                **{role: statistics.fmean(v.values()) if v else None for role, v in values.items()},
-                "interval": share_interval(statistics.fmean(values["federated"].values()), images)
-                if images
-                else None,
-                "largest": largest.get(name),
-                **{key: _as_row(each) for key, each in compared.items()},
-                "verdict": verdict(compared["vs_local_only"]),
-            }
-        )
-    return sorted(rows, key=lambda row: (row["federated"], str(row["client"])))
-
-
-def _last(result: ClientResult) -> float:
-    """The last value of a client that was measured."""
-    assert result.last is not None
-    return result.last
-
-
-def _as_row(each: Interval | None) -> dict[str, Any] | None:
-    return None if each is None else {**asdict(each), "sign": each.sign}
+def _overall(of: RoleRuns, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The entry of a role in `overall`; `rows` are its runs."""
+    untested = next((row["untested"] for row in rows if row.get("untested")), None)
+    why = {"test": untested or "no run recorded it", "clients": "no client was measured"}
+    spreads = {on: _spread(of.by_seed(on)) for on in MEASURES}
+    missing = {on: why[on] for on, spread in spreads.items() if spread is None}
+    return {**spreads, "models": of.models, "missing": missing}
 
 
 def _spread(values: Values) -> dict[str, Any] | None:
@@ -273,32 +199,91 @@ def _spread(values: Values) -> dict[str, Any] | None:
     return {"mean": statistics.fmean(numbers), "std": std, "n": len(numbers)}
 
 
-def client_bytes(runs: Sequence[Run]) -> dict[str, float] | None:
+def _differences(roles: Mapping[str, RoleRuns], on: str, metric: str) -> dict[str, dict[str, Any] | None]:
+    """The `differences` of `cost_answer`."""
+    federation = on if roles["centralized"].test else "clients"
+    measures = {"partition": on, "federation": federation, "joining": "clients"}
+    rows: dict[str, dict[str, Any] | None] = {}
+    for name, role in REFERENCES.items():
+        first, second = (roles[of].by_seed(measures[name]) for of in ("federated", role))
+        row = compared(first, second, _most(metric))
+        rows[name] = row and {**row, "on": measures[name]}
+    return rows
+
+
+def _most(metric: str) -> float:
+    """The largest difference that the metric can have."""
+    return 1.0 if is_share(metric) else math.inf
+
+
+def compared(
+    first: Values, second: Values, most: float = math.inf, held_out: int = 0, resolution: float = 0.0
+) -> dict[str, Any] | None:
+    """A `difference` and its sign, without an interval below three seeds; None if no seed is in both."""
+    found = difference(first, second, most, held_out, resolution)
+    if found is None:
+        return None
+    if found.seeds < LEAST_SEEDS:
+        found = replace(found, low=None, high=None)
+    return {**asdict(found), "sign": found.sign}
+
+
+def _client_rows(
+    measured: Mapping[str, RoleRuns], metric: str, largest: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The `clients` of `cost_answer`."""
+    described = measured["federated"].described if "federated" in measured else {}
+    rows = []
+    for name, result in described.items():
+        # The IID twin has other images at each client.
+        values = {role: of.at(name) for role, of in measured.items() if role != "iid" and of.clients}
+        one_image = 1 / result.held_out if result.held_out else 0.0
+        images = result.held_out if is_share_of_images(metric) else 0
+        federated = statistics.fmean(values["federated"].values())
+        differences = {
+            key: compared(values["federated"], values.get(role, {}), _most(metric), images, one_image)
+            for key, role in (("vs_centralized", "centralized"), ("vs_local_only", "local-only"))
+        }
+        joining = differences["vs_local_only"]
+        rows.append(
+            {
+                "client": name,
+                "examples": result.examples,
+                "held_out": result.held_out,
+                "classes": list(result.classes),
+                **{role: statistics.fmean(each.values()) if each else None for role, each in values.items()},
+                "interval": share_interval(federated, images) if images else None,
+                "largest": largest.get(name) if metric == "accuracy" else None,
+                **differences,
+                "verdict": _VERDICTS.get(joining["sign"]) if joining else None,
+            }
+        )
+    return sorted(rows, key=lambda row: (row["federated"], str(row["client"])))
+
+
+def client_bytes(runs: Iterable[Run]) -> dict[str, float] | None:
     """Bytes of one client, as means over runs; None if no run trained at clients and counted its messages.
 
     Keys: `down_round` and `up_round`, of a client that takes part in a round; `down` and `up`, in all rounds, the mean
     of all clients; `measuring_down` and `measuring_up`, of one evaluation at the clients, which the others leave out.
     """
     counted = [each for run in runs if (each := _of_run(run)) is not None]
-    if not counted:
-        return None
-    return {key: statistics.fmean(each[key] for each in counted) for key in counted[0]}
+    return {key: statistics.fmean(each[key] for each in counted) for key in counted[0]} if counted else None
 
 
 def _of_run(run: Run) -> dict[str, float] | None:
-    rows = subtable(subtable(run.summary, "traffic"), "clients")
-    traffic = {op: subtable(rows, op) for op in rows}
-    clients, replies = run.clients(), sum(value for value in run.finite("clients"))
+    traffic = dict(subtable(subtable(run.summary, "traffic"), "clients"))
+    clients, replies = run.clients(), sum(run.finite("clients"))
     if not clients or not replies or not traffic:
         return None
-    measuring = traffic.pop(EVALUATE_OWN, {})
+    measuring = subtable(traffic, EVALUATE_OWN)
     counted: dict[str, float] = {}
     for way, messages in (("down", "asks"), ("up", "replies")):
-        total = sum(finite(row.get(f"bytes_{way}")) or 0.0 for row in traffic.values())
-        measured, times = (finite(measuring.get(key)) for key in (f"bytes_{way}", messages))
+        sent = {op: finite(subtable(traffic, op).get(f"bytes_{way}")) or 0.0 for op in traffic}
+        total = sum(size for op, size in sent.items() if op != EVALUATE_OWN)
         counted |= {
             f"{way}_round": total / replies,
             way: total / clients,
-            f"measuring_{way}": (measured or 0.0) / (times or 1.0),
+            f"measuring_{way}": sent.get(EVALUATE_OWN, 0.0) / (finite(measuring.get(messages)) or 1.0),
         }
     return counted

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedlens.base.format import is_share, label, metric_value, points, smaller_is_better
+from fedlens.pages.cost.measures import MEASURES
 from fedlens.results.run import Run
 
 _NAMES = {
@@ -43,51 +45,46 @@ class CurveEnd:
 
 def curve_end(run: Run, seed: int, metric: str) -> CurveEnd | None:
     """The end of a run's curve of the main metric, of test or else of the clients' mean; None if it is too short."""
-    for key in (f"test_{metric}", f"clients_{metric}_mean"):
-        curve = [(at, v) for at, v in zip(*run.series(key), strict=True) if v is not None]
-        if len(curve) < 3:
-            continue
-        first = max((at for at, _ in curve if at <= 0.75 * curve[-1][0]), default=curve[0][0])
-        tail = [pair for pair in curve if pair[0] >= min(first, curve[-3][0])]
-        scale = 1.0 if is_share(metric) else abs(tail[-1][1]) or 1.0
-        sign = -1 if smaller_is_better(metric) else 1
-        values = [sign * value / scale for _, value in tail]
-        top = max(range(len(values)), key=lambda k: (values[k], k))
-        last = tail[-1][0]
-        return CurveEnd(
-            seed,
-            values[top] - values[-1],
-            last - tail[top][0],
-            values[-1] - values[0],
-            max(values) - min(values),
-            last - tail[0][0],
-        )
-    return None
+    curves = (list(run.measured(key).items()) for key in (f"test_{metric}", f"clients_{metric}_mean"))
+    curve = next((curve for curve in curves if len(curve) >= 3), None)
+    if curve is None:
+        return None
+    last, value = curve[-1]
+    first = max((at for at, _ in curve if at <= 0.75 * last), default=curve[0][0])
+    scale = 1.0 if is_share(metric) else abs(value) or 1.0
+    sign = -1 if smaller_is_better(metric) else 1
+    tail = [(sign * v / scale, at) for at, v in curve if at >= min(first, curve[-3][0])]
+    values = [v for v, _ in tail]
+    top, at = max(tail)
+    gained, swing = values[-1] - values[0], top - min(values)
+    return CurveEnd(seed, top - values[-1], last - at, gained, swing, last - tail[0][1])
 
 
-def curve_warnings(finished: Mapping[tuple[str, int], Run], answer: Mapping[str, Any]) -> list[str]:
-    """Sentences: models that learned nothing; roles whose curves fall, rise or jump at their end; a reference below."""
+def curve_warnings(runs: Mapping[str, Mapping[int, Run]], answer: Mapping[str, Any]) -> list[str]:
+    """Sentences: models that learned nothing; roles whose curves fall, rise or jump at their end; a reference below.
+
+    `runs` are the finished ones by role and seed.
+    """
     metric, said = answer["metric"], []
     for role, name in _NAMES.items():
-        runs = {seed: run for (of, seed), run in finished.items() if of == role}
-        ends = [end for seed, run in runs.items() if (end := curve_end(run, seed, metric)) is not None]
+        found = (curve_end(run, seed, metric) for seed, run in runs.get(role, {}).items())
+        ends = [end for end in found if end is not None]
         if ends and (words := _end_words(ends, metric, answer["work"].get("rounds"))):
             said.append(f"{name} {words}")
-    runs = {seed: run for (of, seed), run in finished.items() if of == "centralized"}
-    overfitted = _overfitted(runs, longer=any("more rounds" in sentence for sentence in said))
+    centralized = list(runs.get("centralized", {}).values())
+    overfitted = _overfitted(centralized, longer=any("more rounds" in sentence for sentence in said))
     said += [*overfitted, *_below(answer, overfits=bool(overfitted))]
-    return [*_learned_nothing(finished, answer), *said]
+    shared = [run for role in _NAMES for run in runs.get(role, {}).values()]
+    return [*_learned_nothing(shared, answer), *said]
 
 
-def _learned_nothing(finished: Mapping[tuple[str, int], Run], answer: Mapping[str, Any]) -> list[str]:
+def _learned_nothing(shared: Sequence[Run], answer: Mapping[str, Any]) -> list[str]:
     """A sentence if no model of any run finds objects, or every shared model ends at chance."""
     metric = answer["metric"]
-    spreads = [row[on] for row in answer["overall"].values() for on in ("test", "clients")]
-    means = [spread["mean"] for spread in spreads if spread is not None]
+    means = [row[on]["mean"] for row in answer["overall"].values() for on in MEASURES if row[on] is not None]
     if metric.startswith("map"):
-        nothing = bool(means) and max(means) < _LEAST_MAP
+        nothing = max(means, default=1.0) < _LEAST_MAP
     else:
-        shared = [run for (role, _), run in finished.items() if role in _NAMES]
         nothing = bool(means and shared) and all(map(_ends_at_chance, shared))
     if not nothing:
         return []
@@ -105,25 +102,24 @@ def _ends_at_chance(run: Run) -> bool:
     return bool(rounds) and any(warning["until"] >= max(rounds) for warning in warned)
 
 
-def _end_words(ends: list[CurveEnd], metric: str, rounds: int | None) -> str:
+def _end_words(ends: Sequence[CurveEnd], metric: str, rounds: int | None) -> str:
     def size(value: float) -> str:
         return points(metric, value) if is_share(metric) else f"{100 * value:.0f} % of its {label(metric)}"
 
-    worst = max(ends, key=lambda end: end.lost)
-    seed = f" (seed {worst.seed})" if len(ends) > 1 else ""
-    if statistics.fmean(end.lost for end in ends) >= _LOST or worst.lost >= _LOST_ONCE:
+    worst, last = max(ends, key=lambda end: end.lost), _in_last(ends[0].rounds)
+    lost = statistics.fmean(end.lost for end in ends)
+    gained = statistics.fmean(end.gained for end in ends)
+    swing = statistics.fmean(end.swing for end in ends)
+    if lost >= _LOST or worst.lost >= _LOST_ONCE:
+        seed = f" (seed {worst.seed})" if len(ends) > 1 else ""
         return (
             f"lost {size(worst.lost)} {_in_last(worst.since)}{seed}: its final value is noise. "
             "Try a smaller local.lr or more rounds."
         )
-    gained = statistics.fmean(end.gained for end in ends)
-    swing = statistics.fmean(end.swing for end in ends)
     if gained >= max(_GAINED, swing / 2):
         more = f" (rounds = {2 * rounds})" if rounds else ""
-        last = _in_last(ends[0].rounds)
         return f"still gained {size(gained)} {last}: its final value is not its limit. Try more rounds{more}."
     if swing >= _SWING:
-        last = _in_last(ends[0].rounds)
         return f"moved up and down by {size(swing)} {last}: its final value is noise. Try a smaller local.lr."
     return ""
 
@@ -132,26 +128,25 @@ def _in_last(rounds: int) -> str:
     return "in its last round" if rounds == 1 else f"in its last {rounds:,} rounds"
 
 
-def _overfitted(runs: Mapping[int, Run], longer: bool) -> list[str]:
+def _overfitted(runs: Sequence[Run], longer: bool) -> list[str]:
     """A sentence if the test loss of most centralized runs rises while the loss of training falls.
 
     With `longer`, another sentence advises more rounds, so that this one does not advise fewer.
     """
     rises = []
-    for run in runs.values():
-        test = [(v, at) for at, v in zip(*run.series("test_loss"), strict=True) if v is not None]
-        train = {at: v for at, v in zip(*run.series("local_loss"), strict=True) if v is not None}
-        if not test or not train:
+    for run in runs:
+        test, train = run.measured("test_loss"), run.measured("local_loss")
+        if not test:
             continue
-        (low, at), (end, last) = min(test), test[-1]
-        if end > _RISE * low and at in train and last in train and train[last] < train[at]:
-            rises.append((at, low, end))
-    if not rises or 2 * len(rises) <= len(runs):
+        low, last = min(test, key=lambda at: (test[at], at)), max(test)
+        if test[last] > _RISE * test[low] and train.get(last, math.inf) < train.get(low, -math.inf):
+            rises.append((low, test[low], test[last]))
+    if 2 * len(rises) <= len(runs):
         return []
-    at, low, end = rises[0]
+    (at, least, end), fewer = rises[0], "" if longer else "fewer rounds, or "
     return [
-        f"The centralized reference overfits: its test loss rose from {low:.3g} in round {at} to {end:.3g}, while its "
-        f"training loss fell. Try {'' if longer else 'fewer rounds, or '}augmentation (data.augment)."
+        f"The centralized reference overfits: its test loss rose from {least:.3g} in round {at} to {end:.3g}, "
+        f"while its training loss fell. Try {fewer}augmentation (data.augment)."
     ]
 
 

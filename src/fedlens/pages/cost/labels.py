@@ -12,15 +12,9 @@ from fedlens.base.format import client_name, many, percent
 from fedlens.data.partition.partition import Partition
 from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.pages.cost.measures import listed
-from fedlens.pages.low_clients import GAP, LEVEL, answers_of, below_with_every_model, owners_of
+from fedlens.pages.low_clients import answers_of, below_with_every_model, owners_of
 from fedlens.pages.shown_images import may_get_images, shows_images
-from fedlens.pages.suspicious_labels import (
-    CLIENTS,
-    FILE,
-    NOTE,
-    label_card,
-    suspicious_labels,
-)
+from fedlens.pages.suspicious_labels import CLIENTS, FILE, NOTE, label_card, suspicious_labels
 from fedlens.results.run import Run
 
 _ASKED = (
@@ -29,6 +23,7 @@ _ASKED = (
 )  # whose models are asked about a label: they trained on all clients' images
 HOW = "With --set record.images=true and another --out, this page has the images."
 _IN_TEXT = 5  # images of a client in the terminal
+_MODELS = {"iid": "the IID twin", "centralized": "the centralized model", "local-only": "models of their own"}
 
 Finished = Mapping[tuple[str, int], Run]
 
@@ -63,7 +58,24 @@ def cost_label_card(finished: Finished, answer: Mapping[str, Any]) -> dict[str, 
 
 def low_client_sentences(answer: Mapping[str, Any]) -> list[str]:
     """A sentence for each client that is clearly below the others with every model."""
-    return [_low_client_sentence(row) for row in answer["low_clients"]]
+    said = []
+    for row in answer["low_clients"]:
+        (_, first), *others = row["models"].items()
+        name, images = client_name(row["client"], begins=True), first["images"]
+        of = f"its {images:,} held-out images"
+        if images < row["held_out"]:
+            of = f"{images:,} of its {row['held_out']:,} held-out images"
+            of += " (no other client has the classes of the rest)"
+        more = [
+            f"{percent(each['share'])} and {percent(each['others'])} with {_MODELS[role]}"
+            for role, each in others
+        ]
+        said.append(
+            f"{name} is clearly below the other clients with every model: check its labels. The federated model has "
+            f"{percent(first['share'])} of {of} right, and {percent(first['others'])} of the others' images of the "
+            f"same classes ({'; '.join(more)}). If its labels are right, its images differ from all others'."
+        )
+    return said
 
 
 def label_warnings(answer: Mapping[str, Any]) -> list[str]:
@@ -76,29 +88,6 @@ def label_warnings(answer: Mapping[str, Any]) -> list[str]:
         f"{listed(low)} are wrong, so are labels of test images, and the models "
         "look worse than they are: correct the labels before you read the test values."
     ]
-
-
-def _low_client_sentence(row: Mapping[str, Any]) -> str:
-    first, *others = row["models"].items()
-    words = {
-        "iid": "the IID twin",
-        "centralized": "the centralized model",
-        "local-only": "models of their own",
-    }
-    more = "; ".join(f"{_shares(each)} with {words[role]}" for role, each in others)
-    name, images = client_name(row["client"], begins=True), first[1]["images"]
-    of = f"its {images:,} held-out images"
-    if images < row["held_out"]:
-        of = f"{images:,} of its {row['held_out']:,} held-out images (no other client has the classes of the rest)"
-    return (
-        f"{name} is clearly below the other clients with every model: check its labels. The federated model has "
-        f"{percent(first[1]['share'])} of {of} right, and {percent(first[1]['others'])} of the others' images of the "
-        f"same classes ({more}). If its labels are right, its images differ from all others'."
-    )
-
-
-def _shares(each: Mapping[str, Any]) -> str:
-    return f"{percent(each['share'])} and {percent(each['others'])}"
 
 
 def suspicious_lines(answer: Mapping[str, Any], directory: Path) -> list[str]:
@@ -123,21 +112,6 @@ def suspicious_lines(answer: Mapping[str, Any], directory: Path) -> list[str]:
         lines.append(f"  and {many(len(rows) - CLIENTS, 'more client')}")
     total = sum(row["found"] for row in rows)
     return [*lines, NOTE, f"list of {many(total, 'label')} to check: {directory / FILE}"]
-
-
-def labels_method(answer: Mapping[str, Any]) -> str:
-    """How clients are named and labels are listed, as a sentence of the page."""
-    if answer["suspicious"] is None:
-        return "Labels are checked for images of one class each only; these runs have none, or were made without."
-    return (
-        "A client is clearly below the others if three things hold with every model. Its share of right held-out "
-        f"images is at least {100 * GAP:.0f} points below that of the other clients' images of the same classes. "
-        f"Chance does not explain the gap (an exact test, p < {LEVEL:g} / {len(answer['clients'])} clients). The "
-        "differences between the others do not explain it; models of the clients' own leave this out. It takes two "
-        "other clients and the centralized run. The test takes images as independent: frames of a video or images of "
-        "one patient are not. The IID twin's model is measured on those of the client's images that "
-        "the twin's clients hold out."
-    )
 
 
 def _predictions(finished: Finished) -> dict[str, list[HeldOutPredictions]]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.format import MISSING, heading, many, metric_value, signed
-from fedlens.pages.cost.answer import read_or_none, run_row
-from fedlens.pages.cost.sentences import interval_text
+from fedlens.pages.cost.answer import compared, read_runs
+from fedlens.pages.cost.measures import SIGNS, interval_text
 from fedlens.pages.render import write_page
-from fedlens.results.statistics import LEAST_SEEDS, UNSURE, difference
 
 HEAD = ("features of", "test images", "std", "more than alone", "95 % interval", "")
 
@@ -22,36 +21,24 @@ def party_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     Keys besides those of `about`: `metric`; `runs`, with `status`; `parties`, by role: `words`, `values` by seed, and
     `added`, the difference from the label party alone over the seeds (mean, low, high, sign), or None; `sentences`.
     """
-    runs = {row["name"]: read_or_none(directory / row["name"]) for row in about["runs"]}
-    rows = [run_row(row, runs[row["name"]]) for row in about["runs"]]
-    metric = next((run.metric() for run in runs.values() if run is not None), "accuracy")
+    runs, rows = read_runs(directory, about)
+    metric = next((run.metric() for run in runs.values()), "accuracy")
     values: dict[str, dict[int, float]] = {role: {} for role in about["roles"]}
     for row in rows:
-        run = runs[row["name"]]
-        if run is not None and row["status"] == "finished":
-            values[row["role"]][row["seed"]] = run.metrics[-1][f"test_{metric}"]
+        if row["status"] == "finished":
+            values[row["role"]][row["seed"]] = runs[row["name"]].metrics[-1][f"test_{metric}"]
     parties = {}
     for role, words in about["roles"].items():
-        found = difference(values[role], values[about["alone"]]) if role != about["alone"] else None
-        few = found is None or found.seeds < LEAST_SEEDS
-        added = found and {
-            "mean": found.mean,
-            "low": None if few else found.low,
-            "high": None if few else found.high,
-            "sign": None if few else found.sign,
-            "seeds": found.seeds,
-        }
+        found = compared(values[role], values[about["alone"]]) if role != about["alone"] else None
+        added = found and {key: found[key] for key in ("mean", "low", "high", "sign", "seeds")}
         parties[role] = {"words": words, "values": values[role], "added": added}
     answer = {**about, "metric": metric, "runs": rows, "parties": parties}
-    best = parties[about["all"]]["added"]
-    sentence = ""
+    best, said = parties[about["all"]]["added"], []
     if best is not None:
-        change, interval = signed(metric, best["mean"]), interval_text(metric, best)
-        sentence = (
-            f"The features of the other parties change the {heading(metric).lower()} on the test images by {change}"
-            + (f" (95 % interval {interval})." if interval else ".")
-        )
-    return {**answer, "sentences": [sentence] if sentence else []}
+        name, interval = heading(metric).lower(), interval_text(metric, best)
+        by = signed(metric, best["mean"]) + (f" (95 % interval {interval})" if interval else "")
+        said.append(f"The features of the other parties change the {name} on the test images by {by}.")
+    return {**answer, "sentences": said}
 
 
 def party_rows(answer: Mapping[str, Any]) -> list[list[str]]:
@@ -59,15 +46,11 @@ def party_rows(answer: Mapping[str, Any]) -> list[list[str]]:
     metric, rows = answer["metric"], []
     for found in answer["parties"].values():
         values, added = list(found["values"].values()), found["added"]
-        says = {None: "", 0: UNSURE, 1: "higher", -1: "lower"}[added["sign"]] if added else ""
-        rows.append([
-            found["words"],
-            metric_value(metric, statistics.fmean(values)) if values else MISSING,
-            metric_value(metric, statistics.stdev(values)) if len(values) > 1 else MISSING,
-            signed(metric, added["mean"]) if added else MISSING,
-            interval_text(metric, added) or MISSING,
-            says,
-        ])  # fmt: skip
+        mean = metric_value(metric, statistics.fmean(values)) if values else MISSING
+        std = metric_value(metric, statistics.stdev(values)) if len(values) > 1 else MISSING
+        change = signed(metric, added["mean"]) if added else MISSING
+        says = SIGNS.get(added["sign"], "") if added else ""
+        rows.append([found["words"], mean, std, change, interval_text(metric, added) or MISSING, says])
     return rows
 
 
