@@ -13,13 +13,13 @@ from fedlens.results.statistics import LEAST_SEEDS, UNSURE
 _NAMES = 3  # clients named in a sentence
 WIDE = 0.3  # the width from which on an interval of shares needs a word
 _CAUSES = {
-    "partition": ("The partition", "with IID clients"),
     "federation": ("Federation as a whole", "centralized training"),
+    "partition": ("The partition", "with IID clients"),
 }
 
 
 def sentences(answer: Mapping[str, Any]) -> list[str]:
-    """The answer in words: the cost of the partition, the worst client, who gains by joining."""
+    """The answer in words: the cost of federation, that of the partition, the worst client, who gains by joining."""
     said = [_difference_sentence(answer, name) for name in _CAUSES]
     # A client that is low with every model is the answer; of the others, chance often decides who is last.
     said += low_client_sentences(answer) or [_worst_sentence(answer)]
