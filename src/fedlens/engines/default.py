@@ -81,7 +81,10 @@ class Default(Chosen):
         super().__init__(state_memory, computing, settings)
         self._inline = self.engine = Inline(self.common["threads"], state_memory, computing)
         self.table = None  # config.toml keeps `default`
-        self._workers: Processes | None = None  # also before their first ask, and after their last one
+        self._workers: Processes | None = (
+            None  # also before their first ask, and while they end an earlier one
+        )
+        self._open = 0  # asks that workers are answering
         self._latest = 0  # the number of the last ask
         self._work: EngineWork | None = None
         self._left = 1.0  # the share of the run that is left
@@ -132,6 +135,7 @@ class Default(Chosen):
     ) -> Generator[Any, None, None]:
         """The answers of workers; from a request on that cannot be sent to them, those of this process."""
         number, slot = self._latest, 0
+        self._open += 1
         try:
             yield None  # taken by `primed`
             for answer in answers:
@@ -147,12 +151,21 @@ class Default(Chosen):
             self._stay(failure)
         finally:
             answers.close()
+            self._open -= 1
+            self._end_idle()
         yield from self._inline.answer(ask, round, exchange, slot)
 
     def _stay(self, failure: Exception) -> None:
-        """Uses this process from now on. The workers end with the run: they may still answer an earlier ask."""
+        """Uses this process from now on."""
         self.engine, self._seconds = self._inline, 0.0
         self._tell(f"the run stays in one process: {failure}", {"name": "inline"})
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        """Ends workers that get no further ask, once they have answered the earlier ones."""
+        if self.engine is self._inline and self._workers is not None and not self._open:
+            self._workers.close()
+            self._workers = None
 
     @cached_property
     def _seconds(self) -> float:

@@ -24,7 +24,17 @@ from fedlens.engines.default import Default, default
 from fedlens.engines.inline import Inline
 from fedlens.engines.processes import Processes
 from tests.identity.identity_kit import parts, world
-from tests.unit.engines.engine_kit import NoData, answers_to, ask, children, expected, opened, same, vectors
+from tests.unit.engines.engine_kit import (
+    NoData,
+    answers_to,
+    ask,
+    children,
+    expected,
+    gone_within,
+    opened,
+    same,
+    vectors,
+)
 
 
 def trains(payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -157,10 +167,12 @@ def test_what_cannot_be_sent_to_workers_is_answered_in_this_process(bad: str) ->
     try:
         assert same(vectors(answers_to(driver, wanted)), expected(wanted))
         assert isinstance(engine.engine, Processes)
+        workers = engine.engine.pids
         found = answers_to(driver, odd, 2)
         assert [answer.id.slot for answer in found] == list(range(6))
         assert same(vectors(found), expected(wanted, 2))
         assert stays(engine)
+        assert gone_within(10, workers)
         assert same(vectors(answers_to(driver, wanted, 3)), expected(wanted, 3))
         assert stays(engine)
     finally:
@@ -171,7 +183,7 @@ def test_what_cannot_be_sent_to_workers_is_answered_in_this_process(bad: str) ->
 
 @pytest.mark.usefixtures("long", "quick_workers")
 def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
-    """An evaluation beside a round whose requests cannot be sent: the workers finish it, and end with the run."""
+    """An evaluation beside a round whose requests cannot be sent: the workers finish it, and end."""
     engine, driver, _ = begun()
     wanted = ask([{}] * 6)
     odd = ask([{"odd": threading.Lock()} if slot == 2 else {} for slot in range(6)])
@@ -182,10 +194,12 @@ def test_workers_that_an_earlier_ask_needs_answer_it_first() -> None:
         beside = driver.begin(steps(wanted), 2, ahead=True)
         assert same(vectors(driver.drive(steps(odd), 3)), expected(wanted, 3))
         assert stays(engine)
+        assert len(workers.pids) == 2
         assert same(vectors(beside.finish()), expected(wanted, 2))
+        assert workers.pids == []
+        assert same(vectors(answers_to(driver, wanted, 4)), expected(wanted, 4))
     finally:
         engine.close()
-    assert workers.pids == []
 
 
 def steps(one: Any) -> Any:
