@@ -3,17 +3,19 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlens import Experiment
 from fedlens.base.errors import RunFailed
-from fedlens.benchmark import profile_rounds
+from fedlens.benchmark import profile_engine, profile_rounds
 from fedlens.benchmark.profile import evaluations
 from fedlens.benchmark.profile_engine import PARTS, TimedEngine
 from fedlens.benchmark.profile_rounds import ProfiledRounds, measure
@@ -57,37 +59,39 @@ def check_adds_up(found: ProfiledRounds) -> None:
         assert spans.parts.keys() <= set(PARTS)  # each has a row of the table
 
 
-def shares(found: ProfiledRounds) -> tuple[float, float, float]:
-    """The shares of a rule without hooks, and of what has no name, in training; and of evaluating in an evaluation."""
-    training, measuring = found.training.parts, found.evaluation.parts
-    whole = sum(training.values())
-    return (
-        training["rule"] / whole,
-        training["other"] / whole,
-        measuring["evaluation"] / sum(measuring.values()),
-    )
+class Operators(TorchDispatchMode):
+    """Counts the operators of torch in this thread."""
+
+    count = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts one."""
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.timing
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operators]:
+    """A clock that advances by one with each operator: its times do not depend on the machine."""
+    with Operators() as counted:
+        for module in (profile_engine, profile_rounds):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: counted.count))
+        yield counted
+
+
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
-def test_the_parts_add_up_to_the_wall_time(engine: str, scratch: Path) -> None:
-    least = (1.0, 1.0, 0.0)
-    for _ in range(10):  # whatever else the machine does may fall into any part of one measurement
-        began = time.perf_counter()
-        found = measure(built(f"engine.name={engine}"), 2)
-        assert sum(found.training.timed) + sum(found.training.plain) < time.perf_counter() - began
-        check_adds_up(found)
-        for part in ("data", "forward", "backward", "optimizer", "client", "aggregate.server"):
-            assert found.training.parts[part] > 0, part
-        assert "evaluation" not in found.training.parts
-        rule, other, evaluating = shares(found)
-        least = min(least[0], rule), min(least[1], other), max(least[2], evaluating)
-        if least[0] < 0.05 and least[1] < 0.1 and least[2] > 0.8:  # most of a round is known by name
-            break
-    else:
-        pytest.fail(f"in ten measurements, the best shares are {least}")
+def test_the_parts_add_up_to_the_whole(engine: str, scratch: Path, operators: Operators) -> None:
+    found = measure(built(f"engine.name={engine}"), 2)
+    assert sum(found.training.timed) + sum(found.training.plain) < operators.count
+    check_adds_up(found)
+    training, measuring = found.training.parts, found.evaluation.parts
+    for part in ("data", "forward", "backward", "optimizer", "client", "aggregate.server"):
+        assert training[part] > 0, part
+    assert "evaluation" not in training
+    assert training["rule"] == training["other"] == measuring["other"] == 0  # all of a round is known by name
+    assert measuring["evaluation"] > 0
     assert (found.processes, found.training.worker_parts) == (0, {})
-    assert list(scratch.iterdir()) == []
+    assert list(scratch.glob("fedlens-*")) == []  # torch makes a folder when a mode is entered
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -96,7 +100,7 @@ def test_what_goes_on_in_workers_is_timed_there() -> None:
     check_adds_up(found)
     here, there = found.training.parts, found.training.worker_parts
     assert here.keys().isdisjoint({"forward", "backward", "data", "client"})
-    assert here["engine"] > 0.5 * sum(here.values())
+    assert here["engine"] > 0
     for part in ("data", "forward", "backward", "optimizer", "client"):
         assert there[part] > 0, part
     assert 1 <= found.processes <= 2
@@ -112,6 +116,7 @@ def test_workers_that_train_groups_time_them_too() -> None:
     assert not any(name.startswith("profile:") for tally in measured.training.tallies for name in tally.sums)
 
 
+@pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("engine", ["inline", "vectorized"])
 def test_what_a_rule_computes_for_itself_is_the_rules(engine: str) -> None:
     """Mime's gradients at the anchor are no passes of the training."""
