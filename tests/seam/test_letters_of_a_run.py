@@ -19,7 +19,7 @@ from fedlens.core.schema import Schema, TensorField
 from fedlens.engines.auto import Auto
 from fedlens.engines.default import Default
 from fedlens.pages.run_page import efficiency
-from fedlens.results.compare_rows import run_groups
+from fedlens.results.comparison import run_groups
 from fedlens.results.run import read_run
 
 FILE = str(Path(__file__))

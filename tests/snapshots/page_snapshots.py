@@ -26,12 +26,12 @@ from fedlens.data.table import Table
 from fedlens.data.vertical.feature_partition import partition_features
 from fedlens.models.darts import PUBLISHED
 from fedlens.pages.analysis_page import INDEX, write_analysis_page
-from fedlens.pages.compare import Comparison, curve_figure, write_page_of, write_plot
+from fedlens.pages.compare import curve_figure, write_page_of, write_plot
 from fedlens.pages.cost.answer import cost_answer
 from fedlens.pages.cost.page import write_cost_page
 from fedlens.pages.partition_page import write_captions, write_page
 from fedlens.pages.run_page import write_report
-from fedlens.results.compare_rows import readable
+from fedlens.results.comparison import Comparison, readable
 from fedlens.results.figures import analysis_figures, pictures
 from fedlens.results.figures.partition_figures import places_map
 from fedlens.results.figures.study_figures import draw

@@ -12,7 +12,7 @@ from fedlens.cli.display.output import print_columns, print_json, reported
 from fedlens.cli.options import Debug, Json
 
 if TYPE_CHECKING:
-    from fedlens.pages.compare import Comparison
+    from fedlens.results.comparison import Comparison
 
 ALL_UP_TO = 10  # clients of which the table has every one
 CLIENTS_SHOWN = 5  # of more clients
@@ -52,7 +52,8 @@ def compare(
     """Compare runs: the score, such as accuracy, and its ratio to a centralized run; EMD, time and bytes."""
     with reported(debug, as_json):
         from fedlens.base.errors import ConfigError
-        from fedlens.pages.compare import Comparison, write_page_of, write_plot
+        from fedlens.pages.compare import write_page_of, write_plot
+        from fedlens.results.comparison import Comparison
 
         if metric is not None and plot is None:
             raise ConfigError(
@@ -73,7 +74,7 @@ def compare(
 
 def show(comparison: Comparison) -> None:
     """Prints the table of runs, its notes, and the worst clients."""
-    from fedlens.results.compare_rows import client_table, readable
+    from fedlens.results.comparison import client_table, readable
 
     texts = readable(comparison.rows)
     words = ("run", "algorithm", "partition", "dataset")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,12 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.format import finite, heading, is_share
 from fedlens.pages.render import write_page
 from fedlens.results.bound import CENTRALIZED
-from fedlens.results.compare_rows import (
-    Record,
-    RunGroup,
-    client_notes,
-    client_table,
-    notes,
-    readable,
-    run_groups,
-)
+from fedlens.results.comparison import Comparison, Record, RunGroup, client_table, readable
 from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import TEN
 from fedlens.results.figures.picture import draw_chart
 from fedlens.results.figures.study_panels import spread
-from fedlens.results.run import Run, read_runs
+from fedlens.results.run import Run
 
 
 def seed_curve(
@@ -54,40 +46,6 @@ def _reached(run: Run, keys: Sequence[str]) -> dict[int, float]:
 
 
 CLIENTS_SHOWN = 200  # rows of the table of clients on the page
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs side by side.
-
-    Args:
-        groups: the runs of each row, and the row; see `compare`.
-        skipped: a sentence for each run that cannot be read.
-    """
-
-    groups: Sequence[RunGroup]
-    skipped: Sequence[str] = ()
-
-    @classmethod
-    def of(cls, paths: Sequence[Path | str], *, each: bool = False) -> Comparison:
-        """The comparison of the runs that `paths` name: run directories, folders with runs below them, patterns.
-
-        With `each`, runs that differ in the seed alone are rows of their own.
-
-        Raises `RunDirectoryError` if a path gives no run, or none can be read.
-        """
-        runs, skipped = read_runs(paths)
-        return cls(run_groups(runs, each=each), skipped)
-
-    @property
-    def rows(self) -> list[Record]:
-        """See `compare`."""
-        return [group.row for group in self.groups]
-
-    @property
-    def notes(self) -> list[str]:
-        """The bounds of relative accuracy and why a run has none; whose clients cannot be compared and why."""
-        return [*notes(self.rows), *client_notes(self.groups)]
 
 
 def compare(paths: Sequence[Path | str], *, each: bool = False) -> list[Record]:

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
-from fedlens.pages.compare import Comparison, compare, curve_figure, write_comparison
-from fedlens.results.compare_rows import client_table, readable
+from fedlens.pages.compare import compare, curve_figure, write_comparison
+from fedlens.results.comparison import Comparison, client_table, readable
 from fedlens.results.figures.chart import Chart
 from fedlens.results.figures.picture import chart_picture
 from tests.unit.pages.reading import assert_self_contained, read_page

@@ -8,7 +8,7 @@ import pytest
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.pages.compare import compare, write_comparison
-from fedlens.results.compare_rows import readable
+from fedlens.results.comparison import readable
 from tests.unit.pages.reading import Page, assert_self_contained, read_page
 from tests.unit.results.fake_run import class_counts, line, make_run
 

@@ -11,7 +11,7 @@ from fedlens.pages.compare import compare
 from fedlens.pages.run_page import write_report
 from fedlens.results import bound
 from fedlens.results.bound import bound_beside
-from fedlens.results.compare_rows import notes, readable
+from fedlens.results.comparison import Comparison, readable
 from fedlens.results.run import Run, read_run
 from tests.unit.pages.reading import read_page
 from tests.unit.results.fake_run import line, make_run
@@ -56,10 +56,11 @@ def only(root: Path, other: Path, **more: Any) -> dict[str, Any]:
 def test_other_settings_of_model_data_or_seed_make_no_bound(
     tmp_path: Path, config: dict[str, Any], why: str
 ) -> None:
-    row = only(tmp_path, run(tmp_path, 0.9, "centralized", config=config))
+    found = Comparison.of([run(tmp_path, 0.6), run(tmp_path, 0.9, "centralized", config=config)])
+    row = found.rows[0]
     assert row["relative_accuracy"] is None
     assert row["note"].replace("0.0", "0") == f"no relative accuracy: the centralized run centralized {why}"
-    assert notes([row]) == [f"fedavg: {row['note']}"]
+    assert found.notes == [f"fedavg: {row['note']}"]
 
 
 def test_the_note_names_the_score_of_the_runs(tmp_path: Path) -> None:
@@ -136,12 +137,12 @@ def test_of_several_settings_the_best_is_the_bound_and_the_closest_miss_is_named
 
 
 def test_the_note_says_how_long_both_trained(tmp_path: Path) -> None:
-    rows = compare([run(tmp_path, 0.6), run(tmp_path, 0.8, "centralized")])
-    assert notes(rows) == [
+    found = Comparison.of([run(tmp_path, 0.6), run(tmp_path, 0.8, "centralized")])
+    assert found.notes == [
         "fedavg (0.501 passes over the data): relative to the centralized run centralized, 80.0 % "
         "(0.501 passes over the data)"
     ]
-    assert readable(rows)[0]["relative"] == "75.0 %"
+    assert readable(found.rows)[0]["relative"] == "75.0 %"
 
 
 def test_the_page_of_a_run_draws_the_bound_beside_it(tmp_path: Path) -> None:

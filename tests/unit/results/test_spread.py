@@ -9,7 +9,7 @@ import pytest
 from fedlens.cli.display.run_display import closing_lines, round_line
 from fedlens.pages.compare import compare, write_comparison
 from fedlens.pages.run_page import write_report
-from fedlens.results.compare_rows import readable
+from fedlens.results.comparison import readable
 from fedlens.results.run import read_run
 from tests.unit.pages.reading import read_page
 from tests.unit.results.fake_run import line, make_run

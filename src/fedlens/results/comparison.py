@@ -1,4 +1,4 @@
-"""The rows of a comparison: one a run, or one for runs that differ in the seed alone; and the table of clients."""
+"""Runs side by side: a row for each, or one for runs that differ in the seed alone, and a table of their clients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedlens.base.format import (
     number,
     signed,
     size,
-    smaller_is_better,
 )
 from fedlens.results.bound import CENTRALIZED, best_bound, seedless, seeds_of
+from fedlens.results.cells import better
 from fedlens.results.client_results import FEW, ClientResult, with_references, worst_clients
-from fedlens.results.run import Run, subtable
+from fedlens.results.run import Run, read_runs, subtable
 from fedlens.results.statistics import deviation, mean
 
 Record = dict[str, Any]
@@ -69,6 +69,40 @@ class RunGroup:
     def population(self) -> str | None:
         """The clients of the runs as text: equal for groups with the same clients; None if the runs' own differ."""
         return _population(self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side.
+
+    Args:
+        groups: the runs of each row, and the row; see `compare`.
+        skipped: a sentence for each run that cannot be read.
+    """
+
+    groups: Sequence[RunGroup]
+    skipped: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, paths: Sequence[Path | str], *, each: bool = False) -> Comparison:
+        """The comparison of the runs that `paths` name: run directories, folders with runs below them, patterns.
+
+        With `each`, runs that differ in the seed alone are rows of their own.
+
+        Raises `RunDirectoryError` if a path gives no run, or none can be read.
+        """
+        runs, skipped = read_runs(paths)
+        return cls(run_groups(runs, each=each), skipped)
+
+    @property
+    def rows(self) -> list[Record]:
+        """See `compare`."""
+        return [group.row for group in self.groups]
+
+    @property
+    def notes(self) -> list[str]:
+        """The bounds of relative accuracy and why a run has none; whose clients cannot be compared and why."""
+        return [*_notes(self.rows), *_client_notes(self.groups)]
 
 
 def run_groups(runs: Sequence[Run], *, each: bool = False) -> list[RunGroup]:
@@ -219,8 +253,7 @@ def _clients(runs: Sequence[Run], every: Sequence[Run]) -> list[Record]:
         for same in shared
         if len(same) == len(runs)
     ]
-    sign = -1 if smaller_is_better(runs[0].metric()) else 1
-    return sorted(rows, key=lambda row: sign * row["value"])
+    return sorted(rows, key=lambda row: better(runs[0].metric(), row["value"]))
 
 
 def _measured_clients(run: Run, every: Sequence[Run]) -> dict[str, ClientResult]:
@@ -300,7 +333,7 @@ def _text(row: Record, key: str, several: bool) -> str:
     return f"{text} ({row['worst_client']})" if named else text
 
 
-def notes(rows: Sequence[Record]) -> list[str]:
+def _notes(rows: Sequence[Record]) -> list[str]:
     """What a reader of the table has to know: the bounds of relative accuracy, why one is missing, warnings."""
     said: dict[str, list[str]] = {}
     for row in rows:
@@ -337,19 +370,17 @@ def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]
     order: dict[str, tuple[int, float]] = {}
     held_out: dict[str, int] = {}
     for place, row in enumerate(rows):
-        name, sign = row["run"], -1 if smaller_is_better(row["metric"]) else 1
+        name, metric = row["run"], row["metric"]
         by_client = {each["client"]: each for each in row["clients"]}
         for client, each in by_client.items():
-            order.setdefault(client, (place, sign * each["value"]))
+            order.setdefault(client, (place, better(metric, each["value"])))
             held_out.setdefault(client, each["held_out"])
         for key, words, write in (
             ("value", name, metric_value),
             ("to_centralized", "vs centralized" if alone else f"{name} vs centralized", signed),
             ("to_local_only", "vs local-only" if alone else f"{name} vs local-only", signed),
         ):
-            values = {
-                c: write(row["metric"], v) for c, each in by_client.items() if (v := each[key]) is not None
-            }
+            values = {c: write(metric, v) for c, each in by_client.items() if (v := each[key]) is not None}
             if values:
                 head.append(words)
                 columns.append(values)
@@ -357,7 +388,7 @@ def client_table(groups: Sequence[RunGroup]) -> tuple[list[str], list[list[str]]
     return head, [[c, f"{held_out[c]:,}", *(texts.get(c, MISSING) for texts in columns)] for c in clients]
 
 
-def client_notes(groups: Sequence[RunGroup]) -> list[str]:
+def _client_notes(groups: Sequence[RunGroup]) -> list[str]:
     """Why clients of a run are not in the table, or cannot be compared with those of the first run."""
     notes = [
         f"{group.row['run']}: its seeds have different clients, so it is not in the table of clients"
