@@ -65,7 +65,7 @@ def test_each_option_of_each_kind_of_table_and_figure_has_a_snapshot() -> None:
     assert common <= {key for _, key in given}
     assert {(kind, key) for kind, make in tables.TABLES.items() for key in options(make)} <= given
     drawn = {(spec["kind"], key) for _, spec in study_snapshots.FIGURES.values() for key in spec}
-    assert set(study_figures._COMMON) <= {key for _, key in drawn} | {"name"}  # of its file
+    assert set(options(study_figures._common)) <= {key for _, key in drawn} | {"name"}  # of its file
     assert {(kind, key) for kind, make in study_figures.FIGURES.items() for key in options(make)} <= drawn
 
 

@@ -288,3 +288,43 @@ def read_settings(
     model = settings_model(factory)
     checked = validated(model, values, where, locate)
     return {name: getattr(checked, name) for name in model.model_fields}
+
+
+def checked_kind(
+    what: str,
+    kinds: Mapping[str, Factory],
+    common: Factory,
+    entry: Mapping[str, Any],
+    where: str,
+    strict: bool | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of an entry of a list of tables, such as one of [[tables]]: those of every kind, and of its own.
+
+    Args:
+        what: the word for an entry, "table".
+        kinds: a function for each kind. Its keyword-only parameters and those of `common` are the settings.
+        where: the place of the entry, for messages.
+
+    Raises `ConfigError` for an unknown kind or setting, one that is missing, and a value of another type.
+
+    >>> def bars(*, width: int = 1) -> None: ...
+    >>> def common(*, kind: str, title: str = "") -> None: ...
+    >>> checked_kind("figure", {"bars": bars}, common, {"kind": "bars", "width": 2}, "figures[0]")
+    ({'kind': 'bars'}, {'width': 2})
+    >>> checked_kind("figure", {"bars": bars}, common, {"kind": "bar"}, "figures[0]")
+    Traceback (most recent call last):
+    fedlens.base.errors.ConfigError: unknown kind of figure 'bar' (figures[0].kind); did you mean 'bars'.
+    """
+    kind = entry.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        found = f"a {what} has no kind" if kind is None else f"unknown kind of {what} '{kind}'"
+        raise ConfigError(found, where=f"{where}.kind", hint=nearest(str(kind), kinds))
+    shared, own = settings_model(common), settings_model(kinds[kind])
+    known = [*shared.model_fields, *own.model_fields]
+    given = {key: value for key, value in entry.items() if key in shared.model_fields}
+    more = {key: value for key, value in entry.items() if key not in given}
+    first, second = (
+        validated(model, values, where, known=lambda _: known, strict=strict).model_dump(exclude_unset=True)
+        for model, values in ((shared, given), (own, more))
+    )
+    return first, second

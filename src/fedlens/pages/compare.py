@@ -16,7 +16,7 @@ from fedlens.results.comparison import Comparison, Record, RunGroup, client_tabl
 from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import TEN
 from fedlens.results.figures.picture import draw_chart
-from fedlens.results.figures.study_panels import spread
+from fedlens.results.figures.study_axes import spread
 from fedlens.results.run import Run
 
 

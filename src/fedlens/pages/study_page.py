@@ -14,8 +14,8 @@ from fedlens.pages.render import write_page
 from fedlens.results.cells import METHOD, why_lost
 from fedlens.results.data_json import read_populations
 from fedlens.results.figures.chart import Chart
+from fedlens.results.figures.named_cells import NamedCells
 from fedlens.results.figures.study_figures import NamedFigure, study_figures
-from fedlens.results.figures.study_groups import SeedGroups
 from fedlens.results.rows import DATA_FIGURES, Results, Row, needs_runs
 from fedlens.results.tables import study_tables
 from fedlens.results.words import tuning_words
@@ -130,7 +130,7 @@ def _pretraining_kpi(results: Results) -> list[tuple[str, str, str]]:
 
 def _lost_rows(results: Results) -> list[list[Any]]:
     """The runs that failed or diverged, with their place in the study and the reason."""
-    runs, rows = SeedGroups.of(results), []
+    runs, rows = NamedCells.of(results), []
     for row in results.rows:
         if why := why_lost(row):
             case = runs.title(row.case, row.case) or MISSING
@@ -148,7 +148,7 @@ def _method(results: Results) -> list[str]:
     sentences = [
         f"A seed gives every method the same clients, initial weights and sampled clients. Seeds: "
         f"{', '.join(map(str, info.seeds))}.",
-        f"The value of a run is {SeedGroups.of(results).metric}"
+        f"The value of a run is {NamedCells.of(results).metric}"
         + (
             f", the mean of its last {info.last} evaluations."
             if info.last > 1

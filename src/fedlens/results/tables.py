@@ -13,9 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from fedlens.base.errors import ConfigError, DataError, nearest
-from fedlens.base.registry import settings_model
-from fedlens.base.setting_errors import validated
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import checked_kind
 from fedlens.results.claims import claims_table
 from fedlens.results.data_tables import datasets, efficiency, pretraining_tables
 from fedlens.results.rows import Results, StudyInfo, needs_runs
@@ -65,29 +64,25 @@ def study_table(results: Results, spec: Mapping[str, Any], where: str = "tables"
     Raises `ConfigError` for an unknown kind or option, a value of the wrong type, and a table that these results
     cannot have.
     """
-    check_table(spec, where)
-    options = dict(spec)
-    common = {name: options.pop(name, None) for name in settings_model(_common).model_fields}
-    narrow = narrowed(results, where, common["metric"], common["methods"], common["where"])
+    common, options = _checked(spec, where)
+    kept = (common.get(name) for name in ("metric", "methods", "where"))
     view = TableView(
-        narrow,
-        common["name"] or str(common["kind"]),
-        common["title"] or "",
-        common["digits"],
-        common["document"] is not False,
+        narrowed(results, where, *kept),
+        common.get("name") or common["kind"],
+        common.get("title", ""),
+        common.get("digits"),
+        common.get("document") is not False,
         where,
     )
-    table = TABLES[str(common["kind"])](view, **options)
-    return replace(table, caveats=results.info.caveats)
+    return replace(TABLES[common["kind"]](view, **options), caveats=results.info.caveats)
 
 
 def study_tables(results: Results) -> list[StudyTable]:
     """All tables of a study; those of `default_tables` if its file has none. Names are unique."""
     specs = results.info.tables or default_tables(results.info)
-    check_tables(specs)
     tables: list[StudyTable] = []
     for k, spec in enumerate(specs):
-        wanted = str(spec.get("name") or spec["kind"])
+        wanted = str(spec.get("name") or spec.get("kind"))
         taken = [table.name for table in tables]
         name = next(n for n in [wanted, *(f"{wanted}-{i}" for i in range(2, k + 3))] if n not in taken)
         tables.append(study_table(results, {**spec, "name": name}, f"tables[{k}]"))
@@ -112,7 +107,7 @@ def default_tables(info: StudyInfo) -> list[dict[str, Any]]:
 def check_tables(specs: Sequence[Mapping[str, Any]]) -> None:
     """Raises `ConfigError` for invalid `[[tables]]`."""
     for k, spec in enumerate(specs):
-        check_table(spec, f"tables[{k}]")
+        _checked(spec, f"tables[{k}]")
 
 
 def check_planned_tables(info: StudyInfo) -> None:
@@ -121,7 +116,6 @@ def check_planned_tables(info: StudyInfo) -> None:
     Kinds, options, their types, and the names of methods, cases and targets are checked.
     """
     planned = Results(info, {})
-    check_tables(info.tables)
     for k, spec in enumerate(info.tables):
         try:
             study_table(planned, spec, f"tables[{k}]")
@@ -129,23 +123,11 @@ def check_planned_tables(info: StudyInfo) -> None:
             continue  # only data.json is missing, which is written later
 
 
-def check_table(spec: Mapping[str, Any], where: str) -> None:
-    """Raises `ConfigError` for a table of an unknown kind, or with an unknown option or a value that cannot be.
-
-    >>> check_table({"kind": "summry"}, "tables[0]")
-    Traceback (most recent call last):
-    fedlens.base.errors.ConfigError: unknown kind of table 'summry' (tables[0].kind); did you mean 'summary'.
-    """
-    kind = spec.get("kind")
-    old = "kind" if str(kind) in _REMOVED else next((option for option in spec if option in _REMOVED), None)
+def _checked(spec: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of every kind, and those of its own. Raises `ConfigError` if they cannot be."""
+    kind = str(spec.get("kind"))
+    old = "kind" if kind in _REMOVED else next((option for option in spec if option in _REMOVED), None)
     if old is not None:
-        what, name = ("kind of table", str(kind)) if old == "kind" else ("option", old)
+        what, name = ("kind of table", kind) if old == "kind" else ("option", old)
         raise ConfigError(f"the {what} '{name}' was removed", where=f"{where}.{old}", hint=_REMOVED[name])
-    if not isinstance(kind, str) or kind not in TABLES:
-        shown = "a table has no kind" if kind is None else f"unknown kind of table '{kind}'"
-        raise ConfigError(shown, where=f"{where}.kind", hint=nearest(str(kind), TABLES))
-    common, own = settings_model(_common), settings_model(TABLES[kind])
-    known = [*common.model_fields, *own.model_fields]
-    shared = {option: value for option, value in spec.items() if option in common.model_fields}
-    for model, values in ((common, shared), (own, {k: v for k, v in spec.items() if k not in shared})):
-        validated(model, values, where, known=lambda _: known, strict=True)
+    return checked_kind("table", TABLES, _common, spec, where, strict=True)

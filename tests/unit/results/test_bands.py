@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedlens.results.figures.study_panels import spread
+from fedlens.results.figures.study_axes import spread
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,18 @@ import pytest
 from scipy import stats
 
 from fedlens.base.errors import ConfigError, DataError
-from fedlens.base.registry import settings_model
+from fedlens.base.registry import checked_kind, settings_model
 from fedlens.data.partition.partition import Partition
 from fedlens.pages.plotly_figures import PlotlyFigure
 from fedlens.pages.plotly_figures import draw as draw_panel
 from fedlens.results.cells import cells
 from fedlens.results.data_json import CasePopulation, population_values
 from fedlens.results.figures.chart import Panel, Series
+from fedlens.results.figures.named_cells import NamedCells, rates_of
 from fedlens.results.figures.picture import chart_picture, style
+from fedlens.results.figures.study_axes import x_scale
 from fedlens.results.figures.study_figures import (
     FIGURES,
-    check_figure,
     check_figures,
     default_figures,
     draw,
@@ -32,8 +33,7 @@ from fedlens.results.figures.study_figures import (
     study_figures,
     write_study_figures,
 )
-from fedlens.results.figures.study_groups import SeedGroups, rates_of
-from fedlens.results.figures.study_panels import x_scale
+from fedlens.results.figures.study_figures import _common as figure_options
 from fedlens.results.rows import Results, needs_populations
 from fedlens.studies.reproductions import reproduction
 from fedlens.studies.study_file import read_study
@@ -121,7 +121,7 @@ def test_other_bands_are_what_the_caption_says(kind: str) -> None:
 
 
 def test_zero_stands_a_step_below_the_smallest_value_of_a_logarithmic_axis_after_a_break() -> None:
-    scale = x_scale(SeedGroups.of(by_alpha()), ALPHA, [100.0, 0.0, 0.1, 1.0])
+    scale = x_scale(NamedCells.of(by_alpha()), ALPHA, [100.0, 0.0, 0.1, 1.0])
     zero, smallest = scale.at(0.0), scale.at(0.1)
     assert scale.kind == "log"
     assert smallest == 0.1
@@ -130,7 +130,7 @@ def test_zero_stands_a_step_below_the_smallest_value_of_a_logarithmic_axis_after
 
 
 def test_numbers_of_a_narrow_range_stand_on_a_linear_axis_and_words_on_one_of_categories() -> None:
-    runs = SeedGroups.of(by_alpha())
+    runs = NamedCells.of(by_alpha())
     assert x_scale(runs, ALPHA, [1, 2, 5]).kind == "linear"
     assert x_scale(runs, ALPHA, ["iid", 2]).kind == "category"
     assert [x_scale(runs, ALPHA, ["b", "a"]).at(value) for value in ("b", "a")] == [0, 1]
@@ -476,7 +476,8 @@ def test_a_wrong_request_is_refused_with_what_to_write(spec: dict[str, Any], mes
 
 
 def test_a_spec_is_checked_without_results() -> None:
-    assert check_figure({"kind": "curves", "x": "bytes", "name": "b"}) == {"x": "bytes"}
+    spec = {"kind": "curves", "x": "bytes", "name": "b"}
+    assert checked_kind("figure", FIGURES, figure_options, spec, "figures")[1] == {"x": "bytes"}
     assert set(FIGURES) >= {"setting", "curves", "heat", "effective-lr"}
 
 

@@ -10,28 +10,29 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from fedlens.base.errors import ConfigError
-from fedlens.base.format import capitalized, is_share, smaller_is_better
+from fedlens.base.format import is_share, smaller_is_better
 from fedlens.results.cells import METHOD, Cell
 from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import GREY, Axis, Cells, Chart, Series, Values, banded, matrix, mean_curve
-from fedlens.results.figures.study_groups import CENTRALIZED, FACTS, SeedGroups, bare, rates_of
-from fedlens.results.figures.study_panels import (
-    Columns,
+from fedlens.results.figures.named_cells import FACTS, NamedCells, Names, bare, rates_of, runs_of, selected
+from fedlens.results.figures.study_axes import (
     Limits,
-    LineRuns,
-    Names,
     Scale,
     XScale,
-    arrange,
     decades,
     metric_title,
-    no_values,
-    selected,
     spread,
     x_scale,
 )
+from fedlens.results.figures.study_panels import (
+    Columns,
+    LineRuns,
+    StudyPanels,
+    arrange,
+    no_values,
+    with_marks,
+)
 from fedlens.results.figures.study_population_figures import emd_row, shown_populations
-from fedlens.results.figures.study_values import StudyPanels, document_marks, has_values, runs_of
 from fedlens.results.rows import Results, Role, Row
 from fedlens.results.statistics import Band
 
@@ -71,23 +72,22 @@ def heat_figure(
     """
     shown = runs_of(study, runs, [x, y])
     across, up = shown.key(x, "figures.x"), shown.key(y, "figures.y")
-    name = metric or shown.metric
-    chosen = [g for g in selected(shown, where, methods) if across in g.keys and up in g.keys]
-    if relative:
-        chosen = [cell for cell in chosen if cell.keys[METHOD] != CENTRALIZED]
-    layout = arrange(shown, chosen, [across, up], [], panels)
-    title = f"{capitalized(metric_title(name, relative))} by {shown.label(across)} and {shown.label(up)}"
-    drawing = StudyPanels(shown, chosen, layout, title, name, relative)
+    name, about = metric or shown.metric, f"by {shown.label(across)} and {shown.label(up)}"
+    chosen = [
+        cell for cell in selected(shown, where, methods, relative) if across in cell.keys and up in cell.keys
+    ]
+    drawing = arrange(shown, chosen, [across, up], [], panels, name, about, relative)
+    title = drawing.title
     means = {id(cell): statistics.fmean(each) for cell in chosen if (each := drawing.finals(cell))}
     if not means:
-        raise no_values(title, shown.gaps(chosen))
+        raise no_values(title, drawing.gaps)
     low, high = min(means.values()), max(means.values())
     limits = (low, high) if high > low else (low - 0.05, high + 0.05)
     columns_of, rows = _present(shown, across, chosen), _present(shown, up, chosen)
     named = ([shown.words(up, v) for v in rows], [shown.words(across, v) for v in columns_of])
     form: Values = "share" if is_share(bare(name)) or relative else "number"
     built = []
-    for panel in layout.panels:
+    for panel in drawing.panels:
         values = np.full((len(rows), len(columns_of)), np.nan)
         for line in panel.lines:
             for cell in line.cells:
@@ -97,7 +97,7 @@ def heat_figure(
         built.append(
             matrix(panel.title, f"{title} {panel.title}", cells, *map(Axis, map(shown.label, (across, up))))
         )
-    return Chart(title, drawing.caption(), built, shown.gaps(chosen), columns)
+    return Chart(title, drawing.caption(), built, drawing.gaps, columns)
 
 
 def effective_rate_figure(
@@ -122,25 +122,24 @@ def effective_rate_figure(
     Raises `ConfigError` if a name is unknown, and `DataError` if no run has a value and a rate.
     """
     tuned = any(entry.role == "tune" for entry in study.info.entries)
-    shown = SeedGroups.of(study, runs or ("tune" if tuned else "final")).by_family()
-    name = metric or shown.metric
+    shown = NamedCells.of(study, runs or ("tune" if tuned else "final")).by_family()
+    name, about = metric or shown.metric, "against effective learning rate"
     chosen = selected(shown, where, methods)
-    layout = arrange(shown, chosen, _rate_keys(shown), lines, panels)
-    title = f"{capitalized(metric_title(name))} against effective learning rate"
-    drawing = StudyPanels(shown, chosen, layout, title, name)
+    drawing = arrange(shown, chosen, _rate_keys(shown), lines, panels, name, about)
     largest = max((rates[1] for cell in chosen if (rates := rates_of(cell))), default=1.0)
     drawn = [
-        [each for line in panel.lines for each in _markers(drawing, line, largest)] for panel in layout.panels
+        [each for line in panel.lines for each in _markers(drawing, line, largest)]
+        for panel in drawing.panels
     ]
     at = [x for panel in drawn for series in panel for x in series.x]
     if not at:
-        raise no_values(title, shown.gaps(chosen))
+        raise no_values(drawing.title, drawing.gaps)
     limits = (min(at) / 1.6, max(at) * 1.6)
     ticks = decades(*limits)
     every = 2 if len(ticks) > _MOST_NAMED else 1  # 0.0001 and 0.001 would run into each other
     names = ["" if place % every else f"{each:g}" for place, each in enumerate(ticks)]
     axis = Axis("effective learning rate", log=True, limits=limits, ticks=ticks, names=names)
-    chart = drawing.chart(axis, drawn, y, chance, columns, shown.gaps(chosen))
+    chart = drawing.chart(axis, drawn, y, chance, columns)
     more = (
         " The effective rate is the client rate / (1 - momentum of the server). Areas are proportional to the "
         "client rate, down to a smallest size; a cross marks the best."
@@ -148,13 +147,13 @@ def effective_rate_figure(
     return replace(chart, caption=chart.caption + more)
 
 
-def _rate_keys(shown: SeedGroups) -> list[str]:
+def _rate_keys(shown: NamedCells) -> list[str]:
     """The keys that make up the effective rate: markers differ in them, panels do not."""
     keys = sorted({key for cell in shown.cells for key in cell.keys})
     return [key for key in keys if key in ("effective_lr", "local.lr") or key.endswith(".momentum")]
 
 
-def _present(shown: SeedGroups, key: str, cells: Sequence[Cell]) -> list[Any]:
+def _present(shown: NamedCells, key: str, cells: Sequence[Cell]) -> list[Any]:
     values = [cell.keys[key] for cell in cells]
     return [value for value in shown.all_values(key) if value in values]
 
@@ -228,26 +227,21 @@ def setting_figure(
     measured = x in FACTS
     shown = shown.with_fact(x) if measured else shown
     key = x if measured else shown.key(x, "figures.x")
-    name = metric or shown.metric
-    asked = [
-        cell
-        for cell in selected(shown, where, methods)
-        if (measured or key in cell.keys) and not (relative and cell.keys[METHOD] == CENTRALIZED)
-    ]
+    name, about = metric or shown.metric, f"against {shown.label(key)}"
+    asked = [cell for cell in selected(shown, where, methods, relative) if measured or key in cell.keys]
     chosen = [cell for cell in asked if key in cell.keys]
     # A fact follows from the settings, so that they differ from point to point.
-    layout = arrange(shown, chosen, [key], lines, panels, points=measured)
-    stated = document_marks(shown, layout, f"relative_{bare(name)}" if relative else name, key)
-    values = [cell.keys[key] for cell in chosen] + [mark.x for mark in stated if mark.x is not None]
+    drawing = arrange(shown, chosen, [key], lines, panels, name, about, relative, points=measured)
+    drawing = with_marks(replace(drawing, asked=asked, band=band), key)
+    missing = no_values(f"{metric_title(name)} {about}", drawing.gaps)
+    values = [cell.keys[key] for cell in chosen] + [mark.x for mark in drawing.stated if mark.x is not None]
     if not values:
-        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+        raise missing
     place = x_scale(shown, key, sorted(values, key=_order(shown, key)), scale, reverse, marks=not measured)
     _refuse_misplaced(above, x, bars, place.kind)
     above_panels = [emd_row(shown_populations(study, None, where), place.axis)] if above else []
     if above_panels:
         place = replace(place, axis=above_panels[0].x)
-    title = f"{capitalized(metric_title(name, relative))} against {shown.label(key)}"
-    drawing = StudyPanels(shown, chosen, layout, title, name, relative, band, stated)
     texts = not (place.kind == "linear" or (place.axis.gap is None and place.kind == "log"))
     drawn = [
         [
@@ -255,16 +249,15 @@ def setting_figure(
             for k, line in enumerate(panel.lines)
             for series in _setting_line(drawing, line, key, place, k, len(panel.lines), texts)
         ]
-        for panel in layout.panels
+        for panel in drawing.panels
     ]
-    if not any(
-        series.kind in ("line", "points") and has_values(series) for panel in drawn for series in panel
-    ):
-        raise no_values(f"{metric_title(name)} against {shown.label(key)}", shown.gaps(asked))
+    means = [s.y for panel in drawn for s in panel if s.kind in ("line", "points")]
+    if all(value is None for values in means for value in values):
+        raise missing
     drawn = _as_bars(drawn) if bars else drawn
     unified = not texts and place.kind != "category"
-    gaps, columns = shown.gaps(asked), 1 if above_panels else columns
-    chart = drawing.chart(place.axis, drawn, y, chance, columns, gaps, place, unified, above_panels)
+    columns = 1 if above_panels else columns
+    chart = drawing.chart(place.axis, drawn, y, chance, columns, place, unified, above_panels)
     more = " Above: the clients of each case by their EMD." if above_panels else ""
     return replace(chart, caption=chart.caption + more) if more else chart
 
@@ -309,9 +302,9 @@ def curve_figure(
     Raises `ConfigError` if a name is unknown, and `DataError` without values.
     """
     shown = runs_of(study, runs, [lines] if isinstance(lines, str) else lines)
-    name = metric or shown.metric
+    name, about = metric or shown.metric, f"over {_OVER[x][0] if x != 'round' else 'rounds'}"
     chosen = selected(shown, where, methods)
-    layout = arrange(shown, chosen, [], lines, panels)
+    drawing = replace(arrange(shown, chosen, [], lines, panels, name, about), band=band)
     drawn = [
         [
             series
@@ -319,17 +312,16 @@ def curve_figure(
             for cell in line.cells
             for series in _curve(line, cell, name, x, band)
         ]
-        for panel in layout.panels
+        for panel in drawing.panels
     ]
-    title = f"{capitalized(metric_title(name))} over {_OVER[x][0] if x != 'round' else 'rounds'}"
     ends = [max(series.x) for panel in drawn for series in panel]
     # A round of centralized training has as many batches as there are data, and sends nothing.
     compared = [max(series.x) for panel in drawn for series in panel if x == "round" or series.color != GREY]
     last = until or max(compared or ends, default=0.0)
     if last <= 0:
-        raise no_values(title, shown.gaps(chosen))
-    stated = document_marks(shown, layout, name, None, rounds=x == "round")
-    beyond = max((mark.x for mark in stated if mark.x is not None), default=0.0)
+        raise no_values(drawing.title, drawing.gaps)
+    drawing = with_marks(drawing, None, rounds=x == "round")
+    beyond = max((mark.x for mark in drawing.stated if mark.x is not None), default=0.0)
     wide = until is None and beyond > _BEYOND * last
     last = until or max(last, beyond)
     # Budgets of a document that are far beyond the rounds of this scale would squeeze the curves.
@@ -338,14 +330,14 @@ def curve_figure(
     words, form = _OVER[x]
     whole = x == "round" and 0 < last < 10
     axis = Axis(words, form, log=wide, limits=limits, ticks=range(int(last) + 1) if whole else ())
-    gaps = shown.gaps(chosen)
-    if any(cell.lost and cell.done for cell in chosen):
-        gaps.append("A curve with failed runs is the mean of the other seeds, which makes it look better.")
-    drawing = StudyPanels(shown, chosen, layout, title, name, band=band, stated=stated)
-    return drawing.chart(axis, drawn, y, chance, columns, gaps, unified=True)
+    chart = drawing.chart(axis, drawn, y, chance, columns, unified=True)
+    if not any(cell.lost and cell.done for cell in chosen):
+        return chart
+    biased = "A curve with failed runs is the mean of the other seeds, which makes it look better."
+    return replace(chart, gaps=[*chart.gaps, biased])
 
 
-def _order(shown: SeedGroups, key: str) -> Callable[[Any], int]:
+def _order(shown: NamedCells, key: str) -> Callable[[Any], int]:
     order = [repr(value) for value in shown.all_values(key)]
     return lambda value: order.index(repr(value)) if repr(value) in order else len(order)
 

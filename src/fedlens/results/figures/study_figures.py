@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError, DataError, nearest
-from fedlens.base.registry import settings_model
-from fedlens.base.setting_errors import validated
+from fedlens.base.registry import checked_kind
 from fedlens.results.cells import METHOD, Cell, is_number
 from fedlens.results.figures.analysis_figures import analysis_figures, shown
 from fedlens.results.figures.chart import Chart, Panel
+from fedlens.results.figures.named_cells import NamedCells, selected
 from fedlens.results.figures.picture import draw_chart
 from fedlens.results.figures.study_charts import (
     curve_figure,
@@ -24,8 +24,7 @@ from fedlens.results.figures.study_charts import (
     heat_figure,
     setting_figure,
 )
-from fedlens.results.figures.study_groups import SeedGroups
-from fedlens.results.figures.study_panels import Columns, no_values, selected
+from fedlens.results.figures.study_panels import Columns, no_values
 from fedlens.results.figures.study_population_figures import distributions_figure, populations_figure
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.words import joined
@@ -70,7 +69,7 @@ def analysis_figure(
             where="figures.over",
             hint='set over = "first"',
         )
-    runs = SeedGroups.of(study)
+    runs = NamedCells.of(study)
     chosen = selected(runs, where, methods)
     title = described.title if described else analysis
     panels: list[Panel] = []
@@ -130,7 +129,7 @@ def _mean_value(values: Sequence[Any]) -> Any:
     return values[0]
 
 
-def _name(runs: SeedGroups, cell: Cell) -> str:
+def _name(runs: NamedCells, cell: Cell) -> str:
     """The settings that the cells of the study differ in, in words."""
     varying = runs.varying()
     case = runs.title(
@@ -163,7 +162,10 @@ FIGURES: dict[str, Callable[..., Chart]] = {
     "distributions": distributions_figure,
     "analysis": analysis_figure,
 }
-_COMMON = ("kind", "name", "title", "document")
+
+
+def _common(*, kind: str, name: str = "", title: str = "", document: Any = True) -> None:
+    """The settings of every kind, as types; `name` is of the file, and `document` is false for no marks of a paper."""
 
 
 @dataclass(frozen=True)
@@ -174,35 +176,6 @@ class NamedFigure:
     figure: Chart | None
     missing: str = ""
     kind: str = ""
-
-
-def check_figure(spec: Mapping[str, Any], where: str = "figures") -> dict[str, Any]:
-    """The keys of one [[figures]] table, with their types checked and without the common ones.
-
-    Args:
-        spec: its "kind", the keys of the kind, and optionally "name" (of the file), "title", and "document" (false
-            leaves out the numbers of the document).
-        where: the place of the table, for errors.
-
-    Raises `ConfigError` for an unknown kind or key, a key that is missing, and a value of another type.
-
-    >>> check_figure({"kind": "setting", "x": "alpha"})
-    {'x': 'alpha'}
-    """
-    kind = spec.get("kind")
-    if kind is None:
-        raise ConfigError("a figure has no kind", where=where, hint=f"add `kind`; {nearest('', FIGURES)}")
-    if kind not in FIGURES:
-        raise ConfigError(
-            f"unknown kind of figure '{kind}'", where=f"{where}.kind", hint=nearest(str(kind), FIGURES)
-        )
-    values = {key: value for key, value in spec.items() if key not in _COMMON}
-    for key in ("name", "title"):
-        if not isinstance(spec.get(key, ""), str):
-            raise ConfigError(f"'{key}' is {spec[key]!r}, but must be a string", where=f"{where}.{key}")
-    model = settings_model(FIGURES[kind])
-    checked = validated(model, values, where, known=lambda _: [*model.model_fields, *_COMMON])
-    return checked.model_dump(exclude_unset=True)
 
 
 def check_figures(info: StudyInfo) -> None:
@@ -223,15 +196,15 @@ def study_figure(results: Results, spec: Mapping[str, Any], where: str = "figure
 
     Raises `ConfigError` if the table is wrong, and `DataError` if no run has values for it yet.
     """
-    settings = check_figure(spec, where)
-    if spec.get("document") is False:
+    common, settings = checked_kind("figure", FIGURES, _common, spec, where)
+    if common.get("document") is False:
         results = replace(results, info=replace(results.info, document={}))
     try:
-        figure = FIGURES[spec["kind"]](results, **settings)
+        figure = FIGURES[common["kind"]](results, **settings)
     except ConfigError as error:  # a kind of figure does not know its place in the file
         place = re.sub(r"^figures\b(?!\[)", lambda _: where, error.where or where)
         raise ConfigError(error.what, where=place, hint=error.hint) from None
-    title, caveats = spec.get("title") or figure.title, results.info.caveats
+    title, caveats = common.get("title") or figure.title, results.info.caveats
     return replace(figure, title=title, caption=joined(*caveats, figure.caption), caveats=caveats)
 
 
@@ -264,7 +237,7 @@ def study_figures(results: Results) -> list[NamedFigure]:
 
 def default_figures(results: Results) -> list[dict[str, Any]]:
     """Learning curves of each case, and the metric against each dimension with several numbers."""
-    runs = SeedGroups.of(results)
+    runs = NamedCells.of(results)
     specs: list[dict[str, Any]] = [{"kind": "curves"}]
     for key in runs.varying():
         numbers = [value for value in runs.all_values(key) if is_number(value)]

@@ -1,32 +1,27 @@
-"""Arranges the runs of a study in panels and lines, and places them on axes."""
+"""The panels and lines of a study's figures: which cells they show, a paper's numbers beside them, and their words."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError, DataError, nearest
-from fedlens.base.format import is_share, label
-from fedlens.results.cells import METHOD, Cell, is_number
-from fedlens.results.figures.chart import DASHES, GREY, TEN, Axis, Series, share_limits
-from fedlens.results.figures.study_groups import CENTRALIZED, SeedGroups, bare
-from fedlens.results.statistics import Band, half_width
+from fedlens.base.format import capitalized, many
+from fedlens.results.cells import METHOD, Cell, reference_of
+from fedlens.results.figures.chart import DASHES, GREY, TEN, Axis, Chart, Panel, Series, level
+from fedlens.results.figures.named_cells import CENTRALIZED, NamedCells, Names, bare, names_of
+from fedlens.results.figures.study_axes import BANDS, Limits, XScale, chance_level, metric_title, y_axis
+from fedlens.results.stated import StatedValue, stated_label, stated_values
+from fedlens.results.statistics import Band, ratios
 
-Names: TypeAlias = str | list[str]
-Scale: TypeAlias = Literal["auto", "log", "linear", "category"]
-Limits: TypeAlias = tuple[float, float]
 Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
 
+PAPER = "paper"
+_INK = "#3c4350"  # of the paper's marks on bars
 _PANELS = 24  # at most
-_LOG_FROM = 8.0  # the largest value over the smallest, from where on an axis is logarithmic by itself
-_LONG = 32  # characters of the name of a case
-_MARKED = 12  # values at most that are all marked
-_NEAR = 0.085  # of an axis: labels closer than that would run into each other
 
 
 @dataclass(frozen=True)
@@ -49,71 +44,165 @@ class PanelRuns:
 
 
 @dataclass(frozen=True)
-class PanelLayout:
-    """The panels of a figure.
+class DocumentMark:
+    """One stated number in a panel.
 
     Attributes:
-        line_keys, panel_keys: what lines and panels differ in.
-        left_out: a sentence if the figure has fewer panels than there are cases.
+        x: its value on the axis, or its round; None for a number that holds along the whole axis.
+        line: the line that it is compared with; None if the study does not run its method.
+        number: of that line among the lines of its panel; the next one after them without a line.
+        text: what it says and where.
     """
 
+    panel: PanelRuns
+    line: LineRuns | None
+    number: int
+    x: Any
+    y: float
+    symbol: Literal["circle", "up", "down"]
+    text: str
+
+
+@dataclass(frozen=True)
+class StudyPanels:
+    """The runs that a figure of a study shows, by panel and line.
+
+    Args:
+        chosen: all of them, before they were laid out in panels.
+        line_keys: what lines differ in.
+        metric: a column, "test_accuracy".
+        about: what it is shown against: "against alpha".
+        left_out: a sentence if the figure has fewer panels than there are cases.
+        band: around the means over seeds.
+        stated: the numbers of a document beside them.
+        asked: the cells whose gaps are told, if they are more than `chosen`.
+    """
+
+    shown: NamedCells
+    chosen: Sequence[Cell]
     panels: Sequence[PanelRuns]
     line_keys: Sequence[str]
-    panel_keys: Sequence[str]
+    metric: str
+    about: str
+    relative: bool = False
+    band: Band = "none"
     left_out: str = ""
+    stated: Sequence[DocumentMark] = ()
+    asked: Sequence[Cell] = ()
 
     @property
-    def cells(self) -> list[Cell]:
-        """All runs shown."""
-        return [cell for panel in self.panels for line in panel.lines for cell in line.cells]
+    def title(self) -> str:
+        """The metric, and what it is shown against."""
+        return f"{capitalized(metric_title(self.metric, self.relative))} {self.about}"
 
+    @property
+    def gaps(self) -> list[str]:
+        """Sentences on failed and unfinished runs."""
+        return self.shown.gaps(self.asked or self.chosen)
 
-def names_of(names: Names | None) -> list[str]:
-    """A setting that is a name or a list of names, as a list."""
-    return [] if names is None else [names] if isinstance(names, str) else list(names)
+    def finals(self, cell: Cell) -> list[float]:
+        """The final values over seeds, relative to centralized ones if asked; none if a run was lost.
 
+        Raises `ConfigError` if they are to be relative and the study has no method `centralized`.
+        """
+        last, values = self.shown.results.info.last, cell.finals(self.metric, self.shown.results.info.last)
+        if not self.relative:
+            return list(values.values())
+        if not any(each.method == CENTRALIZED for each in self.shown.cells):
+            raise ConfigError(
+                "relative values need a method named 'centralized'",
+                where="figures.relative",
+                hint=nearest(CENTRALIZED, self.shown.results.info.methods),
+            )
+        reference = reference_of(self.shown.cells, CENTRALIZED, cell)
+        return ratios(values, reference.finals(self.metric, last)) if reference else []
 
-def selected(runs: SeedGroups, where: Mapping[str, Any] | None, methods: Sequence[str] | None) -> list[Cell]:
-    """The runs with these settings (a value, or a list of values) and of these methods.
+    def chart(
+        self,
+        axis: Axis,
+        drawn: Sequence[list[Series]],
+        y: Limits | None,
+        chance: float | None,
+        columns: int | None,
+        place: XScale | None = None,
+        unified: bool = False,
+        above: Sequence[Panel] = (),
+    ) -> Chart:
+        """The series of each panel, with the level of guessing and the numbers of the document, on shared axes.
 
-    Raises `ConfigError` for an unknown dimension, value or method.
-    """
-    wanted: dict[str, list[Any]] = {}
-    for name, value in (where or {}).items():
-        key, values = runs.key(name, f"figures.where.{name}"), value if isinstance(value, list) else [value]
-        present = runs.all_values(key)
-        for each in values:
-            if each not in present:
-                hint = nearest(str(each), [runs.words(key, v) for v in present])
-                raise ConfigError(
-                    f"no run has {runs.label(key)} = {each}", where=f"figures.where.{name}", hint=hint
-                )
-        wanted[key] = values
-    for method in methods or ():
-        if method not in runs.results.info.methods:
-            hint = nearest(method, runs.results.info.methods)
-            raise ConfigError(f"the study has no method '{method}'", where="figures.methods", hint=hint)
-    return [
-        cell
-        for cell in runs.cells
-        if all(cell.keys.get(key) in values for key, values in wanted.items())
-        and (not methods or cell.keys[METHOD] in methods)
-    ]
+        Args:
+            axis: the x axis; `place` says where values stand on it.
+            y: the ends of the axis of the metric; None fits them.
+            chance: the value of guessing; None takes it from the runs.
+            above: panels of something else.
+        """
+        guess = None if self.relative else chance_level(self.chosen, self.metric, chance, drawn, y)
+        bars = any(series.kind == "bar" for series_of in drawn for series in series_of)
+        ends = axis.limits or (0.0, 1.0)
+        for panel, series_of in zip(self.panels, drawn, strict=True):
+            if guess is not None:
+                series_of.append(level(guess, ends, "chance"))
+            marks = mark_series([mark for mark in self.stated if mark.panel is panel], place, ends)
+            series_of += [replace(m, color=_INK) if bars and m.color != GREY else m for m in marks]
+        up = y_axis(self.metric, metric_title(self.metric, self.relative), drawn, self.relative, y)
+        if bars:
+            up = replace(up, limits=(0.0, max((up.limits or (0.0, 1.0))[1], 0.0)))
+        built = [
+            Panel(panel.title, f"{self.title} {panel.title}", axis, up, series_of, unified=unified)
+            for panel, series_of in zip(self.panels, drawn, strict=True)
+        ]
+        return Chart(self.title, self.caption(guess), [*above, *built], self.gaps, columns)
+
+    def caption(self, chance: float | None = None) -> str:
+        """Sentences on the lines, bands and markers of a figure."""
+        numbers = sorted({len(cell.done) for cell in self.chosen if cell.done})
+        seeds = many(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
+        last = self.shown.results.info.last
+        what = f" (mean of the last {last} evaluations)" if last > 1 and "against" in self.title else ""
+        sentences = [
+            f"{self.title}{what}." if numbers[-1] == 1 else f"{self.title}{what}: mean over {seeds}."
+        ]
+        if numbers[-1] > 1 and self.band != "none":
+            sentences.append(f"Bands are {BANDS[self.band]}.")
+        elif numbers[-1] == 1:
+            sentences.append("One seed, so no interval.")
+        if self.shown.role == "tune":
+            sentences.append("Runs of tuning, measured on validation data.")
+        if self.relative:
+            sentences.append("Values are divided by those of centralized training (hsu2020, section 6).")
+        if any(line.color == GREY for panel in self.panels for line in panel.lines):
+            sentences.append("Dashed: centralized training.")
+        if chance is not None:
+            sentences.append(f"Dotted: guessing ({100 * chance:.3g} %).")
+        if self.stated:
+            source = self.shown.results.info.document.get("source")
+            marks = "Open markers and dash-dotted lines"
+            sentences.append(
+                f"{marks}: numbers that the document states{f' ({source})' if source else ''}; "
+                "a triangle is a bound, and points to where the value lies."
+            )
+        if self.left_out:
+            sentences.append(self.left_out)
+        return " ".join(sentences)
 
 
 def arrange(
-    runs: SeedGroups,
+    runs: NamedCells,
     cells: Sequence[Cell],
     axes: Sequence[str],
     lines: Names,
     panels: Names | None,
+    metric: str,
+    about: str,
+    relative: bool = False,
     points: bool = False,
-) -> PanelLayout:
+) -> StudyPanels:
     """The runs by panel and line. Settings that differ and are neither on an axis nor a line make panels.
 
     Args:
         axes: the keys on the axes.
         lines, panels: what they differ in, as the study file names it.
+        metric, about, relative: as in `StudyPanels`.
         points: whether the points of a line may differ in every setting of the case, so that none makes panels.
     """
     line_keys = [key for name in names_of(lines) if (key := runs.key(name, "figures.lines")) not in axes]
@@ -145,15 +234,15 @@ def arrange(
     left_out = ""
     if len(shown) > _PANELS:
         left_out = f"{_PANELS} of {len(shown)} panels are shown; choose others with `where`."
-    return PanelLayout(shown[:_PANELS], line_keys, panel_keys, left_out)
+    return StudyPanels(runs, cells, shown[:_PANELS], line_keys, metric, about, relative, left_out=left_out)
 
 
-def _line_name(runs: SeedGroups, cell: Cell, line_keys: Sequence[str]) -> str:
+def _line_name(runs: NamedCells, cell: Cell, line_keys: Sequence[str]) -> str:
     without = [f"no {runs.label(key)}" for key in line_keys if key not in cell.keys]
     return ", ".join(filter(None, [runs.title(cell.keys, line_keys), *without]))
 
 
-def _styles(runs: SeedGroups, line_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _styles(runs: NamedCells, line_keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and dash by line, the same in every figure of the study. The centralized method is grey and dashed."""
     ids: dict[str, Any] = {}
     cells = sorted(runs.cells, key=lambda g: [_rank(runs, key, g.keys.get(key)) for key in line_keys])
@@ -169,7 +258,7 @@ def _styles(runs: SeedGroups, line_keys: Sequence[str]) -> dict[str, tuple[str, 
     return styles
 
 
-def _rank(runs: SeedGroups, key: str, value: Any) -> int:
+def _rank(runs: NamedCells, key: str, value: Any) -> int:
     values = list(runs.results.info.methods) if key == METHOD else runs.all_values(key)
     return values.index(value) if value in values else len(values)
 
@@ -178,212 +267,96 @@ def _line_id(keys: Mapping[str, Any], line_keys: Sequence[str]) -> str:
     return repr([keys.get(key) for key in line_keys])
 
 
-@dataclass(frozen=True)
-class XScale:
-    """Where values stand on an axis."""
+def with_marks(drawing: StudyPanels, x_key: str | None, rounds: bool = False) -> StudyPanels:
+    """The panels with the paper's numbers that belong to them.
 
-    axis: Axis
-    kind: Literal["log", "linear", "category"]
-    places: Mapping[str, float]
+    A number belongs to the panels and lines that its case does not contradict; it holds for all values of a dimension
+    that it does not name.
 
-    def at(self, value: Any) -> float:
-        """The place of a value."""
-        return self.places[repr(value)]
-
-    def beside(self, value: Any, number: int, lines: int) -> float:
-        """The place of a value on line `number` of `lines`: of categories, lines stand beside each other."""
-        shift = 0.5 * (number - (lines - 1) / 2) / max(lines, 3) if self.kind == "category" else 0.0
-        return self.at(value) + shift
-
-
-def x_scale(
-    runs: SeedGroups,
-    key: str,
-    values: Sequence[Any],
-    scale: Scale = "auto",
-    reverse: bool = False,
-    marks: bool = True,
-) -> XScale:
-    """The axis of a setting. On a logarithmic one, 0 stands a step below the smallest value, after a break.
-
-    With `marks` each value is marked, as far as there is room.
-
-    Raises `ConfigError` if an axis of numbers is wanted for other values, or a logarithmic one for negative numbers.
+    Args:
+        x_key: the setting on the x axis; None for curves.
+        rounds: whether the x axis shows rounds, so that a number at a budget of rounds has a place.
     """
-    distinct = list({repr(value): value for value in values}.values())
-    numeric = all(map(is_number, distinct))
-    if scale in ("log", "linear") and not (numeric and (scale == "linear" or min(distinct) >= 0)):
-        bad = next(v for v in distinct if not is_number(v) or v < 0)
-        raise ConfigError(
-            f"{runs.label(key)} has the value {runs.words(key, bad)}, which no {scale} axis shows",
-            where="figures.scale",
-            hint="write scale = 'category'",
-        )
-    if scale == "category" or not numeric:
-        distinct = sorted(distinct) if numeric else distinct
-        places = {repr(value): float(k) for k, value in enumerate(distinct)}
-        limits = (-0.5, len(distinct) - 0.5)
-        names = [runs.words(key, value) for value in distinct]
-        axis = Axis(
-            runs.label(key),
-            limits=limits[::-1] if reverse else limits,
-            ticks=range(len(names)),
-            names=names,
-            name_width=_LONG,
-        )
-        return XScale(axis, "category", places)
-    ordered = sorted(distinct)
-    positive = [value for value in ordered if value > 0]
-    wide = len(positive) > 1 and ordered[0] >= 0 and positive[-1] / positive[0] >= _LOG_FROM
-    log = bool(positive) and (scale == "log" or (scale == "auto" and wide))
-    places = {repr(value): float(value) for value in ordered}
-    gap = None
-    if log and ordered[0] == 0:
-        span = max(math.log10(positive[-1] / positive[0]), 1.0)
-        zero = positive[0] / 10 ** max(0.14 * span, 0.3)
-        gap = math.sqrt(zero * positive[0])
-        places[repr(ordered[0])] = zero
-    at = [places[repr(value)] for value in ordered]
-    marked = len(at) <= _MARKED and (marks or gap is not None)
-    axis = Axis(
-        runs.label(key),
-        log=log,
-        limits=_padded(at, log)[::-1] if reverse else _padded(at, log),
-        ticks=at if marked else (),
-        names=_thinned(at, [runs.words(key, value) for value in ordered], log) if marked else (),
-        gap=gap,
-    )
-    return XScale(axis, "log" if log else "linear", places)
+    shown, document, marks = drawing.shown, drawing.shown.results.info.document, []
+    metric = f"relative_{bare(drawing.metric)}" if drawing.relative else drawing.metric
+    source = str(document.get("source", ""))
+    for stated in stated_values(document):
+        budget = stated.at.get("rounds") if rounds else None
+        if bare(stated.metric) != bare(metric) or (stated.at and budget is None):
+            continue
+        case = {shown.known_key(name): value for name, value in stated.case.items()}
+        for panel in drawing.panels:
+            if _contradicts(panel, case, stated.method, x_key, drawing):
+                continue
+            lines = _lines(panel, case, stated.method, drawing)
+            if not lines and stated.method in shown.results.info.methods:
+                continue  # the figure leaves the method out
+            line = panel.lines[lines[0]] if lines else None
+            label = shown.words(METHOD, stated.method)
+            method = stated_label(document, stated.method, label)
+            place = ", ".join(filter(None, [source, stated.where]))
+            text = f"{PAPER}: {method} {stated.text} ({place})"
+            x = budget if x_key is None else case.get(x_key, _only_place(line, case, x_key))
+            symbol = _symbol(stated)
+            marks.append(
+                DocumentMark(
+                    panel, line, lines[0] if lines else len(panel.lines), x, stated.number, symbol, text
+                )
+            )
+    return replace(drawing, stated=marks)
 
 
-def decades(low: float, high: float) -> list[float]:
-    """The marks of a logarithmic axis: powers of ten, with their doubles and fives if there are few.
-
-    >>> decades(0.003, 2.0), decades(0.02, 0.3)
-    ([0.01, 0.1, 1.0], [0.02, 0.05, 0.1, 0.2])
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1,) if math.log10(high / low) > 1.5 else (1, 2, 5)
-    marks = [float(f"{step}e{power}") for power in powers for step in steps]
-    return [mark for mark in marks if low <= mark <= high]
+def _only_place(line: LineRuns | None, case: Mapping[str, Any], x_key: str) -> Any:
+    """The value on the axis of the only point that a case is about; None if it is about several or none."""
+    cells = line.cells if line and case else ()
+    same = [g for g in cells if all(g.keys.get(key) == value for key, value in case.items())]
+    return same[0].keys.get(x_key) if len(same) == 1 else None
 
 
-def _padded(at: Sequence[float], log: bool) -> tuple[float, float]:
-    low, high = (math.log10(at[0]), math.log10(at[-1])) if log else (at[0], at[-1])
-    pad = 0.05 * (high - low) or (0.3 if log else 0.5)
-    return (10 ** (low - pad), 10 ** (high + pad)) if log else (low - pad, high + pad)
+def _contradicts(
+    panel: PanelRuns, case: Mapping[str, Any], method: str, x_key: str | None, drawing: StudyPanels
+) -> bool:
+    if METHOD in panel.keys and panel.keys[METHOD] != method:
+        return True
+    named = {key: value for key, value in case.items() if key != x_key and key not in drawing.line_keys}
+    shown = [cell.keys for line in panel.lines for cell in line.cells]
+    return any(all(keys.get(key) != value for keys in shown) for key, value in named.items())
 
 
-def _thinned(at: Sequence[float], names: Sequence[str], log: bool) -> list[str]:
-    """The names of marks, empty where they would run into their neighbour; both ends keep theirs."""
-    places = [math.log10(value) for value in at] if log else list(at)
-    near = _NEAR * (places[-1] - places[0])
-    kept, last = [], -math.inf
-    for k, place in enumerate(places):
-        end = k in (0, len(places) - 1)
-        fits = place - last >= near and (end or places[-1] - place >= near)
-        kept.append(names[k] if end or fits else "")
-        last = place if kept[-1] else last
-    return kept
-
-
-def spread(values: Sequence[float], band: Band, metric: str) -> tuple[float, float] | None:
-    """The ends of the band around the mean of values over seeds; None for a single one.
-
-    A band of a share stays in [0, 1], and one of losses above 0 does not go below it. `metric` is "" for ratios.
-    """
-    if len(values) < 2 or band == "none":
-        return None
-    low, high = min(values), max(values)
-    if band != "range":
-        mean, half = statistics.fmean(values), half_width(values, band)
-        low, high = mean - half, mean + half
-    if is_share(bare(metric)):
-        return max(low, 0.0), min(high, 1.0)
-    return (max(low, 0.0) if metric.endswith("loss") and min(values) >= 0 else low), high
-
-
-BANDS = {
-    "interval": "95 % t intervals over seeds",
-    "range": "the range over seeds",
-    "deviation": "one standard deviation over seeds",
-}
-
-
-def y_axis(
-    metric: str,
-    title: str,
-    panels: Sequence[Sequence[Series]],
-    relative: bool = False,
-    wanted: tuple[float, float] | None = None,
-) -> Axis:
-    """The axis that all panels share: it shows every mean, and bands as far as they do not squeeze the means.
-
-    `wanted` are its ends, if the study file names them.
-    """
-    means: list[float] = []
-    edges: list[float] = []
-    for series in (each for panel in panels for each in panel):
-        values = [value for value in series.y if value is not None]
-        (edges if series.kind == "band" else means).extend(values)
-        edges += [value for value in (*series.low, *series.high) if value is not None]
-    share = is_share(bare(metric)) or relative
-    if wanted is not None:
-        return Axis(title, values="share" if share else "number", limits=wanted)
-    if not means:
-        return Axis(title, values="share" if share else "number")
-    low, high = min(means), max(means)
-    reach = max(high - low, 0.02 if share else 0.1 * abs(high))
-    ends = (max(min([*edges, low]), low - reach), min(max([*edges, high]), high + reach))
-    if share and not relative:
-        return Axis(title, values="share", limits=share_limits(ends))
-    if not relative and low > 0 and high / low > 100:
-        return Axis(f"{title} (log scale)", log=True)
-    pad = 0.05 * (ends[1] - ends[0]) or 0.05
-    return Axis(title, values="share" if share else "number", limits=(ends[0] - pad, ends[1] + pad))
-
-
-def metric_title(metric: str, relative: bool = False) -> str:
-    """A metric on an axis.
-
-    >>> metric_title("test_accuracy"), metric_title("test_accuracy", relative=True)
-    ('test accuracy', 'accuracy relative to centralized')
-    """
-    if relative:
-        return f"{label(bare(metric))} relative to centralized"
-    split, _, name = metric.partition("_")
-    return f"{split} {label(name)}" if name == bare(metric) else label(metric)
-
-
-def chance_level(
-    cells: Sequence[Cell],
-    metric: str,
-    chance: float | None,
-    panels: Sequence[Sequence[Series]],
-    y: Limits | None,
-) -> float | None:
-    """The accuracy of guessing: as given, or the fact "chance" of the runs if it is the same in all of them.
-
-    None if it lies so far below the lines of the panels that it would squeeze them, or beyond the ends `y` of the
-    axis, unless it is given.
-    """
-    if chance is not None or "accuracy" not in metric:
-        return chance
-    levels = {line.facts.get("chance") for cell in cells for line in cell.done.values()}
-    level = levels.pop() if len(levels) == 1 else None
-    if level is not None and y is not None and not y[0] <= level <= y[1]:
-        return None
-    means = [
-        value
-        for panel in panels
-        for series in panel
-        if series.kind != "band"
-        for value in series.y
-        if value is not None
+def _lines(panel: PanelRuns, case: Mapping[str, Any], method: str, drawing: StudyPanels) -> list[int]:
+    wanted = {**case, METHOD: method}
+    return [
+        k
+        for k, line in enumerate(panel.lines)
+        if all(key not in wanted or line.cells[0].keys.get(key) == wanted[key] for key in drawing.line_keys)
     ]
-    if level is None or not means or level < min(means) - max(max(means) - min(means), 0.02):
-        return None
-    return level
+
+
+def _symbol(stated: StatedValue) -> Literal["circle", "up", "down"]:
+    return "up" if stated.low is not None else "down" if stated.high is not None else "circle"
+
+
+def mark_series(
+    marks: Sequence[DocumentMark], place: XScale | None, limits: tuple[float, float]
+) -> list[Series]:
+    """The marks of one panel: markers where they have a place on the axis, else lines across it; one legend entry.
+
+    Args:
+        place: where values stand on the axis; None if `x` is a place.
+        limits: of the x axis.
+    """
+    series: list[Series] = []
+    for mark in marks:
+        color = mark.line.color if mark.line else GREY
+        name, group = ("", PAPER) if series else (PAPER, "")
+        look: dict[str, Any] = {"color": color, "texts": [mark.text] * 2, "group": group}
+        if mark.x is None:
+            series.append(level(mark.y, limits, name, "dashdot", **look))
+            continue
+        at = float(mark.x) if place is None else place.beside(mark.x, mark.number, len(mark.panel.lines))
+        look |= {"texts": [mark.text], "symbol": mark.symbol}
+        series.append(Series([at], [mark.y], name, "open", **look))
+    return series
 
 
 def no_values(title: str, gaps: Sequence[str]) -> DataError:

@@ -1,4 +1,4 @@
-"""The runs of a study by the settings they differ in, and the words for these settings in figures."""
+"""The cells of a study that a figure shows: which ones, and the words for the settings that they differ in."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS, many, setting
 from fedlens.results.cells import METHOD, Cell, cells, is_number, why_lost
 from fedlens.results.rows import EFFECTIVE, Results, Role
 
+Names: TypeAlias = str | list[str]
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
 LOCAL = "local.lr"
 # Measured properties of a run that can be on an axis.
@@ -26,7 +27,7 @@ CENTRALIZED = "centralized"
 
 
 @dataclass(frozen=True)
-class SeedGroups:
+class NamedCells:
     """The cells of one part of a study, "final" or "tune", and the names of what they differ in."""
 
     results: Results
@@ -34,7 +35,7 @@ class SeedGroups:
     cells: Sequence[Cell] = field(default_factory=tuple)
 
     @classmethod
-    def of(cls, results: Results, role: Role = "final") -> SeedGroups:
+    def of(cls, results: Results, role: Role = "final") -> NamedCells:
         """The cells of the plan."""
         return cls(results, role, cells(results, role))
 
@@ -74,7 +75,7 @@ class SeedGroups:
             hint=nearest(name, list(dict.fromkeys([*keys, *labels]))),
         )
 
-    def with_fact(self, name: str) -> SeedGroups:
+    def with_fact(self, name: str) -> NamedCells:
         """The same cells with a fact, its mean over seeds, as a key; without it where no run is done."""
         cells = []
         for cell in self.cells:
@@ -83,7 +84,7 @@ class SeedGroups:
             cells.append(replace(cell, point={**cell.point, **more}))
         return replace(self, cells=cells)
 
-    def by_family(self) -> SeedGroups:
+    def by_family(self) -> NamedCells:
         """The same cells with the points of a method's grid, "fedavgm lr=0.1", under the name of the method."""
         methods: dict[str, str] = {}
         for name, text in self.results.info.methods.items():
@@ -145,6 +146,65 @@ class SeedGroups:
             return self.key(name, "document")
         except ConfigError:
             return name
+
+
+def runs_of(study: Results, role: Role | None, names: Sequence[str]) -> NamedCells:
+    """The runs of a role; without one the final runs, or those of tuning if a name is a setting of tuning alone."""
+    names = [name for name in names if name not in FACTS]
+    if role is not None:
+        return NamedCells.of(study, role)
+    final, tune = NamedCells.of(study, "final"), NamedCells.of(study, "tune")
+    for name in names:
+        try:
+            final.key(name, "figures")
+        except ConfigError:
+            grid_keys = {key for grid in study.info.grids.values() for key in grid}
+            tuned = {key for cell in tune.cells for key in cell.keys} | grid_keys
+            if name in tuned or name in {key.rpartition(".")[2] for key in tuned}:
+                return tune
+    return final
+
+
+def names_of(names: Names | None) -> list[str]:
+    """A setting that is a name or a list of names, as a list."""
+    return [] if names is None else [names] if isinstance(names, str) else list(names)
+
+
+def selected(
+    runs: NamedCells,
+    where: Mapping[str, Any] | None,
+    methods: Sequence[str] | None,
+    relative: bool = False,
+) -> list[Cell]:
+    """The runs with these settings (a value, or a list of values) and of these methods.
+
+    Args:
+        relative: leaves out the centralized runs, that the others are divided by.
+
+    Raises `ConfigError` for an unknown dimension, value or method.
+    """
+    wanted: dict[str, list[Any]] = {}
+    for name, value in (where or {}).items():
+        key, values = runs.key(name, f"figures.where.{name}"), value if isinstance(value, list) else [value]
+        present = runs.all_values(key)
+        for each in values:
+            if each not in present:
+                hint = nearest(str(each), [runs.words(key, v) for v in present])
+                raise ConfigError(
+                    f"no run has {runs.label(key)} = {each}", where=f"figures.where.{name}", hint=hint
+                )
+        wanted[key] = values
+    for method in methods or ():
+        if method not in runs.results.info.methods:
+            hint = nearest(method, runs.results.info.methods)
+            raise ConfigError(f"the study has no method '{method}'", where="figures.methods", hint=hint)
+    return [
+        cell
+        for cell in runs.cells
+        if all(cell.keys.get(key) in values for key, values in wanted.items())
+        and (not methods or cell.method in methods)
+        and not (relative and cell.method == CENTRALIZED)
+    ]
 
 
 def bare(metric: str) -> str:
