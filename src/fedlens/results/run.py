@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from fedlens.base.errors import DataError, FedlensError, RunDirectoryError
 from fedlens.base.format import finite, is_share, split_of
 from fedlens.base.shell_command import quoted_command
-from fedlens.data.vertical.feature_partition import AnyPartition, load_partition
-from fedlens.observers.example_predictions import ExamplePredictions
-from fedlens.observers.final_evaluation import FinalEvaluation
-from fedlens.observers.held_out_predictions import HeldOutPredictions
 from fedlens.run.rundir import RunDir, runs_below
 
 if TYPE_CHECKING:
     from fedlens.core.protocol import ModelSpec
+    from fedlens.data.vertical.feature_partition import AnyPartition
+    from fedlens.observers.example_predictions import ExamplePredictions
+    from fedlens.observers.final_evaluation import FinalEvaluation
+    from fedlens.observers.held_out_predictions import HeldOutPredictions
     from fedlens.observers.read_recordings import RecordedRound
     from fedlens.use.trained_model import TrainedModel
 
@@ -65,6 +65,8 @@ class Run(RunDir):
     @cached_property
     def partition(self) -> AnyPartition | None:
         """The partition, or None if its file is missing or damaged: the page then only lacks its figures."""
+        from fedlens.data.vertical.feature_partition import load_partition
+
         with suppress(DataError):
             return load_partition(self.partition_path)
         return None
@@ -72,16 +74,22 @@ class Run(RunDir):
     @cached_property
     def evaluation(self) -> FinalEvaluation | None:
         """The measurements of the last round on the test data; None if the run has not written them."""
+        from fedlens.observers.final_evaluation import FinalEvaluation
+
         return FinalEvaluation.read(self.evaluation_path) if lexists(self.evaluation_path) else None
 
     @cached_property
     def examples(self) -> ExamplePredictions | None:
         """The predictions of some test images; None if the run has not written them."""
+        from fedlens.observers.example_predictions import ExamplePredictions
+
         return ExamplePredictions.read(self.examples_path) if lexists(self.examples_path) else None
 
     @cached_property
     def held_out(self) -> HeldOutPredictions | None:
         """The predictions of the clients' held-out images; None if the run has not written them."""
+        from fedlens.observers.held_out_predictions import HeldOutPredictions
+
         return HeldOutPredictions.read(self.held_out_path) if lexists(self.held_out_path) else None
 
     @cached_property
@@ -348,6 +356,8 @@ def read_partition(path: Path) -> AnyPartition:
 
     Raises `DataError` if it is missing or damaged, `RunDirectoryError` if `path` is a directory without a run.
     """
+    from fedlens.data.vertical.feature_partition import load_partition
+
     path = path.expanduser()
     if not path.is_dir():
         return load_partition(path)
