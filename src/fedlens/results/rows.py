@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedlens import __version__
 from fedlens.base.errors import DataError, RunDirectoryError
@@ -24,9 +24,11 @@ from fedlens.base.shell_command import shell_command
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import write_atomically
 from fedlens.files.text_files import read_json
-from fedlens.results.run import Run, subtable
 from fedlens.settings.config import read_config
 from fedlens.settings.effective_rate import effective_rate
+
+if TYPE_CHECKING:  # `reproduce --list` reads rows and no run: without numpy
+    from fedlens.results.run import Run
 
 Values: TypeAlias = Mapping[str, Any]
 Role = Literal["tune", "final", "pretrain"]
@@ -403,22 +405,12 @@ def _facts(run: Run) -> dict[str, float | None]:
         "emd": run.emd(),
         "clients": run.recorded("partition", "clients"),
         "warnings": len(run.summary.get("warnings") or ()),
-        "batch_size": subtable(run.config, "local").get("batch_size"),
-        "chance": _chance(run),
-        "local_lr": subtable(run.config, "local").get("lr"),
+        "batch_size": run.setting("local", "batch_size"),
+        "chance": run.chance,
+        "local_lr": run.setting("local", "lr"),
         "effective_lr": effective_rate(read_config(run.config)),
     }
     return {name: rounded(finite(value)) for name, value in facts.items()}
-
-
-def _chance(run: Run) -> float | None:
-    """The accuracy of guessing one of the classes; None for another task."""
-    if subtable(run.config, "task").get("name") != "classification":
-        return None
-    classes = [
-        name for name in subtable(run.summary, "details") if name.startswith(f"{run.split()}_accuracy_")
-    ]
-    return 1 / len(classes) if len(classes) > 1 else None
 
 
 def _is_metric(name: str) -> bool:

@@ -169,6 +169,19 @@ class Run(RunDir):
         """A value in a table of the summary, or None."""
         return subtable(self.summary, table).get(key)
 
+    def setting(self, table: str, key: str) -> Any:
+        """A value in a table of the settings, or None."""
+        return subtable(self.config, table).get(key)
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of guessing one of the classes; None for another task."""
+        if self.setting("task", "name") != "classification":
+            return None
+        details = subtable(self.summary, "details")
+        classes = [name for name in details if name.startswith(f"{self.split()}_accuracy_")]
+        return 1 / len(classes) if len(classes) > 1 else None
+
     def series(self, key: str) -> tuple[list[int], list[float | None]]:
         """The rounds that have `key`, and its values (None if not finite)."""
         lines = [line for line in self.metrics if key in line]
@@ -223,7 +236,7 @@ class Run(RunDir):
         if chosen and chosen[1] != "loss":
             return chosen[1]
         names = [metric for _, metric in self._metrics()]
-        score = subtable(self.config, "task").get("score")
+        score = self.setting("task", "score")
         if isinstance(score, str) and (score in names or not names):
             return score
         shares = sorted({metric for metric in names if is_share(metric)}, key=lambda m: (m != "accuracy", m))

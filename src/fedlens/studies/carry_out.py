@@ -36,7 +36,6 @@ from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.own_files import refuse_edited
 from fedlens.settings.plan import plan
-from fedlens.studies.measured_metrics import RECORDED
 from fedlens.studies.planned import DueRun, PlannedRun, settings_in
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import write_planned
@@ -305,7 +304,7 @@ def _digest(settings: Mapping[str, Any], data_dir: Path | None, session: Session
 def records(run: PlannedRun) -> bool:
     """Whether a run records local models or updates."""
     table = run.settings.get("record")
-    return isinstance(table, Mapping) and any(map(table.get, RECORDED))
+    return isinstance(table, Mapping) and (bool(table.get("local_models")) or bool(table.get("updates")))
 
 
 def analyzed(

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.results.rows import Role
-from fedlens.settings.config import Config
 from fedlens.studies.expansion import Case, Method, run_key
 from fedlens.studies.planned import PREFIX, PlannedRun, Point
 from fedlens.studies.run_settings import PlacedSetting, RunSettings, SettingsReader, with_seed
@@ -54,16 +53,20 @@ class StudyCells:
         return method.tuned.points
 
     @property
-    def configs(self) -> Iterator[Config]:
-        """The distinct full settings of the final runs of all points. Raises `ConfigError` as `made` does."""
+    def pairs(self) -> list[tuple[Method, Case]]:
+        """Each method in each case, case by case."""
+        return [(method, case) for case in self.cases for method in self.methods]
+
+    @property
+    def finals(self) -> Iterator[RunSettings]:
+        """The distinct settings of the final runs of all points. Raises `ConfigError` as `made` does."""
         seen: set[int] = set()
-        for case in self.cases:
-            for method in self.methods:
-                for point in self.points(method):
-                    made = self.made(method, case, point, "final")
-                    if id(made) not in seen:
-                        seen.add(id(made))
-                        yield made.config
+        for method, case in self.pairs:
+            for point in self.points(method):
+                made = self.made(method, case, point, "final")
+                if id(made) not in seen:
+                    seen.add(id(made))
+                    yield made
 
     def made(self, method: Method, case: Case, point: Point, role: Role) -> RunSettings:
         """The settings of the runs of a point, without a seed. Raises `ConfigError` if one is wrong."""

@@ -13,7 +13,7 @@ from fedlens.base.summary_text import listed
 from fedlens.files.atomic_files import read_regular
 from fedlens.results.rows import INFO, LINES, Results, Row, StudyInfo, read_lines
 from fedlens.settings.keys import diff
-from fedlens.studies.expansion import shown_value
+from fedlens.studies.expansion import shown_settings, shown_value
 from fedlens.studies.planned import PlannedRun
 from fedlens.studies.reproductions import COPY
 from fedlens.studies.study_file import read_study
@@ -134,8 +134,7 @@ def _further_seeds(before: StudyInfo, plan: StudyPlan) -> list[Row]:
         Row.planned("", "", method.name, dict(case.values), {}, "final", seed)
         for seed in plan.cells.seeds
         if seed not in before.seeds
-        for case in plan.cells.cases
-        for method in plan.cells.methods
+        for method, case in plan.cells.pairs
     ]
 
 
@@ -181,8 +180,7 @@ def _runs(entries: Iterable[Row]) -> str:
     """The number of runs, and their cells, in words."""
     cells: dict[str, int] = {}
     for entry in entries:
-        case = ", ".join(f"{key} = {shown_value(value)}" for key, value in entry.case.items())
-        name = entry.method + (f" ({case})" if case else "")
+        name = entry.method + (f" {shown_settings(entry.case)}" if entry.case else "")
         cells[name] = cells.get(name, 0) + 1
     number = sum(cells.values())
     parts = [f"{name}: {count}" for name, count in cells.items()]

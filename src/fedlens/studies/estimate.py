@@ -19,7 +19,7 @@ from fedlens.studies.planned import PlannedRun, settings_without_start
 from fedlens.studies.run_cost import RunCost, RunCosts
 from fedlens.studies.study_plan import StudyPlan
 from fedlens.studies.study_settings import StopSettings
-from fedlens.studies.tuning import chosen_point, reaching, tuning_runs
+from fedlens.studies.tuning import chosen_point, reaching
 
 BASIS = (
     "The time is that of these images at the speed of timed steps, and of evaluations at that of a timed one."
@@ -154,22 +154,15 @@ def _pretraining(plan: StudyPlan, lines: Mapping[str, Row], costs: RunCosts) -> 
 
 def _runs(plan: StudyPlan, lines: dict[str, Row]) -> Iterator[tuple[PlannedRun, int | None]]:
     """All runs of a study, each once, with the rounds that they are expected to do; None for all."""
-    if not plan.trains:
-        return
-    seen: set[str] = set()
-    for run in plan.runs if plan.cells.tune is None else tuning_runs(plan.cells):
-        if run.digest not in seen:
-            seen.add(run.digest)
-            yield run, _expected(plan, run) if run.role == "tune" else None
-    if plan.cells.tune is None:
-        return
-    for case in plan.cells.cases:
-        for method in plan.cells.methods:
-            point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]
-            for run in plan.cells.final_runs(method, case, point):
-                if run.digest not in seen:
-                    seen.add(run.digest)
-                    yield run, None
+    runs = list(plan.runs)
+    for method, case in plan.cells.pairs if plan.trains else ():
+        point = chosen_point(plan.cells, method, case, lines) or plan.cells.points(method)[0]
+        runs += plan.cells.final_runs(method, case, point)
+    once: dict[str, PlannedRun] = {}
+    for run in runs:
+        once.setdefault(run.digest, run)
+    for run in once.values():
+        yield run, _expected(plan, run) if run.role == "tune" else None
 
 
 def _expected(plan: StudyPlan, run: PlannedRun) -> int | None:

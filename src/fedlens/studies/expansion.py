@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,11 @@ class Grid:
         points: settings by dotted key, all with the same keys.
         values: by key, in order, without repetition.
         places: by key.
-        ranges: of drawn settings, by key.
     """
 
     points: Sequence[Values] = field(default_factory=lambda: [{}])
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
-    ranges: Mapping[str, Range] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,6 @@ def product(grids: Iterable[Grid]) -> Grid:
         points,
         {key: values for grid in listed for key, values in grid.values.items()},
         {key: place for grid in listed for key, place in grid.places.items()},
-        {key: one for grid in listed for key, one in grid.ranges.items()},
     )
 
 
@@ -181,7 +178,7 @@ class Expansion:
             except ConfigError as error:
                 where = self._places.locate(*table, "random", "number")
                 raise ConfigError(error.what, where=where, hint=error.hint) from None
-            grids.append(replace(_listed(points, places), ranges=dict(random.ranges)))
+            grids.append(_listed(points, places))
         if math.prod(len(one.points) for one in grids) > _MOST:
             where = self._places.locate(*table, "grid" if grid else "random")
             raise ConfigError(f"the grid has more than {_MOST:,} points", where=where, hint="remove values")
@@ -379,6 +376,11 @@ def shown_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.12g}"
     return ", ".join(map(shown_value, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def shown_settings(values: Values) -> str:
+    """Settings in a sentence: "(data.partition.alpha = 0.1, rounds = 2)"."""
+    return f"({', '.join(f'{key} = {shown_value(value)}' for key, value in values.items())})"
 
 
 def file_name(text: str, most: int = _LONG) -> str:

@@ -29,8 +29,8 @@ from fedlens.studies.store import StudyStore, working
 from fedlens.studies.study_plan import StudyPlan
 
 TRIES = 2  # of a run whose worker is killed
-_TICK = 1.0  # seconds between two looks at the clock
-_SAVING = 120.0  # seconds that interrupted runs have to save their last round; after it they are killed
+TICK = 1.0  # seconds between two looks at the clock, or at a cluster
+SAVING = 120.0  # seconds that interrupted runs have to save their last round; after it they are killed
 _SHARE = 0.8  # of the free memory, or of that of a GPU, that runs may take together
 _PER_GPU = 2  # runs of one GPU: one computes while the other prepares its batches
 
@@ -203,7 +203,7 @@ class WorkerJobs:
         try:
             while queue or self._busy:
                 self._assign(queue)
-                for job in self._answered(_TICK):
+                for job in self._answered(TICK):
                     with postponed():
                         self._take(job, queue, deaths, ended)
         except (KeyboardInterrupt, FedlensError):
@@ -294,15 +294,15 @@ class WorkerJobs:
 
     def _interrupt(self, ended: Ended) -> None:
         """Makes all runs save their last complete round; runs that finish meanwhile count as finished."""
-        until, signalled = time.monotonic() + _SAVING, 0.0
+        until, signalled = time.monotonic() + SAVING, 0.0
         while self._busy and time.monotonic() < until:
             # Again: a worker that has just started ignores the first signal.
-            if time.monotonic() - signalled >= _TICK:
+            if time.monotonic() - signalled >= TICK:
                 signalled = time.monotonic()
                 for job in self._busy:
                     with suppress(ProcessLookupError):
                         os.kill(job.worker.pid, signal.SIGINT)
-            for job in self._answered(_TICK / 10):
+            for job in self._answered(TICK / 10):
                 due, answer = job.due, self._answer(job)
                 if answer is None:
                     self._remove(job)

@@ -19,7 +19,6 @@ from fedlens.tasks.registry import TASKS
 from fedlens.tasks.task import Task
 
 TRAINING_LOSS = "local_loss"
-RECORDED = ("local_models", "updates")  # what analyses read of a run
 _OVER_CLIENTS = ("mean_before", "mean", "std", "worst_decile", "undefined")
 # The settings that make a run measure metrics on other data than test data.
 _SETTINGS = {
@@ -135,18 +134,15 @@ def refuse_analyses(cells: StudyCells, source: StudySource) -> None:
                 f"unknown analysis '{name}'", where=where, hint=nearest(name, dict(ANALYSES.rows()))
             )
         needs = needs_of(name)
-        kinds = RECORDED if needs != "local models" else RECORDED[:1]
-        made = any(
-            asked is not None and any(map(asked.includes, range(1, config.rounds + 1)))
-            for config in cells.configs
-            for kind in kinds
-            for asked in [
-                {"local_models": config.record.local_models, "updates": config.record.updates}[kind]
-            ]
-        )
-        if needs != "nothing" and not made:
+        if needs != "nothing" and not any(_records(made.config, needs) for made in cells.finals):
             raise ConfigError(
                 f"the analysis '{name}' needs {needs}, which no run of the study records",
                 where=where,
-                hint=f'set "record.{kinds[0]}" = {{ every = 5 }}',
+                hint='set "record.local_models" = { every = 5 }',
             )
+
+
+def _records(config: Config, needs: str) -> bool:
+    """Whether a run records what an analysis needs in some round."""
+    asked = [config.record.local_models, *([config.record.updates] if needs != "local models" else [])]
+    return any(one is not None and any(map(one.includes, range(1, config.rounds + 1))) for one in asked)

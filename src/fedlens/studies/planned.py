@@ -25,6 +25,11 @@ Point = Mapping[str, Any]
 """The settings that tuning chooses among, by dotted key."""
 
 
+def settings_text(settings: Any) -> str:
+    """A text that is equal for equal settings; a run of `cost` can have functions among them."""
+    return json.dumps(settings, sort_keys=True, separators=(",", ":"), default=repr)
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """One run: settings in, one line of results out.
@@ -58,9 +63,7 @@ class PlannedRun:
         settings = {key: value for key, value in self.settings.items() if key != "name"}
         if self.files:
             settings |= {"files": list(self.files.values())}
-        # A run of `cost` can have functions among its settings.
-        text = json.dumps(settings, sort_keys=True, separators=(",", ":"), default=repr)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(settings_text(settings).encode()).hexdigest()[:16]
 
     @property
     def engine(self) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from fedlens.engines.ray_worker import Source, actor_class, load_source, user_so
 from fedlens.files.full_disk import CONTINUE
 from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out, line_of_failure
-from fedlens.studies.jobs import TRIES, Ended
+from fedlens.studies.jobs import SAVING, TICK, TRIES, Ended
 from fedlens.studies.planned import DueRun
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import working
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 LOCAL = "local"  # the address of a Ray that is started here
 _STORE = 256 * 2**20  # bytes of its object store
 _TIMEOUT = 60.0  # seconds until an address must answer
-_TICK = 1.0  # seconds between two looks at the cluster
-_SAVING = 120.0  # seconds that interrupted runs have to save their last round
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,11 @@ class RayJobs:
             checked = time.monotonic()
             while self._pending:
                 self._cluster.check_node()
-                done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_TICK)
+                done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=TICK)
                 for promise in done:
                     with postponed():
                         self._take(promise, deaths, ended)
-                if time.monotonic() - checked > _TICK:
+                if time.monotonic() - checked > TICK:
                     checked = time.monotonic()
                     self._cluster.check(checked)
         except (KeyboardInterrupt, FedlensError):
@@ -174,12 +172,12 @@ class RayJobs:
 
     def _interrupt(self, ended: Ended) -> None:
         """Cancels all tasks. Running ones save their last complete round; nodes without the folder send it back."""
-        until = time.monotonic() + _SAVING
+        until = time.monotonic() + SAVING
         with suppress(Exception):  # the cluster may be gone, and the first error is more useful
             for promise in self._pending:
                 self._ray.cancel(promise, force=False)
             while self._pending and time.monotonic() < until:
-                done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=_TICK)
+                done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=TICK)
                 for promise in done:
                     due = self._pending.pop(promise)
                     with suppress(self._ray.exceptions.RayError):  # it had not started

@@ -16,12 +16,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlens.base.errors import ConfigError, nearest
-from fedlens.base.parse_text import parse_toml, read_text
 from fedlens.base.shell_command import quoted_command, shell_command
-from fedlens.files.regular_file import open_regular
 from fedlens.results.claims import check_claim
 from fedlens.results.rows import StudyInfo
 from fedlens.results.stated import StatedValue
+from fedlens.settings.config_source import read_toml
 from fedlens.studies.study_file import StudySource
 from fedlens.studies.study_settings import CaseSettings, MethodSettings, StudySettings
 
@@ -225,24 +224,20 @@ def read_document(path: Path, named: str | None = None) -> dict[str, Any]:
     >>> read_document(path)["values"][0]["low"]
     0.75
     """
-    try:
-        with open_regular(path) as file:
-            document = _Document.model_validate(parse_toml(read_text(file)))
-    except FileNotFoundError:
+    if not path.exists():
         raise ConfigError(
             f"the file {path} with the document's numbers does not exist",
             where=named,
             hint="copy or write it beside the study file, or remove 'document'",
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(path)) from None
+        )
+    _, values = read_toml(path, "")
+    try:
+        document = _Document.model_validate(values)
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
         what = problem["msg"].removeprefix("Value error, ")
         raise ConfigError(f"invalid value: {what}", where=f"{path}: {key}", hint=_hint(problem)) from None
-    except ValueError as error:
-        raise ConfigError(f"the file is not valid TOML: {error}", where=str(path)) from None
     return {"lost": "", "claims": [], "values": [], **document.model_dump(exclude_defaults=True)}
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
@@ -28,6 +27,7 @@ from fedlens.settings.config_source import Source
 from fedlens.settings.memory_check import memory_of_training
 from fedlens.settings.plan import plan
 from fedlens.studies.jobs import GpuMemory
+from fedlens.studies.planned import settings_text
 from fedlens.tasks.central_evaluation import central, stretch_of
 
 _CLIENTS = 4  # of a timed round
@@ -186,7 +186,7 @@ class RunCosts:
         batch = [config.local.batch_size, config.local.examples]
         components = [config.model, config.algorithm, config.select, config.task, batch]
         clients = [config.evaluation.train, config.evaluation.clients, config.evaluation.test_peers]
-        key = _key([data, components, clients, config.engine])
+        key = settings_text([data, components, clients, config.engine])
         if key not in self._shapes:
             built = self._built(settings)
             built.engine.close()
@@ -196,7 +196,7 @@ class RunCosts:
     def _speed(self, settings: Mapping[str, Any], config: Config, built: Built) -> Speed | None:
         local = config.local.model_dump(include={"batch_size", "optimizer", "examples", "clip_norm"})
         alike = [config.data.dataset, config.data.augment, config.model, config.task, config.engine]
-        key = _key(
+        key = settings_text(
             [*alike, config.algorithm.get("name"), config.client, config.server, config.aggregate, local]
         )
         if key not in self._speeds:
@@ -327,10 +327,6 @@ def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> 
         table.pop("fraction", None)
         changes["select"] = {**table, "clients_per_round": clients}
     return changes
-
-
-def _key(parts: Sequence[Any]) -> str:
-    return json.dumps(parts, sort_keys=True, default=repr)
 
 
 __all__ = ["RunCost", "RunCosts", "Speed"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import json
 import os
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from fedlens.settings.config_source import Source, find_beside, put_setting, rea
 from fedlens.settings.effective_rate import client_rate
 from fedlens.settings.own_files import own_files
 from fedlens.settings.plan import plan
-from fedlens.studies.planned import PREFIX, PlannedRun, planned_weights, pretrained_weights
+from fedlens.studies.planned import PREFIX, PlannedRun, planned_weights, pretrained_weights, settings_text
 from fedlens.studies.study_file import Places
 from fedlens.studies.study_settings import Base
 
@@ -107,7 +106,7 @@ class SettingsReader:
 
     def base(self, base: Base, place: str) -> Source:
         """The settings of a base. Raises `ConfigError` with `place` if it cannot be read."""
-        key = json.dumps(base, sort_keys=True, default=repr)
+        key = settings_text(base)
         if key not in self._bases:
             self._bases[key] = self._read(base, place)
         return self._bases[key]
@@ -130,7 +129,7 @@ class SettingsReader:
         Raises `ConfigError` with the place of the setting in the study file if one is wrong.
         """
         listed = list(settings)
-        key = json.dumps([base, [[one.key, one.value] for one in listed]], sort_keys=True, default=repr)
+        key = settings_text([base, [[one.key, one.value] for one in listed]])
         if key not in self._made:
             self._made[key] = self._make(self.base(base, place), listed, place)
         return self._made[key]
@@ -174,7 +173,7 @@ class SettingsReader:
             config = read_config(source.values, source.locate)
             planned = plan(config, source)
             full = planned.config
-            if self._check and (key := _text(algorithm_settings(full))) not in self._fitting:
+            if self._check and (key := settings_text(algorithm_settings(full))) not in self._fitting:
                 check_algorithm(planned)
                 self._fitting.add(key)
         except ConfigError as error:
@@ -189,7 +188,7 @@ class SettingsReader:
         ):
             values["select"] = filled["select"]  # what the algorithm brings
         alone = {key: value for key, value in values.items() if key not in ("name", "seed", "observe")}
-        return RunSettings(values, full, _text(alone), own_files(values), source.start)
+        return RunSettings(values, full, settings_text(alone), own_files(values), source.start)
 
     def _layered(self, base: Source, settings: list[PlacedSetting], place: str) -> _Layered:
         values = copy.deepcopy(base.values)
@@ -238,10 +237,6 @@ class SettingsReader:
             **({"threads": self._threads} if self._threads else {}),
             "name": "inline",
         }
-
-
-def _text(values: Any) -> str:
-    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def with_seed(settings: RunSettings, seed: int, name: str) -> dict[str, Any]:

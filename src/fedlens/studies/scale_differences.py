@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -39,7 +38,6 @@ _WORDS = {
     "model.weights": "start",
 }
 _NAMES_OF = {"data.dataset.name": "datasets", "model.name": "models", "model.backbone": "models"}
-Values = Mapping[str, Sequence[Any]]
 
 
 class ChangedSetting(NamedTuple):
@@ -63,15 +61,16 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     """
     labels = {**_WORDS, **paper.settings.labels, **here.settings.labels}
     whole = both_scales(here, paper)
-    rows = whole.rows(labels)
+    changed = changed_keys(*whole)
+    rows = [_row(key, *whole, labels) for key in changed]
     counts = diff(*({"seeds": len(cells.seeds), _LAST: cells.settings.last} for cells in (paper, here)))
     of_methods: dict[ChangedSetting, list[str]] = {}
     for method, own in method_pairs(here, paper) if len(here.methods) > 1 else ():
-        one = both_scales(here, paper, [method], [own]) if own is not None else whole
-        keys = [key for key in one.changed if key not in whole.changed]
+        both = whole if own is None else both_scales(here, paper, [method], [own])
+        keys = [key for key in changed_keys(*both) if key not in changed]
         used = {EFFECTIVE, *_all_settings(here, method)} if keys else set()  # others have no effect
         for key in [key for key in keys if key in used]:
-            of_methods.setdefault(one.row(key, labels), []).append(method.label)
+            of_methods.setdefault(_row(key, *both, labels), []).append(method.label)
     return [
         *sorted(rows, key=lambda row: row.setting not in ("dataset", "model", "start", "rounds")),
         *(row._replace(setting=f"{row.setting}: {_some(names, 2)}") for row, names in of_methods.items()),
@@ -82,37 +81,28 @@ def scale_differences(here: StudyCells, paper: StudyCells) -> list[ChangedSettin
     ]
 
 
-@dataclass(frozen=True)
-class BothScales:
-    """The values of settings at a smaller scale and at the scale "paper", by dotted key."""
+class ScaleValues(NamedTuple):
+    """The different values of settings at a scale, by dotted key."""
 
-    here: StudyCells
-    paper: StudyCells
-    ours: Values
-    theirs: Values
+    cells: StudyCells
+    values: Mapping[str, Sequence[Any]]
 
-    @cached_property
-    def changed(self) -> list[str]:
-        """The settings that differ."""
-        both = ({key: {*map(repr, each[key])} for key in each} for each in (self.theirs, self.ours))
-        return [key for key, _, _ in diff(*both)]
+    def shown(self, key: str) -> list[str]:
+        """The values of a setting, as tables and captions show them."""
+        return [*dict.fromkeys(_shown(key, value, self.cells) for value in self.values.get(key, []))]
 
-    def shown(self, key: str) -> tuple[list[str], list[str]]:
-        """The different values here and there, as tables and captions show them."""
-        sides = ((self.here, self.ours), (self.paper, self.theirs))
-        ours, theirs = (
-            [_shown(key, value, cells) for value in values.get(key, [])] for cells, values in sides
-        )
-        return [*dict.fromkeys(ours)], [*dict.fromkeys(theirs)]
 
-    def row(self, key: str, labels: Mapping[str, str], of: str = "") -> ChangedSetting:
-        """The row of a setting."""
-        ours, theirs = (_some(texts, _LISTED) for texts in self.shown(key))
-        return ChangedSetting(of + labels.get(key, key), theirs, ours)
+def changed_keys(paper: ScaleValues, here: ScaleValues) -> list[str]:
+    """The settings that differ."""
+    both = ({key: {*map(repr, values)} for key, values in each.values.items()} for each in (paper, here))
+    return [key for key, _, _ in diff(*both)]
 
-    def rows(self, labels: Mapping[str, str], of: str = "") -> list[ChangedSetting]:
-        """The rows of the settings that differ."""
-        return [self.row(key, labels, of) for key in self.changed]
+
+def _row(
+    key: str, paper: ScaleValues, here: ScaleValues, labels: Mapping[str, str], of: str = ""
+) -> ChangedSetting:
+    texts = (_some(each.shown(key), _LISTED) for each in (paper, here))
+    return ChangedSetting(of + labels.get(key, key), *texts)
 
 
 def both_scales(
@@ -120,17 +110,16 @@ def both_scales(
     paper: StudyCells,
     ours: Sequence[Method] | None = None,
     theirs: Sequence[Method] | None = None,
-) -> BothScales:
-    """The values of each setting that one of both scales gives, over methods, cases and points."""
-    parts = [(here, ours or here.methods), (paper, theirs or paper.methods)]
+) -> tuple[ScaleValues, ScaleValues]:
+    """At both scales, the values of each setting that one of them gives, over methods, cases and points."""
+    parts = [(paper, theirs or paper.methods), (here, ours or here.methods)]
     runs = [_runs(*part) for part in parts]
-    given = dict.fromkeys(key for each in reversed(runs) for run in each for key in run)
-    keys = [key for key in given if changes(key, "readers")]
-    values = [
-        {key: _values(each, key, cells, methods[0]) for key in keys}
+    given = dict.fromkeys(key for each in runs for run in each for key in run if changes(key, "readers"))
+    one, other = (
+        ScaleValues(cells, {key: _values(each, key, cells, methods[0]) for key in given})
         for each, (cells, methods) in zip(runs, parts, strict=True)
-    ]
-    return BothScales(here, paper, *values)
+    )
+    return one, other
 
 
 def _runs(cells: StudyCells, methods: Sequence[Method]) -> list[dict[str, Any]]:
@@ -222,17 +211,17 @@ def _pretraining(here: StudyCells, paper: StudyCells, labels: Mapping[str, str])
     for name, table in (here.settings.pretrained or {}).items():
         label = f"pre-training {table.label or name}"
         if name in theirs:
-            both = BothScales(here, paper, _of_pretraining(here, table), _of_pretraining(paper, theirs[name]))
-            rows += both.rows(labels, f"{label}: ")
+            both = _of_pretraining(paper, theirs[name]), _of_pretraining(here, table)
+            rows += [_row(key, *both, labels, f"{label}: ") for key in changed_keys(*both)]
         else:
             rows.append(ChangedSetting(label, "none", setting(table.base)))
     return rows
 
 
-def _of_pretraining(cells: StudyCells, table: PretrainedSettings) -> Values:
+def _of_pretraining(cells: StudyCells, table: PretrainedSettings) -> ScaleValues:
     placed = [PlacedSetting(key, value, "") for key, value in table.set.items()]
     given = dotted(cells.reader.given(table.base, "", placed))
-    return {key: [value] for key, value in given.items() if changes(key, "readers")}
+    return ScaleValues(cells, {key: [value] for key, value in given.items() if changes(key, "readers")})
 
 
 def _tuning(here: StudyCells, paper: StudyCells) -> list[ChangedSetting]:
@@ -261,15 +250,14 @@ def caveats(here: StudyCells, paper: StudyCells, scale: str, trains: bool) -> li
     parts = []
     for key in _STAND_INS if trains else _STAND_INS[:1]:
         new, replaced = list[str](), list[str]()
-        for ours, theirs in (both.shown(key) for both in compared):
+        for theirs, ours in ([each.shown(key) for each in both] for both in compared):
             if others := [name for name in ours if name not in theirs]:
                 new += others
                 replaced += [name for name in theirs if name not in ours] or theirs or ["none"]
         if new:
             parts.append(f"{_names(new)} for {_names(replaced)}")
-    whole = both_scales(here, paper)
-    rounds = [max(values.get("rounds", [0])) if trains else 0 for values in (whole.ours, whole.theirs)]
-    sentences = [few_rounds(scale, *rounds), f"Stand-ins: {'; '.join(parts)}." if parts else ""]
+    most, fewer = (max(each.values.get("rounds", [0])) if trains else 0 for each in both_scales(here, paper))
+    sentences = [few_rounds(scale, fewer, most), f"Stand-ins: {'; '.join(parts)}." if parts else ""]
     return [sentence for sentence in sentences if sentence]
 
 

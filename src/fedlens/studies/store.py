@@ -12,7 +12,7 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
@@ -211,21 +211,17 @@ def check_directory(directory: Path, digest: str, settings: Mapping[str, Any] | 
         return
     noted = _read(directory / _PLANNED)
     if noted is None:  # killed before it was written
-        if settings is not None and (different := different_settings(settings, directory)):
-            raise _refused("the run directory holds another run", different, directory)
+        if different_settings(settings, directory):
+            raise _refused("the run directory holds another run", settings, directory)
         return
     if noted["digest"] != digest:
-        raise _refused(
-            "the run directory holds another run", different_settings(settings, directory), directory
-        )
+        raise _refused("the run directory holds another run", settings, directory)
     for name, sha256 in noted["sha256"].items():
         path = directory / name
         if path.is_file() and _sha256(path) == sha256:
             continue
         if name == _CONFIG:
-            raise _refused(
-                "config.toml of a run was edited", different_settings(settings, directory), directory
-            )
+            raise _refused("config.toml of a run was edited", settings, directory)
         raise RunDirectoryError(
             f"{name} of a finished run was edited",
             where=str(path),
@@ -260,7 +256,8 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
 
 
-def _refused(what: str, different: Sequence[tuple[str, Any, Any]], directory: Path) -> RunDirectoryError:
+def _refused(what: str, settings: Mapping[str, Any] | None, directory: Path) -> RunDirectoryError:
+    different = different_settings(settings, directory)
     shown = [
         f"{key} is {_shown(actual)} instead of {_shown(planned)}" for key, actual, planned in different[:3]
     ]

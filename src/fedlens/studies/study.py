@@ -21,7 +21,7 @@ from fedlens.pages.study_page import write_study_page
 from fedlens.result import Metrics
 from fedlens.results.claims import ClaimVerdict, claim_verdicts
 from fedlens.results.figures.study_figures import write_study_figures
-from fedlens.results.frames import write_frames
+from fedlens.results.frames import cell_rows, run_rows, to_pandas, write_frames
 from fedlens.results.rows import Results, Row
 from fedlens.results.tables import study_tables
 from fedlens.run.session import Session
@@ -51,8 +51,6 @@ class StudyRows(Metrics):
 
     def to_pandas(self) -> pd.DataFrame:
         """A pandas table with one type a column. Raises `FedlensError` if pandas is not installed."""
-        from fedlens.results.frames import to_pandas
-
         return to_pandas(self)
 
 
@@ -77,15 +75,11 @@ class StudyResult:
     @property
     def runs(self) -> StudyRows:
         """One row per run: its method, case, point, seed, status and values."""
-        from fedlens.results.frames import run_rows
-
         return StudyRows(run_rows(self.results))
 
     @property
     def cells(self) -> StudyCellRows:
         """One row per cell: a method in a case, over its seeds."""
-        from fedlens.results.frames import cell_rows
-
         return StudyCellRows(cell_rows(self.results))
 
     @property

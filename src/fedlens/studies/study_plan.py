@@ -17,7 +17,7 @@ from fedlens.results.tables import check_planned_tables
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changing, diff
 from fedlens.studies.cells import StudyCells, pretraining_runs
-from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_value
+from fedlens.studies.expansion import Case, Expansion, Method, short_key, shown_settings, shown_value
 from fedlens.studies.measured_metrics import (
     asked_metrics,
     refuse_analyses,
@@ -115,10 +115,7 @@ class StudyPlan:
         """The runs that do not depend on results: the tuning runs, or all runs without tuning."""
         if not self.trains:
             return []
-        if self.cells.tune is not None:
-            return tuning_runs(self.cells)
-        pairs = [(method, case) for case in self.cells.cases for method in self.cells.methods]
-        return [run for method, case in pairs for run in self.cells.final_runs(method, case, {})]
+        return self.final_runs({}) if self.cells.tune is None else tuning_runs(self.cells)
 
     @cached_property
     def number_of_runs(self) -> Mapping[str, int]:
@@ -134,13 +131,7 @@ class StudyPlan:
     @cached_property
     def pretraining(self) -> Sequence[PlannedRun]:
         """The pre-trainings that runs start from, in the order of the cells."""
-        made = (
-            self.cells.made(method, case, point, "final").start
-            for case in self.cells.cases
-            for method in self.cells.methods
-            for point in self.cells.points(method)
-        )
-        found = {start.digest: start for start in made if start is not None}
+        found = {made.start.digest: made.start for made in self.cells.finals if made.start is not None}
         return list(found.values()) if self.trains else []
 
     @property
@@ -168,14 +159,11 @@ class StudyPlan:
 
     def final_runs(self, lines: Mapping[str, Row]) -> list[PlannedRun]:
         """The final runs of the cells whose point is chosen."""
-        if self.cells.tune is None or not self.trains:
-            return list(self.runs)
         runs: list[PlannedRun] = []
-        for case in self.cells.cases:
-            for method in self.cells.methods:
-                point = chosen_point(self.cells, method, case, lines)
-                if point is not None:
-                    runs += self.cells.final_runs(method, case, point)
+        for method, case in self.cells.pairs if self.trains else ():
+            point = chosen_point(self.cells, method, case, lines)
+            if point is not None:
+                runs += self.cells.final_runs(method, case, point)
         return runs
 
     def refuse_unmeasured(self, line: Row) -> None:
@@ -188,8 +176,7 @@ class StudyPlan:
     def _share(self, lines: Mapping[str, Row]) -> float | None:
         """The share of the training data that tuning runs hold out; None if it differs from run to run."""
         assert self.cells.tune is not None
-        runs = tuning_runs(self.cells) if self.trains else []
-        shares = {run.settings["data"]["validation"] for run in runs}
+        shares = {run.settings["data"]["validation"] for run in self.runs}
         return shares.pop() if len(shares) == 1 else None if shares else self.cells.tune.share
 
     def info(self, lines: Mapping[str, Row]) -> StudyInfo:
@@ -212,8 +199,7 @@ class StudyPlan:
                 "halving": study.stop.halving if study.stop is not None else None,
                 "first": study.stop.first if study.stop is not None else None,
             }
-        tuned = tune is not None and self.trains
-        runs = [*tuning_runs(self.cells), *self.final_runs(lines)] if tuned else self.runs
+        runs = [*self.runs, *self.final_runs(lines)] if tune is not None else self.runs
         return StudyInfo(
             name=study.name,
             title=study.title,
@@ -349,8 +335,9 @@ def _refuse_evaluations(cells: StudyCells, source: StudySource) -> None:
     last, places = source.settings.last, source.places
     if not needs_runs(source.settings.figures, source.settings.tables):
         return
-    refuse_unknown_metric(cells.configs, source.settings.metric, places.locate("metric"))
-    for config in cells.configs:
+    configs = [made.config for made in cells.finals]
+    refuse_unknown_metric(configs, source.settings.metric, places.locate("metric"))
+    for config in configs:
         every = config.evaluation.every
         # Of a trained model: each `every` rounds, and after the last.
         evaluations = -(-config.rounds // every)
@@ -384,7 +371,7 @@ def _refuse_outputs(plan: StudyPlan) -> None:
         check_planned_tables(info)
         check_figures(info)
         for metric, key in asked_metrics(info.figures, info.tables):
-            refuse_unknown_metric(plan.cells.configs, metric, key)
+            refuse_unknown_metric((made.config for made in plan.cells.finals), metric, key)
     except ConfigError as error:
         match = re.match(r"(tables|figures)(?:\[(\d+)\])?\.?(.*)", error.where or "")
         if match is None:
@@ -397,15 +384,14 @@ def _refuse_outputs(plan: StudyPlan) -> None:
 def _refuse_equal(cells: StudyCells, source: StudySource) -> None:
     """Raises `ConfigError` if two cells, or two points of one, have the same settings. Checks every setting."""
     seen: dict[str, tuple[Method, Case, Mapping[str, Any]]] = {}
-    for case in cells.cases:
-        for method in cells.methods:
-            for point in cells.points(method):
-                text = cells.made(method, case, point, "final").text
-                if cells.tune is not None:
-                    cells.made(method, case, point, "tune")
-                if text in seen:
-                    raise _equal(seen[text], (method, case, point), source)
-                seen[text] = (method, case, point)
+    for method, case in cells.pairs:
+        for point in cells.points(method):
+            text = cells.made(method, case, point, "final").text
+            if cells.tune is not None:
+                cells.made(method, case, point, "tune")
+            if text in seen:
+                raise _equal(seen[text], (method, case, point), source)
+            seen[text] = (method, case, point)
 
 
 def _equal(
@@ -414,27 +400,17 @@ def _equal(
     source: StudySource,
 ) -> ConfigError:
     (method, case, point), (method2, case2, point2) = one, other
-    places = source.places
+    places, hint = source.places, "set what distinguishes them, or remove one"
     if method is not method2:
-        return ConfigError(
-            f"the methods '{method.name}' and '{method2.name}' have the same settings",
-            where=places.locate("methods", method2.table),
-            hint="set what distinguishes them, or remove one",
-        )
-    if case is not case2:
+        what = f"the methods '{method.name}' and '{method2.name}'"
+        where = places.locate("methods", method2.table)
+    elif case is not case2:
         key = next(key for key in case2.values if case.values.get(key) != case2.values[key])
-        where = places.locate("cases", str(case2.values["case"])) if key == "case" else case2.grid[0].place
-        return ConfigError(
-            f"the cases {_listed(case.values)} and {_listed(case2.values)} of '{method.name}' have the same settings",
-            where=where,
-            hint="set what distinguishes them, or remove one",
+        what = (
+            f"the cases {shown_settings(case.values)} and {shown_settings(case2.values)} of '{method.name}'"
         )
-    return ConfigError(
-        f"the points {_listed(point)} and {_listed(point2)} of '{method.name}' have the same settings",
-        where=next(iter(method.tuned.places.values())),
-        hint="remove one",
-    )
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    return "(" + ", ".join(f"{key} = {shown_value(value)}" for key, value in values.items()) + ")"
+        where = places.locate("cases", str(case2.values["case"])) if key == "case" else case2.grid[0].place
+    else:
+        what = f"the points {shown_settings(point)} and {shown_settings(point2)} of '{method.name}'"
+        where, hint = next(iter(method.tuned.places.values())), "remove one"
+    return ConfigError(f"{what} have the same settings", where=where, hint=hint)

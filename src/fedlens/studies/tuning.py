@@ -180,16 +180,14 @@ def search_of(cells: StudyCells, method: Method, case: Case, lines: Mapping[str,
 
 def tuning_due(plan: StudyCells, lines: Mapping[str, Row]) -> list[DueRun]:
     """The tuning runs that must come next, over all methods and cases; empty when all points are chosen."""
-    searches = (search_of(plan, method, case, lines) for case in plan.cases for method in plan.methods)
-    return [due for search in searches for due in search.due]
+    return [due for method, case in plan.pairs for due in search_of(plan, method, case, lines).due]
 
 
 def tuning_runs(plan: StudyCells) -> list[PlannedRun]:
     """All tuning runs; a method with one point has none."""
     return [
         plan.run(method, case, point, "tune", seed)
-        for case in plan.cases
-        for method in plan.methods
+        for method, case in plan.pairs
         if number_of_tuning_runs(plan, method)
         for point in plan.points(method)
         for seed in plan.tuning_seeds[method.name]
@@ -206,12 +204,12 @@ def refuse_rungs(plan: StudyCells, places: Places) -> None:
     stop = plan.settings.stop
     if plan.tune is None or stop is None or stop.first is None:
         return
-    for case in plan.cases:
-        for method in plan.methods:
-            configs = [plan.made(method, case, point, "tune").config for point in plan.points(method)]
-            every = max(config.evaluation.every for config in configs)
-            rounds = min(config.rounds for config in configs)
-            check_rungs(stop.first, every, rounds, places.locate("stop", "first"))
+    for method, case in plan.pairs:
+        configs = [plan.made(method, case, point, "tune").config for point in plan.points(method)]
+        every = max(config.evaluation.every for config in configs)
+        check_rungs(
+            stop.first, every, min(config.rounds for config in configs), places.locate("stop", "first")
+        )
 
 
 def effort(plan: StudyCells) -> list[str]:
@@ -223,9 +221,7 @@ def effort(plan: StudyCells) -> list[str]:
         return []
     numbers = {
         tuple(reaching(len(cell.points), cell.rounds, rules.first, rules.halving).items())
-        for case in plan.cases
-        for method in plan.methods
-        for cell in [search_cell(plan, method, case)]
+        for cell in (search_cell(plan, *pair) for pair in plan.pairs)
     }
     words = f"Successive halving of tuning runs kept one point in {rules.halving}"
     shown = "; ".join(
