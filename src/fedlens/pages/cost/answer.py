@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,61 +22,64 @@ from fedlens.pages.cost.sentences import sentences
 from fedlens.pages.data_notes import notes_of
 from fedlens.results.client_results import ClientResult, client_results
 from fedlens.results.run import Run, read_run, subtable
-from fedlens.results.statistics import LEAST_SEEDS, UNSURE, Values, difference, share_interval
+from fedlens.results.statistics import (
+    LEAST_SEEDS,
+    UNSURE,
+    Values,
+    deviation,
+    difference,
+    mean,
+    share_interval,
+)
 
 _VERDICTS = {1: "gains", -1: "loses", 0: UNSURE}  # by the sign of federated - local-only
 
 
 @dataclass(frozen=True)
 class RoleRuns:
-    """The finished runs of one role, and what they measured.
-
-    Args:
-        runs: by seed.
-        test: the final value on the test images by seed; of clients' own models the mean over these models.
-        clients: by seed and client, the last value on the client's held-out images.
-        described: the result of each measured client, of the last seed that measured it.
-        models: whose models are measured: "one" for all, "own" of each client, or one "tuned" at each client.
-    """
+    """The finished runs of one role by seed, and what they measured of a metric."""
 
     runs: Mapping[int, Run]
-    test: Values
-    clients: Mapping[int, Mapping[str, float]]
-    described: Mapping[str, ClientResult]
-    models: str
+    metric: str
 
-    @classmethod
-    def of(cls, runs: Mapping[int, Run], metric: str) -> RoleRuns:
-        """Reads what the runs measured."""
-        tests = {seed: _tested(run, metric) for seed, run in runs.items()}
-        results = {seed: client_results(run) for seed, run in runs.items()}
-        clients = {
-            seed: {row.client: row.last for row in rows if row.last is not None}
-            for seed, rows in results.items()
+    @cached_property
+    def test(self) -> dict[int, float]:
+        """The final value on the test images by seed; of clients' own models the mean over these models."""
+        return _known({seed: _tested(run, self.metric) for seed, run in self.runs.items()})
+
+    @cached_property
+    def clients(self) -> dict[int, dict[str, ClientResult]]:
+        """The result of each measured client, by seed."""
+        found = {
+            seed: {row.client: row for row in client_results(run) if row.last is not None}
+            for seed, run in self.runs.items()
         }
-        last = next(reversed(list(runs.values())), None)
-        models = "one"
-        if last is not None and last.split() == "validation":
-            models = "own"
-        elif last is not None and "mean_before" in last.spread().get(metric, {}):
-            models = "tuned"
-        return cls(
-            runs,
-            {seed: value for seed, value in tests.items() if value is not None},
-            {seed: values for seed, values in clients.items() if values},
-            {row.client: row for rows in results.values() for row in rows if row.last is not None},
-            models,
-        )
+        return {seed: rows for seed, rows in found.items() if rows}
 
-    def by_seed(self, on: str) -> dict[int, float]:
-        """The values of a measure: "test", or "clients" for the mean over them, each counting the same."""
-        if on == "test":
-            return dict(self.test)
-        return {seed: statistics.fmean(values.values()) for seed, values in self.clients.items()}
+    @cached_property
+    def means(self) -> dict[int, float]:
+        """The mean over the clients on their held-out images by seed, each client counting the same."""
+        return _known({seed: mean(row.last for row in rows.values()) for seed, rows in self.clients.items()})
+
+    def of(self, measure: str) -> dict[int, float]:
+        """The values of a measure, "test" or "clients", by seed."""
+        return self.test if measure == "test" else self.means
 
     def at(self, client: str) -> dict[int, float]:
         """The values at one client by seed."""
-        return {seed: values[client] for seed, values in self.clients.items() if client in values}
+        return _known({seed: rows[client].last for seed, rows in self.clients.items() if client in rows})
+
+    @property
+    def models(self) -> str:
+        """Whose models are measured: "one" for all, "own" of each client, or one "tuned" at each client."""
+        if any(run.split() == "validation" for run in self.runs.values()):
+            return "own"
+        tuned = any("mean_before" in run.spread().get(self.metric, {}) for run in self.runs.values())
+        return "tuned" if tuned else "one"
+
+
+def _known(values: Mapping[int, float | None]) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,16 +112,13 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
       both measures.
     """
     runs, rows = read_runs(directory, about)
-    finished = {(row["role"], row["seed"]): runs[row["name"]] for row in rows if row["status"] == "finished"}
-    federated = [run for (role, _), run in finished.items() if role == "federated"]
+    finished = by_role(rows, runs)
+    federated = list(finished["federated"].values())
     readable = [*federated, *runs.values()]
     metric = readable[0].metric() if readable else "accuracy"
-    roles = {
-        role: RoleRuns.of({seed: run for (of, seed), run in finished.items() if of == role}, metric)
-        for role in WORDS
-    }
+    roles = {role: RoleRuns(of, metric) for role, of in finished.items()}
     for row in rows:
-        row |= {on: roles[row["role"]].by_seed(on).get(row["seed"]) for on in MEASURES}
+        row |= {on: roles[row["role"]].of(on).get(row["seed"]) for on in MEASURES}
     measured = {role: of for role, of in roles.items() if of.test or of.clients}
     on = "test" if roles["federated"].test and roles["federated"].models != "own" else "clients"
     answer = {
@@ -134,15 +135,12 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
             for role, of in measured.items()
         },
         "differences": _differences(roles, on, metric),
-        "clients": _client_rows(measured, metric, about["work"].get("largest_class") or {}),
+        "clients": _client_rows(roles, metric, about["work"].get("largest_class") or {}),
         "data_notes": notes_of(readable),
         "emd": federated[0].emd() if federated else None,
     }
     answer |= label_findings(finished)
-    answer["warnings"] = [
-        *label_warnings(answer),
-        *curve_warnings({role: of.runs for role, of in roles.items()}, answer),
-    ]
+    answer["warnings"] = [*label_warnings(answer), *curve_warnings(finished, answer)]
     return {**answer, "sentences": sentences(answer), "next_steps": next_steps(answer)}
 
 
@@ -153,6 +151,14 @@ def read_runs(directory: Path, about: Mapping[str, Any]) -> tuple[dict[str, Run]
         with suppress(FedlensError):
             runs[row["name"]] = read_run(directory / row["name"])
     return runs, [_run_row(row, runs.get(row["name"])) for row in about["runs"]]
+
+
+def by_role(rows: Iterable[Mapping[str, Any]], runs: Mapping[str, Run]) -> dict[str, dict[int, Run]]:
+    """The finished runs by role and seed; `rows` and `runs` are those of `read_runs`."""
+    finished = [row for row in rows if row["status"] == "finished"]
+    return {
+        role: {row["seed"]: runs[row["name"]] for row in finished if row["role"] == role} for role in WORDS
+    }
 
 
 def _run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
@@ -177,8 +183,7 @@ def _tested(run: Run, metric: str) -> float | None:
         tests = run.read_client_tests() or {}
         if tests.get("round") == run.rounds_done:
             rows = [row for row in subtable(tests, "clients").values() if isinstance(row, Mapping)]
-            values = [value for row in rows if (value := finite(row.get(metric))) is not None]
-            return statistics.fmean(values) if values else None
+            return mean(finite(row.get(metric)) for row in rows)
     return None
 
 
@@ -186,17 +191,14 @@ def _overall(of: RoleRuns, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The entry of a role in `overall`; `rows` are its runs."""
     untested = next((row["untested"] for row in rows if row.get("untested")), None)
     why = {"test": untested or "no run recorded it", "clients": "no client was measured"}
-    spreads = {on: _spread(of.by_seed(on)) for on in MEASURES}
+    spreads = {on: _spread(of.of(on)) for on in MEASURES}
     missing = {on: why[on] for on, spread in spreads.items() if spread is None}
     return {**spreads, "models": of.models, "missing": missing}
 
 
 def _spread(values: Values) -> dict[str, Any] | None:
-    if not values:
-        return None
-    numbers = list(values.values())
-    std = statistics.stdev(numbers) if len(numbers) > 1 else None
-    return {"mean": statistics.fmean(numbers), "std": std, "n": len(numbers)}
+    numbers = values.values()
+    return {"mean": mean(numbers), "std": deviation(numbers), "n": len(numbers)} if numbers else None
 
 
 def _differences(roles: Mapping[str, RoleRuns], on: str, metric: str) -> dict[str, dict[str, Any] | None]:
@@ -205,7 +207,7 @@ def _differences(roles: Mapping[str, RoleRuns], on: str, metric: str) -> dict[st
     measures = {"partition": on, "federation": federation, "joining": "clients"}
     rows: dict[str, dict[str, Any] | None] = {}
     for name, role in REFERENCES.items():
-        first, second = (roles[of].by_seed(measures[name]) for of in ("federated", role))
+        first, second = (roles[of].of(measures[name]) for of in ("federated", role))
         row = compared(first, second, _most(metric))
         rows[name] = row and {**row, "on": measures[name]}
     return rows
@@ -229,17 +231,17 @@ def compared(
 
 
 def _client_rows(
-    measured: Mapping[str, RoleRuns], metric: str, largest: Mapping[str, float]
+    roles: Mapping[str, RoleRuns], metric: str, largest: Mapping[str, float]
 ) -> list[dict[str, Any]]:
     """The `clients` of `cost_answer`."""
-    described = measured["federated"].described if "federated" in measured else {}
     rows = []
-    for name, result in described.items():
+    federated = {name: row for each in roles["federated"].clients.values() for name, row in each.items()}
+    for name, result in federated.items():
         # The IID twin has other images at each client.
-        values = {role: of.at(name) for role, of in measured.items() if role != "iid" and of.clients}
+        values = {role: of.at(name) for role, of in roles.items() if role != "iid" and of.clients}
+        means = {role: mean(each.values()) for role, each in values.items()}
         one_image = 1 / result.held_out if result.held_out else 0.0
         images = result.held_out if is_share_of_images(metric) else 0
-        federated = statistics.fmean(values["federated"].values())
         differences = {
             key: compared(values["federated"], values.get(role, {}), _most(metric), images, one_image)
             for key, role in (("vs_centralized", "centralized"), ("vs_local_only", "local-only"))
@@ -251,8 +253,8 @@ def _client_rows(
                 "examples": result.examples,
                 "held_out": result.held_out,
                 "classes": list(result.classes),
-                **{role: statistics.fmean(each.values()) if each else None for role, each in values.items()},
-                "interval": share_interval(federated, images) if images else None,
+                **means,
+                "interval": share_interval(means["federated"] or 0.0, images) if images else None,
                 "largest": largest.get(name) if metric == "accuracy" else None,
                 **differences,
                 "verdict": _VERDICTS.get(joining["sign"]) if joining else None,

@@ -60,21 +60,19 @@ def curve_end(run: Run, seed: int, metric: str) -> CurveEnd | None:
     return CurveEnd(seed, top - values[-1], last - at, gained, swing, last - tail[0][1])
 
 
-def curve_warnings(runs: Mapping[str, Mapping[int, Run]], answer: Mapping[str, Any]) -> list[str]:
-    """Sentences: models that learned nothing; roles whose curves fall, rise or jump at their end; a reference below.
-
-    `runs` are the finished ones by role and seed.
-    """
+def curve_warnings(finished: Mapping[str, Mapping[int, Run]], answer: Mapping[str, Any]) -> list[str]:
+    """Sentences: models that learned nothing; roles whose curves fall, rise or jump at their end; a reference below."""
     metric, said = answer["metric"], []
     for role, name in _NAMES.items():
-        found = (curve_end(run, seed, metric) for seed, run in runs.get(role, {}).items())
+        found = (curve_end(run, seed, metric) for seed, run in finished[role].items())
         ends = [end for end in found if end is not None]
         if ends and (words := _end_words(ends, metric, answer["work"].get("rounds"))):
             said.append(f"{name} {words}")
-    centralized = list(runs.get("centralized", {}).values())
-    overfitted = _overfitted(centralized, longer=any("more rounds" in sentence for sentence in said))
+    overfitted = _overfitted(
+        list(finished["centralized"].values()), longer=any("more rounds" in sentence for sentence in said)
+    )
     said += [*overfitted, *_below(answer, overfits=bool(overfitted))]
-    shared = [run for role in _NAMES for run in runs.get(role, {}).values()]
+    shared = [run for role in _NAMES for run in finished[role].values()]
     return [*_learned_nothing(shared, answer), *said]
 
 

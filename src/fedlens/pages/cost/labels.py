@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ HOW = "With --set record.images=true and another --out, this page has the images
 _IN_TEXT = 5  # images of a client in the terminal
 _MODELS = {"iid": "the IID twin", "centralized": "the centralized model", "local-only": "models of their own"}
 
-Finished = Mapping[tuple[str, int], Run]
+Finished = Mapping[str, Mapping[int, Run]]  # by role and seed
 
 
 def label_findings(finished: Finished) -> dict[str, Any]:
-    """What the finished runs, by role and seed, say about labels.
+    """What the finished runs say about labels.
 
     - `low_clients`: the clients that are clearly below the others with every model, the lowest first: client, held_out,
       and `models`, by role share, others, images, p and allowed; see `fedlens.pages.low_clients`.
@@ -49,7 +50,7 @@ def cost_label_card(finished: Finished, answer: Mapping[str, Any]) -> dict[str, 
     """The card with the suspicious images of the answer, pictured where the settings let pages contain them."""
     if answer["suspicious"] is None:
         return None
-    runs = list(finished.values())
+    runs = [run for of in finished.values() for run in of.values()]
     first = [row["client"] for row in answer["low_clients"]]
     shown = all(map(shows_images, runs))
     found = suspicious_labels(_asked(_predictions(finished)), first, pictures=shown)
@@ -116,13 +117,11 @@ def suspicious_lines(answer: Mapping[str, Any], directory: Path) -> list[str]:
 
 def _predictions(finished: Finished) -> dict[str, list[HeldOutPredictions]]:
     by_role: dict[str, list[HeldOutPredictions]] = {}
-    for (role, _), run in sorted(finished.items()):
-        try:
-            predictions = run.held_out
-        except RunDirectoryError:
-            continue  # the page of the run says that the file is corrupt
-        if predictions is not None:
-            by_role.setdefault(role, []).append(predictions)
+    for role, runs in sorted(finished.items()):
+        for _, run in sorted(runs.items()):
+            with suppress(RunDirectoryError):  # the page of the run says that the file is corrupt
+                if run.held_out is not None:
+                    by_role.setdefault(role, []).append(run.held_out)
     return by_role
 
 
@@ -133,7 +132,7 @@ def _asked(by_role: Mapping[str, Sequence[HeldOutPredictions]]) -> list[HeldOutP
 def _low_clients(
     by_role: Mapping[str, Sequence[HeldOutPredictions]], finished: Finished
 ) -> list[dict[str, Any]]:
-    partition = next((run.partition for (role, _), run in finished.items() if role == "federated"), None)
+    partition = next((run.partition for run in finished["federated"].values()), None)
     # Without the centralized model, a client that federated training serves badly looks as one with wrong labels.
     if not isinstance(partition, Partition) or "centralized" not in by_role:
         return []

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedlens.base.format import (
-    MISSING,
-    capitalized,
-    is_share,
-    label,
-    many,
-    metric_value,
-    number,
-    signed,
-    size,
-)
+from fedlens.base.format import MISSING, capitalized, label, many, metric_value, signed, size
 from fedlens.results.statistics import UNSURE
 
 MEASURES = ("test", "clients")
@@ -85,12 +75,7 @@ def spread_text(metric: str, spread: Mapping[str, Any] | None) -> str:
     >>> spread_text("accuracy", {"mean": 0.95, "std": 0.004, "n": 3}), spread_text("loss", None)
     ('95.0 % ± 0.4', 'not measured')
     """
-    if spread is None:
-        return NOT_MEASURED
-    value, std = metric_value(metric, spread["mean"]), spread["std"]
-    if std is None:
-        return value
-    return f"{value} ± {100 * std:.1f}" if is_share(metric) else f"{value} ± {number(std)}"
+    return NOT_MEASURED if spread is None else metric_value(metric, spread["mean"], spread["std"])
 
 
 def interval_text(metric: str, row: Mapping[str, Any] | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedlens.base.format import MISSING, count, is_share, many, metric_value, signed
 from fedlens.pages.compare import seed_curve
+from fedlens.pages.cost.answer import by_role, read_runs
 from fedlens.pages.cost.labels import cost_label_card, low_client_sentences
 from fedlens.pages.cost.measures import (
     MEASURES,
@@ -31,7 +32,7 @@ from fedlens.pages.low_clients import GAP, LEVEL
 from fedlens.pages.render import write_page
 from fedlens.results.figures import chart as figures
 from fedlens.results.figures.chart import TEN
-from fedlens.results.run import Run, read_run
+from fedlens.results.run import Run
 from fedlens.results.statistics import LEAST_SEEDS, UNSURE
 
 CLIENTS_SHOWN = 100  # rows of the table of clients on the page
@@ -49,13 +50,10 @@ _NAMED = 30  # clients whose names stand on the axis of the figure
 def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
     """Writes cost.html into a cost directory from `cost_answer`, and returns its path."""
     rows, metric = answer["runs"], answer["metric"]
-    finished = {
-        (row["role"], row["seed"]): read_run(directory / row["name"])
-        for row in rows
-        if row["status"] == "finished"
-    }
+    finished = by_role(rows, read_runs(directory, answer)[0])
     # A client without held-out images is in no row, but may be named in a note.
-    held = next((run.partition.ids for run in finished.values() if run.partition), ())
+    partitions = (run.partition for of in finished.values() for run in of.values())
+    held = next((partition.ids for partition in partitions if partition), ())
     clients = list(dict.fromkeys([*(str(row["client"]) for row in answer["clients"]), *held]))
     compared = [row["vs_local_only"] for row in answer["clients"] if row["vs_local_only"]]
     head, texts = client_table(answer)
@@ -101,13 +99,11 @@ def _broken_before_bracket(cell: str) -> str:
     return cell.replace(" ", "\u00a0").replace("\u00a0(", " (")
 
 
-def _curves(metric: str, finished: Mapping[tuple[str, int], Run], on: str) -> figures.Panel | None:
+def _curves(metric: str, finished: Mapping[str, Mapping[int, Run]], on: str) -> figures.Panel | None:
     """The mean curve of each role over seeds, with a band of one deviation."""
     key, series = f"test_{metric}" if on == "test" else f"clients_{metric}_mean", []
     for role, style in _STYLES.items():
-        series += seed_curve(
-            [run for (of, _), run in finished.items() if of == role], key, WORDS[role], *style
-        )
+        series += seed_curve(list(finished[role].values()), key, WORDS[role], *style)
     ends = [f"{line.name} {metric_value(metric, line.y[-1])}" for line in series if line.kind == "line"]
     if not ends:
         return None

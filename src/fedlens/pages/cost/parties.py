@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from fedlens.base.format import MISSING, heading, many, metric_value, signed
 from fedlens.pages.cost.answer import compared, read_runs
 from fedlens.pages.cost.measures import SIGNS, interval_text
 from fedlens.pages.render import write_page
+from fedlens.results.statistics import deviation, mean
 
 HEAD = ("features of", "test images", "std", "more than alone", "95 % interval", "")
 
@@ -46,11 +46,10 @@ def party_rows(answer: Mapping[str, Any]) -> list[list[str]]:
     metric, rows = answer["metric"], []
     for found in answer["parties"].values():
         values, added = list(found["values"].values()), found["added"]
-        mean = metric_value(metric, statistics.fmean(values)) if values else MISSING
-        std = metric_value(metric, statistics.stdev(values)) if len(values) > 1 else MISSING
+        spread = [metric_value(metric, of(values)) for of in (mean, deviation)]
         change = signed(metric, added["mean"]) if added else MISSING
         says = SIGNS.get(added["sign"], "") if added else ""
-        rows.append([found["words"], mean, std, change, interval_text(metric, added) or MISSING, says])
+        rows.append([found["words"], *spread, change, interval_text(metric, added) or MISSING, says])
     return rows
 
 
