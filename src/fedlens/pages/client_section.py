@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +40,22 @@ def client_section(run: Run) -> dict[str, Any] | None:
     metric, rows = run.metric(), histories.results()
     if not spread and not rows:
         return None
+    columns = client_columns(metric)
+    if all(row.before is None for row in rows[:1]):
+        del columns["before tuning"]
     return {
         "spread": _spread(histories, spread),
         "lead": _lead(histories),
         "plot": _dots(rows, metric, histories.mean(metric)),
         "curve": _curve(rows, metric),
-        "head": _head(rows[:1]),
-        "rows": [_cells(row, metric, rows) for row in rows[:_ROWS]],
+        "head": list(columns),
+        "rows": [
+            {
+                "cells": [cell(row) for cell in columns.values()],
+                "worst": row is rows[0] and row.last is not None,
+            }
+            for row in rows[:_ROWS]
+        ],
         "left_out": many(len(rows) - _ROWS, "client") if len(rows) > _ROWS else "",
         "scrolls": len(rows) > SCROLLS_FROM,
     }
@@ -78,46 +87,32 @@ def _lead(histories: ClientHistories) -> str:
     return f"{text} First, best and last value are over the evaluations from {start} to round {last}."
 
 
-def _head(rows: Sequence[ClientResult]) -> list[str]:
-    """The title of each column: what a narrow screen must show comes first."""
-    tuned = ["before tuning"] if any(row.before is not None for row in rows) else []
-    return [
-        "client",
-        "last",
-        "from the mean",
-        "first",
-        "best",
-        *tuned,
-        "examples",
-        "held out",
-        "classes",
-    ]
+def client_columns(metric: str) -> dict[str, Callable[[ClientResult], ClientValue]]:
+    """The columns of a table of clients by title: what a narrow screen must show comes first."""
 
-
-def _cells(row: ClientResult, metric: str, rows: Sequence[ClientResult]) -> dict[str, Any]:
     def value(of: float | None) -> ClientValue:
         return ClientValue(metric_value(metric, of), of)
 
-    cells = [
-        ClientValue(row.client),
-        value(row.last),
-        ClientValue(metric_gap(metric, row.gap), row.gap),
-        value(row.first),
-        value(row.best),
-        *([value(row.before)] if "before tuning" in _head(rows[:1]) else []),
-        ClientValue(count(row.examples), row.examples),
-        ClientValue(count(row.held_out), row.held_out),
-        ClientValue(classes_text(row), len(row.classes), ", ".join(row.classes[:30])),
-    ]
-    return {"cells": cells, "worst": row is rows[0] and row.last is not None}
+    return {
+        "client": lambda row: ClientValue(row.client),
+        "last": lambda row: value(row.last),
+        "from the mean": lambda row: ClientValue(metric_gap(metric, row.gap), row.gap),
+        "first": lambda row: value(row.first),
+        "best": lambda row: value(row.best),
+        "before tuning": lambda row: value(row.before),
+        "examples": lambda row: ClientValue(count(row.examples), row.examples),
+        "held out": lambda row: ClientValue(count(row.held_out), row.held_out),
+        "classes": _classes,
+    }
 
 
-def classes_text(row: ClientResult) -> str:
+def _classes(row: ClientResult) -> ClientValue:
     """The number of a client's classes, and the most frequent ones: "5: cat, dog, bird, ..."."""
     if not row.classes:
-        return MISSING
+        return ClientValue(MISSING, 0)
     named = ", ".join(row.classes[:_CLASSES_NAMED])
-    return f"{len(row.classes)}: {named}" + (", ..." if len(row.classes) > _CLASSES_NAMED else "")
+    more = ", ..." if len(row.classes) > _CLASSES_NAMED else ""
+    return ClientValue(f"{len(row.classes)}: {named}{more}", len(row.classes), ", ".join(row.classes[:30]))
 
 
 def _dots(rows: Sequence[ClientResult], metric: str, mean: float | None) -> Panel | None:

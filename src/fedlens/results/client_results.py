@@ -37,10 +37,10 @@ class ClientResult:
     examples: int
     held_out: int
     classes: tuple[str, ...]
-    first: float | None
-    best: float | None
-    last: float | None
-    gap: float | None
+    first: float | None = None
+    best: float | None = None
+    last: float | None = None
+    gap: float | None = None
     round: int | None = None
     before: float | None = None
     to_centralized: float | None = None
@@ -142,23 +142,19 @@ class ClientHistories:
             return []
         facts = _facts(self.run)
         facts |= {client: (0, ()) for client in courses if client not in facts}
-        rows = [self._result(client, metric, courses.get(client), *facts[client]) for client in facts]
+        rows = [self._result(metric, client, *known) for client, known in facts.items()]
         sign = -1 if smaller_is_better(metric) else 1
         # Of equal values the one with the most held-out examples is the surest.
         return sorted(
             rows, key=lambda row: (math.inf if row.last is None else sign * row.last, -row.held_out)
         )
 
-    def _result(
-        self, client: str, metric: str, course: _Course | None, examples: int, classes: tuple[str, ...]
-    ) -> ClientResult:
-        held_out = self.held_out.get(client, 0)
+    def _result(self, metric: str, client: str, examples: int, classes: tuple[str, ...]) -> ClientResult:
+        row = ClientResult(client, examples, self.held_out.get(client, 0), classes)
+        course = self.courses[metric].get(client)
         if course is None:
-            return ClientResult(client, examples, held_out, classes, None, None, None, None)
-        mean = self.mean(metric, course.round)
-        gap = None if mean is None else course.last - mean
-        values = (course.first, course.best, course.last, gap, course.round, course.before)
-        return ClientResult(client, examples, held_out, classes, *values)
+            return row
+        return replace(row, **vars(course), gap=course.last - (self.mean(metric, course.round) or 0.0))
 
     def worst(self, metric: str | None = None) -> WorstClients | None:
         """The worst client of the last evaluation, or the worst tenth of many; None if it is unknown."""
@@ -199,19 +195,13 @@ def worst_clients(run: Run) -> WorstClients | None:
 
     Reads clients.jsonl only if the run has no summary. None if the run measured no clients.
     """
-    worst = worst_in_summary(run.summary, run.metric())
-    if worst is not None:
-        return worst
-    return _worst_tenth(run, run.metric()) if run.summary else ClientHistories.of(run).worst()
-
-
-def worst_in_summary(summary: Mapping[str, Any], metric: str) -> WorstClients | None:
-    """The worst client that a summary names if it has `metric` and fewer than `FEW` clients were measured."""
-    clients = subtable(summary, "clients")
+    if not run.summary:
+        return ClientHistories.of(run).worst()
+    clients = subtable(run.summary, "clients")
     worst, measured = subtable(clients, "worst"), finite(clients.get("measured"))
     value = finite(worst.get("value"))
-    if clients.get("metric") != metric or value is None or measured is None or measured >= FEW:
-        return None
+    if clients.get("metric") != run.metric() or value is None or measured is None or measured >= FEW:
+        return _worst_tenth(run, run.metric())
     return WorstClients(value, str(worst.get("client")), int(finite(worst.get("held_out")) or 0))
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedlens.base.format import count, finite, label, metric_gap, metric_value
+from fedlens.base.format import finite, label, metric_value
 
 ALL_UP_TO = 20  # clients of which the table has every one
 _WORST = 5  # of more clients
 _NAME = 32  # characters of a name
+_SHOWN = ("client", "last", "from the mean", "best", "examples", "held out", "classes")
 
 
 def worst_text(summary: Mapping[str, Any], metric: str, tenth: float | None) -> str:
@@ -49,29 +50,19 @@ def client_lines(directory: Path) -> list[str]:
 
     Empty if the run measured no clients. Raises `RunDirectoryError` if the run cannot be read.
     """
-    from fedlens.pages.client_section import classes_text
+    from fedlens.pages.client_section import client_columns
     from fedlens.results.client_results import client_results
     from fedlens.results.run import read_run
 
     run = read_run(directory)
     results = client_results(run)
     shown = results if len(results) <= ALL_UP_TO else results[:_WORST]
-    metric = run.metric()
-    rows = [
-        [
-            row.client if len(row.client) <= _NAME else f"{row.client[: _NAME - 3]}...",
-            metric_value(metric, row.last),
-            metric_gap(metric, row.gap),
-            metric_value(metric, row.best),
-            count(row.examples),
-            count(row.held_out),
-            classes_text(row),
-        ]
-        for row in shown
-    ]
-    if not rows:
+    if not shown:
         return []
-    head = ["client", label(metric), "from the mean", "best", "examples", "held out", "classes"]
+    columns = client_columns(run.metric())
+    rows = [[columns[title](row).text for title in _SHOWN] for row in shown]
+    rows = [[name if len(name) <= _NAME else f"{name[: _NAME - 3]}...", *cells] for name, *cells in rows]
+    head = [label(run.metric()) if title == "last" else title for title in _SHOWN]
     lines = _columns([head, *rows], left=(0, len(head) - 1))
     if len(shown) < len(results):
         lines.append(
