@@ -80,39 +80,49 @@ def repeat_rounds(
             accepting = shell_command("analyze", run.path, record=missing, accept_changes=True)
             check_lines(run, start, about, accept_changes, accepting)
             say(f"repeating rounds {start + 1} to {missing[-1]} to record {', '.join(map(str, missing))}")
-            how: dict[str, Any] = {
-                "data_dir": data_dir,
-                "report": False,
-                "model": model,
-                "until": missing[-1],
-                "accept_changes": accept_changes,
-            }
-            _write_settings(run, again, engine, missing, ["local_models", "updates"])
+
+            def repeat(*kinds: str) -> None:
+                _write_settings(run, again, engine, missing, kinds)
+                resume(
+                    again.path, data_dir=data_dir, report=False, model=model, until=missing[-1],
+                    accept_changes=accept_changes,
+                )  # fmt: skip
+
             try:
-                resume(again.path, **how)
+                repeat("local_models", "updates")
             except ConfigError as error:
-                where = error.where or ""
-                if ": record" not in where:
-                    raise
-                has_updates = ": record.local_models" in where
-                if needs_models or not has_updates:
-                    # The place is in the folder of the repeated run, which is removed.
-                    drift = "'drift', which needs only what clients send, or " if has_updates else ""
-                    hint = f"analyze {drift}a run of another algorithm"
-                    raise ConfigError(error.what, where=str(run.path), hint=hint) from error
+                _refuse_unrecorded(run, error, needs_models)
                 say(f"{error.what}; what clients send is recorded")
-                _write_settings(run, again, engine, missing, ["updates"])
-                resume(again.path, **how)
+                repeat("updates")
             _check_equal(run, {int(line["round"]): line for line in again.read_metrics()}, lines, start)
-            make_folder(run.recordings_path)
-            for round in missing:
-                target = folder_of(run.recordings_path, round)
-                refuse_link(target)
-                if target.exists():
-                    shutil.rmtree(target)
-                folder_of(again.recordings_path, round).rename(target)
+            _take_recordings(run, again, missing)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _refuse_unrecorded(run: RunDir, error: ConfigError, needs_models: bool) -> None:
+    """Raises the error of a repeated run, unless it is about local models and updates alone are of use."""
+    where = error.where or ""
+    if ": record" not in where:
+        raise error
+    has_updates = ": record.local_models" in where
+    if needs_models or not has_updates:
+        # The place is in the folder of the repeated run, which is removed.
+        drift = "'drift', which needs only what clients send, or " if has_updates else ""
+        raise ConfigError(
+            error.what, where=str(run.path), hint=f"analyze {drift}a run of another algorithm"
+        ) from error
+
+
+def _take_recordings(run: RunDir, again: RunDir, rounds: Sequence[int]) -> None:
+    """Moves the recordings of the repeated rounds into the run directory."""
+    make_folder(run.recordings_path)
+    for round in rounds:
+        target = folder_of(run.recordings_path, round)
+        refuse_link(target)
+        if target.exists():
+            shutil.rmtree(target)
+        folder_of(again.recordings_path, round).rename(target)
 
 
 def _is_recorded(run: RunDir, round: int) -> bool:

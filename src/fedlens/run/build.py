@@ -167,11 +167,7 @@ def _build(
     _refuse_single_images(config.local, model, task, client_data, partition, algorithm, federation)
     source = _source(planned, client_data, partition, model, module)
     engine = planned.engine() if engine is None else engine
-    plain = BatchedTrain(model, task, config.local, ClientRule())
-    images = images_of_the_run(config, federation, size)
-    clients = federation.eligible.tolist()
-    work = EngineWork(algorithm.ops, source, clients, size, config.rounds, images, plain.trial)
-    config = _fitting(engine, config, algorithm, work, say)
+    config = _fitting(engine, config, algorithm, parts, source, size, say)
     check_letters(algorithm.letter_bytes(federation), config.engine)
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
@@ -446,10 +442,19 @@ def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
 
 
 def _fitting(
-    engine: EngineBase, config: Config, algorithm: AlgorithmBase, work: EngineWork, say: Callable[[str], None]
+    engine: EngineBase,
+    config: Config,
+    algorithm: AlgorithmBase,
+    parts: Parts,
+    source: ClientDataSource,
+    size: int | None,
+    say: Callable[[str], None],
 ) -> Config:
     """The settings with the engine's own choices filled in. Raises `ConfigError` for what the engine cannot do."""
     engine.check(algorithm.ops)
+    clients, images = parts.federation.eligible.tolist(), images_of_the_run(config, parts.federation, size)
+    plain = BatchedTrain(parts.model, parts.task, parts.local, ClientRule())
+    work = EngineWork(algorithm.ops, source, clients, size, config.rounds, images, plain.trial)
     if algorithm.asks_each_step:
         # One client after the other, and nothing left for workers.
         work = replace(work, cohort=None, images=0.0)
@@ -459,8 +464,7 @@ def _fitting(
     placed = engine.applied(bare)
     # An engine of the user's own that does not say where it computes keeps its setting.
     chosen = config.engine.get("device") == "auto" and placed is not bare
-    if chosen:
-        table = {**table, "device": placed.device}
+    table = {**table, "device": placed.device} if chosen else table
     for sentence in announcements(hardware(), table, line, chosen):
         say(sentence)
     config = filled(config, {"engine": table})
@@ -473,9 +477,8 @@ def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | 
 
     Without a cohort, one client has the pooled data.
     """
-    sizes = (
-        federation.sizes[federation.eligible] if cohort is not None else federation.sizes.sum(keepdims=True)
-    )
+    every = federation.sizes
+    sizes = every[federation.eligible] if cohort is not None else every.sum(keepdims=True)
     mean = float(sizes.mean()) if len(sizes) else 0.0
     local = config.local
     per_client = local.work * (local.examples or mean)

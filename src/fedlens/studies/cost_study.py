@@ -134,13 +134,7 @@ def cost(
     root = data_directory(None if data_dir is None else Path(data_dir))
     config = read_config(source.values, source.locate)
     refuse_baseline(config, source)
-    if config.data.parties is None:
-        measured, notes = measured_at_clients(source, config)
-        work = federated_work(measured, root, download, session)
-        runs = planned_runs(measured, seeds, work)
-    else:
-        notes, work = [], party_work(source, root, download, session)
-        runs = planned_runs(source, seeds, work)
+    runs, work, notes = _planned(source, config, seeds, root, download, session)
     directory = Path(out).expanduser() if out is not None else Path("runs") / f"{config.name}-cost"
     refuse_other_settings(directory, runs)
     own = [value for value in flat(runs[0].settings, numbered=True).values() if callable(value)]
@@ -176,6 +170,18 @@ def cost(
         listener.runs_due(len(runs), 0, len(runs))
         _carry_out(runs, options, jobs, listener, ended, session)
         return _answered(directory, about, report)
+
+
+def _planned(
+    source: Source, config: Config, seeds: int, root: Path, download: bool, session: Session
+) -> tuple[list[PlannedRun], dict[str, Any], list[str]]:
+    """The runs, how much they train, and a sentence for each setting that was changed."""
+    if config.data.parties is not None:
+        work = party_work(source, root, download, session)
+        return planned_runs(source, seeds, work), work, []
+    measured, notes = measured_at_clients(source, config)
+    work = federated_work(measured, root, download, session)
+    return planned_runs(measured, seeds, work), work, notes
 
 
 def _carry_out(

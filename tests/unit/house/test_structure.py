@@ -53,6 +53,26 @@ def parsed(pattern: str = "") -> dict[str, ast.Module]:
     return {path: ast.parse(text) for path, text in texts.items() if re.search(pattern, text)}
 
 
+LONGEST = 70  # lines of a function
+
+
+def too_long(modules: Modules) -> set[str]:
+    """The functions of more than `LONGEST` lines, docstrings left out, with their lines."""
+    found = set()
+    for path, inside in modules.items():
+        for node in inside:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[0]
+                documented = ast.get_docstring(node) is not None
+                lines = _lines(node) - (_lines(first) if documented else 0)
+                found |= {f"{path}: {node.name}, {lines} lines"} if lines > LONGEST else set()
+    return found
+
+
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
 @pytest.fixture(scope="module")
 def source() -> Modules:
     """The whole package, parsed once."""
@@ -213,6 +233,15 @@ def test_no_modules_import_one_another_in_a_circle(source: Modules) -> None:
 
 def test_no_attribute_of_the_project_is_looked_for_by_a_string(source: Modules) -> None:
     assert probes(source) - FOREIGN == set()
+
+
+def test_a_function_fits_on_a_screen(source: Modules) -> None:
+    assert too_long(source) == set(), "move a part that has a name of its own into a function"
+    body = "\n    x = 1" * LONGEST
+    assert too_long({"a.py": nodes(f'def f():\n    """Does\n\n    nothing."""{body}')}) == {
+        "a.py: f, 71 lines"
+    }
+    assert too_long({"a.py": nodes(f"async def f():{body.removesuffix('x = 1').rstrip()}")}) == set()
 
 
 def test_no_class_name_stands_for_two_things(source: Modules) -> None:

@@ -35,6 +35,40 @@ LookName = Literal["binary", "density", "hue-by-density", "hue-by-position"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(gt=0, le=2)]
+Labels = Annotated[
+    Literal["none", "one", "several"],
+    Field(
+        description='"one": the code of the only fractal is the class; "several": the codes of all fractals'
+    ),
+]
+Pairs = Annotated[
+    bool, Field(description="the two views of an unlabelled image are two drawings of its codes")
+]
+Size = Annotated[int, Field(ge=8, le=1024, description="side of an image in pixels")]
+TrainImages = Annotated[
+    int | None,
+    Field(ge=1, description="number of training images; default 1,000,000, with labels 100,000"),
+]
+Codes = Annotated[int | None, Field(ge=1, description="number of codes; default 100,000, with labels 1,000")]
+Maps = Annotated[tuple[int, int], Field(description="fewest and most maps of a code, within 2 to 8")]
+PerImage = Annotated[
+    tuple[Count, Count] | None,
+    Field(description='fewest and most fractals on an image; default [2, 5], with labels "one" [1, 1]'),
+]
+Iterations = Annotated[
+    int | None,
+    Field(ge=10, description="points of a fractal; default 1,000 up to 32 pixels, 100,000 above"),
+]
+Scale = Annotated[
+    tuple[Share, Share], Field(description="smallest and largest side of a fractal, as shares of size")
+]
+Jitter = Annotated[
+    tuple[Factor, Factor],
+    Field(description="a random map of a code is multiplied by a factor between these"),
+]
+LeastFilled = Annotated[
+    float, Field(ge=0, lt=1, description="share of pixels that a code must reach, else it is drawn again")
+]
 
 
 def fractals(
@@ -42,49 +76,21 @@ def fractals(
     download: bool,
     seed: int,
     *,
-    labels: Annotated[
-        Literal["none", "one", "several"],
-        Field(
-            description='"one": the code of the only fractal is the class; "several": the codes of all fractals'
-        ),
-    ] = "none",
-    pairs: Annotated[
-        bool, Field(description="the two views of an unlabelled image are two drawings of its codes")
-    ] = True,
-    size: Annotated[int, Field(ge=8, le=1024, description="side of an image in pixels")] = 32,
+    labels: Labels = "none",
+    pairs: Pairs = True,
+    size: Size = 32,
     channels: Annotated[Literal[1, 3], Field(description="3 for colour, 1 for grey")] = 3,
-    train: Annotated[
-        int | None,
-        Field(ge=1, description="number of training images; default 1,000,000, with labels 100,000"),
-    ] = None,
+    train: TrainImages = None,
     test: Annotated[int, Field(ge=1, description="number of test images")] = 1000,
-    codes: Annotated[
-        int | None, Field(ge=1, description="number of codes; default 100,000, with labels 1,000")
-    ] = None,
-    maps: Annotated[tuple[int, int], Field(description="fewest and most maps of a code, within 2 to 8")] = (
-        FEWEST,
-        MOST,
-    ),
-    fractals: Annotated[
-        tuple[Count, Count] | None,
-        Field(description='fewest and most fractals on an image; default [2, 5], with labels "one" [1, 1]'),
-    ] = None,
-    iterations: Annotated[
-        int | None,
-        Field(ge=10, description="points of a fractal; default 1,000 up to 32 pixels, 100,000 above"),
-    ] = None,
+    codes: Codes = None,
+    maps: Maps = (FEWEST, MOST),
+    fractals: PerImage = None,
+    iterations: Iterations = None,
     look: Annotated[LookName, Field(description="colouring")] = "hue-by-density",
     background: Annotated[Literal["black", "smooth"], Field(description="background")] = "black",
-    scale: Annotated[
-        tuple[Share, Share], Field(description="smallest and largest side of a fractal, as shares of size")
-    ] = (0.4, 0.9),
-    jitter: Annotated[
-        tuple[Factor, Factor],
-        Field(description="a random map of a code is multiplied by a factor between these"),
-    ] = (0.8, 1.1),
-    least_filled: Annotated[
-        float, Field(ge=0, lt=1, description="share of pixels that a code must reach, else it is drawn again")
-    ] = 0.1,
+    scale: Scale = (0.4, 0.9),
+    jitter: Jitter = (0.8, 1.1),
+    least_filled: LeastFilled = 0.1,
 ) -> Dataset:
     """Fractals on a black or smooth background, drawn when a batch is read, in every training step anew.
 
