@@ -53,7 +53,7 @@ def _mismatches(run: Run, other: Run) -> Iterator[str | None]:
             yield _changed_words(what, changed)
     yield None if other.status == "finished" else f"is not finished ({other.status})"
     metric, split = run.metric(), run.split()
-    value, gained = other.final(metric)[1], last_gain(other, metric)
+    value = other.final(metric)[1]
     if (other.metric(), other.split()) != (metric, split):
         yield f"has {other.split()} {other.metric()}, and this run has {split} {metric}"
     else:
@@ -64,6 +64,7 @@ def _mismatches(run: Run, other: Run) -> Iterator[str | None]:
     own, passed = run.passes(), other.passes()
     if own is None or passed is None or passed >= _SAME_PASSES * own:
         return
+    gained = last_gain(other, metric)
     if gained is None or gained >= CONVERGED:
         rising = "" if gained is None else f" (it gained {100 * gained:.1f} points in its last quarter)"
         yield f"made {passed:.3g} passes over the data, this run {own:.3g}, and had not converged{rising}"

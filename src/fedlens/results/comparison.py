@@ -37,8 +37,6 @@ _NAMED_CLIENTS = ("natural", "file", "federated-csv")
 _VALUES: dict[str, Value] = {
     "final": lambda run, metric: run.final(metric)[1],
     "best": lambda run, metric: run.best(metric)[1],
-    "clients_mean": lambda run, metric: run.spread().get(metric, {}).get("mean"),
-    "clients_worst_decile": lambda run, metric: run.spread().get(metric, {}).get("worst_decile"),
     "emd": lambda run, _: run.emd(),
     "seconds": lambda run, _: run.seconds(),
     "bytes": lambda run, _: _bytes(run),
@@ -142,22 +140,30 @@ def _row_names(groups: Sequence[Sequence[Run]], labels: Mapping[Path, str]) -> l
         lambda run: run.path.resolve().parent.name,
         lambda run: run.path.resolve().name,
     )
-    names = []
-    for group in groups:
-        first, alike = group[0], [other[0] for other in groups if other[0].name == group[0].name]
-        differ = (way for way in ways if len({way(run) for run in alike}) == len(alike) > 1)
-        if way := next(differ, None):
-            names.append(f"{first.name} ({way(first)})")
-        else:
-            same = len(group) > 1 and len({run.name for run in group}) == 1
-            names.append(first.name if same else labels[first.path])
-    return names
+    by_name: dict[str, list[Run]] = {}
+    for first, *_ in groups:
+        by_name.setdefault(first.name, []).append(first)
+    names = {group[0].path: _shared_name(group) or labels[group[0].path] for group in groups}
+    for name, alike in by_name.items():
+        for way in ways if len(alike) > 1 else ():
+            parts = {run.path: way(run) for run in alike}
+            if len(set(parts.values())) == len(alike):
+                names |= {path: f"{name} ({part})" for path, part in parts.items()}
+                break
+    return [names[group[0].path] for group in groups]
+
+
+def _shared_name(group: Sequence[Run]) -> str | None:
+    """The name that several runs share."""
+    return group[0].name if len(group) > 1 and len({run.name for run in group}) == 1 else None
 
 
 def _row(name: str, runs: Sequence[Run], every: Sequence[Run]) -> Record:
     """The row of runs that differ in the seed alone: means, and deviations in `std`."""
     first, alone, metric = runs[0], len(runs) == 1, runs[0].metric()
     values = {key: [value(run, metric) for run in runs] for key, value in _VALUES.items()}
+    spreads = [run.spread().get(metric, {}) for run in runs]
+    values |= {f"clients_{name}": [each.get(name) for each in spreads] for name in ("mean", "worst_decile")}
     if metric == "accuracy":
         values |= {"accuracy": values["final"], "best_accuracy": values["best"]}
     relative = [_relative(run, metric, every) for run in runs]
