@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,11 @@ from fedlens.base.format import MISSING, split_of
 from fedlens.files.atomic_files import write_atomically
 from fedlens.results.cells import better, chosen_values, effective_rate
 from fedlens.results.rows import EFFECTIVE, Results, Row
-from fedlens.results.statistics import deviation
-from fedlens.results.study_table import StudyTable, TableCell, TableView, csv_text
+from fedlens.results.statistics import Interval, PairedTest, deviation
+from fedlens.results.study_table import Column, StudyTable, TableCell, TableView, csv_text
 from fedlens.results.words import (
     INTERVAL,
     bold_words,
-    failure_notes,
-    joined,
     metric_name,
     own_populations,
     p_text,
@@ -137,36 +136,33 @@ def cell_rows(results: Results) -> list[Record]:
 
 def cells_table(results: Results) -> StudyTable:
     """The cells as a table for LaTeX: mean, interval, runs, and the difference to the baseline."""
-    view = TableView(results, "cells")
-    info, metric, compared = results.info, results.metric, view.compared()
+    view, info, metric = TableView(results, "cells"), results.info, results.metric
+    compared = view.compared()
     tests = {id(each.cell): each for each in compared}
-    rows = []
-    for cell in view.cells:
-        comparison, mean = tests.get(id(cell)), cell.interval
-        test = comparison.test if comparison else None
-        bold = comparison.bold if comparison else False
-        rows.append(
-            [
-                *view.names(cell),
-                TableCell(view.value(mean.mean) if mean else view.status(cell)),
-                TableCell(_bounds(view, mean.low, mean.high) if mean else MISSING),
-                TableCell(f"{len(cell.values)} of {cell.planned}"),
-                TableCell(view.signed(test.difference.mean) if test else MISSING, bold=bold),
-                TableCell(p_text(test.adjusted if test else None), bold=bold),
-            ]
-        )
-    head = [*view.dimension_head, "Method", "Mean", "Interval", "Runs", "Difference", "Adjusted p"]
-    label = info.methods.get(info.baseline, info.baseline)
-    caption = joined(
+
+    def tested(text: Callable[[PairedTest], str]) -> list[TableCell]:
+        found = [tests.get(id(cell)) for cell in view.cells]
+        return [
+            TableCell(text(each.test), bold=each.bold) if each and each.test else TableCell(MISSING)
+            for each in found
+        ]
+
+    columns = [
+        view.column("Mean", lambda cell: view.value(m.mean) if (m := cell.interval) else view.status(cell)),
+        view.column("Interval", lambda cell: _bounds(view, cell.interval)),
+        view.column("Runs", lambda cell: f"{len(cell.values)} of {cell.planned}"),
+        Column("Difference", tested(lambda test: view.signed(test.difference.mean))),
+        Column("Adjusted p", tested(lambda test: p_text(test.adjusted))),
+    ]
+    label = view.label(info.baseline)
+    words = (
         f"{metric_name(metric)}{unit(metric)}: mean and {INTERVAL} over {seeds_text(info.seeds)}.",
         own_populations(info),
         f"Difference: to {label} in the same case, paired by seed{', in points' if unit(metric) else ''}.",
         tuning_words(info),
         bold_words(compared, info, f"differs from {label}"),
     )
-    notes = failure_notes(view.cells, results)
-    width = len(view.dimension_head) + 1
-    return StudyTable("cells", info.title or info.name, caption, head, rows, notes, width, info.caveats)
+    return replace(view.table_of_cells(info.title or info.name, words, columns), caveats=info.caveats)
 
 
 def write_frames(results: Results, folder: Path, parquet: bool | None = None) -> list[Path]:
@@ -266,5 +262,7 @@ def _best(line: Row, metric: str) -> float | None:
     return max(values, key=lambda value: better(metric, value), default=None)
 
 
-def _bounds(view: TableView, low: float | None, high: float | None) -> str:
-    return MISSING if low is None or high is None else f"[{view.value(low)}, {view.value(high)}]"
+def _bounds(view: TableView, mean: Interval | None) -> str:
+    if mean is None or mean.low is None or mean.high is None:
+        return MISSING
+    return f"[{view.value(mean.low)}, {view.value(mean.high)}]"
