@@ -207,17 +207,13 @@ def cost_facts(cost: CellCost | None, lines: Sequence[Row], gbit: float | None =
         facts |= {key: asdict(cost)[key] for key in counted}
     facts["rounds"] = mean([line.rounds for line in lines])
     facts["seconds"] = mean([line.facts.get("seconds") for line in lines])
-    facts["bytes"] = mean([_last(line.curve.get("bytes", ())) for line in lines])
+    facts["bytes"] = mean([line.last("bytes") for line in lines])
     available = {key: value for key, value in facts.items() if value is not None}
     if available.get("rounds") and "seconds" in available:
         available["seconds_a_round"] = available["seconds"] / available["rounds"]
     if gbit is not None and "bytes" in available:
         available["communication_seconds"] = available["bytes"] * 8 / (gbit * 1e9)
     return available
-
-
-def _last(values: Sequence[float | None]) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)
 
 
 def _data(view: TableView, what: str) -> Any:

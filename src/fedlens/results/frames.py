@@ -76,7 +76,7 @@ def run_rows(results: Results) -> list[Record]:
                 for name in metrics
             },
             **{f"best_{name}": _best(run, name) if name == metric else None for name in compared},
-            **{name: _last(run, name) for name in sums},
+            **{name: run.last(name) for name in sums},
             **{name: run.facts.get(name) for name in facts},
             "version": run.version,
             "device": run.device,
@@ -250,11 +250,6 @@ def _same_columns(rows: Sequence[Record]) -> list[Record]:
 
 def _is_metric(name: str) -> bool:
     return split_of(name) is not None or name.startswith("clients_")
-
-
-def _last(line: Row, name: str) -> float | None:
-    values = [value for value in line.curve.get(name, ()) if value is not None]
-    return values[-1] if values else None
 
 
 def _best(line: Row, metric: str) -> float | None:

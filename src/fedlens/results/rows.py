@@ -117,6 +117,10 @@ class Row:
         values = self.curve.get(metric, ())
         return [(k, v) for k, v in enumerate(values) if v is not None and math.isfinite(v)]
 
+    def last(self, column: str) -> float | None:
+        """The last known value of a column of the curve."""
+        return next((value for value in reversed(self.curve.get(column, ())) if value is not None), None)
+
     def final(self, metric: str, last: int = 1) -> float | None:
         """The mean of the last `last` evaluations of `metric`; None if the run failed or lacks it."""
         values = [value for _, value in self.series(metric)][-last:]

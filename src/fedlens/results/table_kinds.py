@@ -32,9 +32,7 @@ from fedlens.results.words import (
     bold_words,
     case_name,
     conjoined,
-    edge_words,
     final_value,
-    has_edge,
     joined,
     mean_count,
     metric_name,
@@ -306,13 +304,15 @@ def _tests(view: TableView, compared: Sequence[CellTest], meaning: str, untested
     return joined(
         tuning_words(view.info),
         bold_words(compared, view.info, meaning),
-        edge_words(any(has_edge(view.results, cell) for cell in view.cells)),
+        "* A chosen setting lies at the edge of the values that were tried."
+        if any(_star(view, cell) for cell in view.cells)
+        else "",
         untested_words(compared, view.results) if untested else "",
     )
 
 
 def _star(view: TableView, cell: Cell) -> str:
-    return "*" if has_edge(view.results, cell) else ""
+    return "*" if edges(view.results, cell.method, cell.case) else ""
 
 
 def budgets(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlens.base.format import MISSING, count, heading, is_share, label, many, setting, split_of
-from fedlens.results.cells import Cell, CellTest, edges
+from fedlens.results.cells import Cell, CellTest
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.statistics import FEWEST_BOLD, tuned_on
 
@@ -157,16 +157,6 @@ def failure_notes(cells: Iterable[Cell], results: Results) -> list[str]:
             many_ended = f"{len(cell.failed)} of {many(cell.planned, 'run')} {ended}"
             notes.append(f"{cell_name(results, cell)}: {many_ended}: {'; '.join(reasons)}.")
     return notes
-
-
-def edge_words(any_star: bool) -> str:
-    """A sentence on the meaning of stars; empty without a star."""
-    return "* A chosen setting lies at the edge of the values that were tried." if any_star else ""
-
-
-def has_edge(results: Results, cell: Cell) -> bool:
-    """Whether tuning chose a value at the edge of its grid in a cell."""
-    return bool(edges(results, cell.method, cell.case))
 
 
 def cell_name(results: Results, cell: Cell) -> str:

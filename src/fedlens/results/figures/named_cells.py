@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -12,6 +11,7 @@ from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.format import SPLITS, many, setting
 from fedlens.results.cells import METHOD, Cell, cells, is_number, why_lost
 from fedlens.results.rows import EFFECTIVE, Results, Role
+from fedlens.results.statistics import mean
 
 Names: TypeAlias = str | list[str]
 _POINT = re.compile(r"( [\w.-]+=\S+)+$")  # of a method's grid, in the name of the method
@@ -79,8 +79,8 @@ class NamedCells:
         """The same cells with a fact, its mean over seeds, as a key; without it where no run is done."""
         cells = []
         for cell in self.cells:
-            measured = [value for line in cell.done.values() if (value := line.facts.get(name)) is not None]
-            more = {name: float(f"{statistics.fmean(measured):.4g}")} if measured else {}
+            value = mean(line.facts.get(name) for line in cell.done.values())
+            more = {} if value is None else {name: float(f"{value:.4g}")}
             cells.append(replace(cell, point={**cell.point, **more}))
         return replace(self, cells=cells)
 

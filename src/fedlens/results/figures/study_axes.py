@@ -156,6 +156,16 @@ BANDS = {
 }
 
 
+def means_and_edges(panels: Sequence[Sequence[Series]]) -> tuple[list[float], list[float]]:
+    """The values of lines and markers, and the ends of bands and error bars."""
+    means: list[float] = []
+    edges: list[float] = []
+    for series in (each for panel in panels for each in panel):
+        (edges if series.kind == "band" else means).extend(value for value in series.y if value is not None)
+        edges += [value for value in (*series.low, *series.high) if value is not None]
+    return means, edges
+
+
 def y_axis(
     metric: str,
     title: str,
@@ -167,12 +177,7 @@ def y_axis(
 
     `wanted` are its ends, if the study file names them.
     """
-    means: list[float] = []
-    edges: list[float] = []
-    for series in (each for panel in panels for each in panel):
-        values = [value for value in series.y if value is not None]
-        (edges if series.kind == "band" else means).extend(values)
-        edges += [value for value in (*series.low, *series.high) if value is not None]
+    means, edges = means_and_edges(panels)
     share = is_share(bare(metric)) or relative
     if wanted is not None:
         return Axis(title, values="share" if share else "number", limits=wanted)
@@ -219,14 +224,7 @@ def chance_level(
     level = levels.pop() if len(levels) == 1 else None
     if level is not None and y is not None and not y[0] <= level <= y[1]:
         return None
-    means = [
-        value
-        for panel in panels
-        for series in panel
-        if series.kind != "band"
-        for value in series.y
-        if value is not None
-    ]
+    means, _ = means_and_edges(panels)
     if level is None or not means or level < min(means) - max(max(means) - min(means), 0.02):
         return None
     return level

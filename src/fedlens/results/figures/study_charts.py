@@ -34,7 +34,7 @@ from fedlens.results.figures.study_panels import (
 )
 from fedlens.results.figures.study_population_figures import emd_row, shown_populations
 from fedlens.results.rows import Results, Role, Row
-from fedlens.results.statistics import Band
+from fedlens.results.statistics import Band, mean
 
 _LARGEST, _SMALLEST = 7.0, 0.35  # areas of markers
 _MOST_NAMED = 5  # decades of an axis
@@ -348,7 +348,7 @@ def _setting_line(
     shown = drawing.shown
     cells = sorted(line.cells, key=lambda cell: place.at(cell.keys[key]))
     values = [drawing.finals(cell) for cell in cells]
-    means = [statistics.fmean(each) if each else None for each in values]
+    means = [*map(mean, values)]
     ends = [spread(each, drawing.band, "" if drawing.relative else drawing.metric) for each in values]
     x = [place.beside(cell.keys[key], number, lines) for cell in cells]
     words = [f"{shown.label(key)} {shown.words(key, cell.keys[key])}" for cell in cells]

@@ -16,6 +16,7 @@ from fedlens.results.figures.named_cells import CENTRALIZED, NamedCells, Names, 
 from fedlens.results.figures.study_axes import BANDS, Limits, XScale, chance_level, metric_title, y_axis
 from fedlens.results.stated import StatedValue, stated_label, stated_values
 from fedlens.results.statistics import Band, ratios
+from fedlens.results.words import joined
 
 Columns: TypeAlias = Annotated[int, Field(ge=1, le=8)]  # panels beside each other
 
@@ -157,33 +158,26 @@ class StudyPanels:
         """Sentences on the lines, bands and markers of a figure."""
         numbers = sorted({len(cell.done) for cell in self.chosen if cell.done})
         seeds = many(numbers[0], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
-        last = self.shown.results.info.last
+        last, source = self.shown.results.info.last, self.shown.results.info.document.get("source")
         what = f" (mean of the last {last} evaluations)" if last > 1 and "against" in self.title else ""
-        sentences = [
-            f"{self.title}{what}." if numbers[-1] == 1 else f"{self.title}{what}: mean over {seeds}."
-        ]
-        if numbers[-1] > 1 and self.band != "none":
-            sentences.append(f"Bands are {BANDS[self.band]}.")
-        elif numbers[-1] == 1:
-            sentences.append("One seed, so no interval.")
-        if self.shown.role == "tune":
-            sentences.append("Runs of tuning, measured on validation data.")
-        if self.relative:
-            sentences.append("Values are divided by those of centralized training (hsu2020, section 6).")
-        if any(line.color == GREY for panel in self.panels for line in panel.lines):
-            sentences.append("Dashed: centralized training.")
-        if chance is not None:
-            sentences.append(f"Dotted: guessing ({100 * chance:.3g} %).")
-        if self.stated:
-            source = self.shown.results.info.document.get("source")
-            marks = "Open markers and dash-dotted lines"
-            sentences.append(
-                f"{marks}: numbers that the document states{f' ({source})' if source else ''}; "
-                "a triangle is a bound, and points to where the value lies."
-            )
-        if self.left_out:
-            sentences.append(self.left_out)
-        return " ".join(sentences)
+        single = numbers[-1] == 1
+        grey = any(line.color == GREY for panel in self.panels for line in panel.lines)
+        return joined(
+            f"{self.title}{what}{'' if single else f': mean over {seeds}'}.",
+            "One seed, so no interval." if single else "",
+            f"Bands are {BANDS[self.band]}." if not single and self.band != "none" else "",
+            "Runs of tuning, measured on validation data." if self.shown.role == "tune" else "",
+            "Values are divided by those of centralized training (hsu2020, section 6)."
+            if self.relative
+            else "",
+            "Dashed: centralized training." if grey else "",
+            "" if chance is None else f"Dotted: guessing ({100 * chance:.3g} %).",
+            f"Open markers and dash-dotted lines: numbers that the document states{f' ({source})' if source else ''}; "
+            "a triangle is a bound, and points to where the value lies."
+            if self.stated
+            else "",
+            self.left_out,
+        )
 
 
 def arrange(
