@@ -80,18 +80,25 @@ class Cell:
         return replace(self, values=values, failed=failed)
 
     @property
+    def ended(self) -> dict[int, Row]:
+        """The runs that have ended, by seed."""
+        return {seed: row for seed, row in sorted(self.runs.items()) if row.status is not None}
+
+    @property
     def done(self) -> dict[int, Row]:
         """The runs with a result of their main metric, by seed."""
-        return {seed: row for seed, row in self._ended if why_lost(row) is None}
+        return {seed: row for seed, row in self.ended.items() if why_lost(row) is None}
 
     @property
     def lost(self) -> dict[int, Row]:
         """The runs that failed or diverged, by seed."""
-        return {seed: row for seed, row in self._ended if why_lost(row) is not None}
+        return {seed: row for seed, row in self.ended.items() if why_lost(row) is not None}
 
     @property
-    def _ended(self) -> list[tuple[int, Row]]:
-        return [(seed, row) for seed, row in sorted(self.runs.items()) if row.status is not None]
+    def rates(self) -> list[float]:
+        """The distinct effective learning rates of its runs that have ended, in rising order."""
+        found = {effective_rate(row) for row in self.ended.values()}
+        return sorted(rate for rate in found if rate is not None)
 
     def finals(self, metric: str, last: int) -> dict[int, float]:
         """The final values by seed; none if a run was lost, since the others would be a biased sample."""

@@ -112,7 +112,8 @@ def efficiency(
     lines = []
     for method in view.info.methods:
         for case in view.info.cases:
-            finished = [row for row in view.results.runs(method, case).values() if row.status == "finished"]
+            cell = view.cell(method, case)
+            finished = [row for row in cell.runs.values() if row.status == "finished"] if cell else []
             names = [TableCell(view.label(method)), *(view.dimension_cells(case) if many else [])]
             facts = cost_facts(costs.get((method, _key(case))), finished, gbit)
             label = stated_label(view.info.document, method, "")

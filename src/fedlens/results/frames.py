@@ -104,7 +104,6 @@ def cell_rows(results: Results) -> list[Record]:
         interval, values = cell.interval, list(cell.values.values())
         comparison = tests.get(id(cell))
         test = comparison.test if comparison else None
-        rates = {effective_rate(row) for row in results.runs(cell.method, cell.case).values()}
         rows.append(
             {
                 "study": info.name,
@@ -112,7 +111,7 @@ def cell_rows(results: Results) -> list[Record]:
                 "label": info.methods.get(cell.method, cell.method),
                 **{name: cell.case.get(name) for name in info.dimensions if name != EFFECTIVE},
                 **{name: points[id(cell)].get(name) for name in settings},
-                EFFECTIVE: rates.pop() if len(rates) == 1 else None,
+                EFFECTIVE: cell.rates[0] if len(cell.rates) == 1 else None,
                 "metric": results.metric,
                 "mean": interval.mean if interval else None,
                 "std": deviation(values) if interval else None,

@@ -267,14 +267,6 @@ class Results:
         """The column that runs of a role are compared by: that of validation data while tuning."""
         return validation_metric(self.metric) if role == "tune" else self.metric
 
-    def runs(self, method: str, case: Mapping[str, Any], role: Role = "final") -> dict[int, Row]:
-        """The runs of a cell that have a line, by seed. After tuning, "final" runs are those of the chosen point."""
-        return {
-            row.seed: row
-            for row in self.rows
-            if (row.method, row.role) == (method, role) and row.case == case and row.status is not None
-        }
-
 
 def _fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that `kind` has a field for: files of other versions have more."""

@@ -21,7 +21,6 @@ from fedlens.results.cells import (
     better,
     chosen_values,
     edges,
-    effective_rate,
     scaled,
 )
 from fedlens.results.rows import validation_metric
@@ -186,9 +185,8 @@ def choices(view: TableView) -> StudyTable:
         scores = [row.final(metric, view.info.last) for row in at_choice]
         measured = [value for value in scores if value is not None]
         known = measured and len(measured) == len(scores)
-        rates = {effective_rate(row) for row in view.results.runs(cell.method, cell.case).values()}
         texts += [
-            ", ".join(map(number, sorted(rate for rate in rates if rate is not None))) or MISSING,
+            ", ".join(map(number, cell.rates)) or MISSING,
             view.value(statistics.fmean(measured), metric) if known else MISSING,
             str(len({row.digest for row in tuned})),  # once each, though successive halving continues it
         ]
@@ -467,7 +465,7 @@ def _with_multiplier(kind: str, reached: Sequence[float | None], base: Sequence[
 
 def _ends(view: TableView) -> list[str]:
     """A sentence on the number of rounds of the runs."""
-    rounds = {row.rounds for cell in view.cells for row in view.results.runs(cell.method, cell.case).values()}
+    rounds = {row.rounds for cell in view.cells for row in cell.ended.values()}
     if not rounds:
         return []
     low, high = min(rounds), max(rounds)

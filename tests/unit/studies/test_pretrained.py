@@ -64,7 +64,7 @@ def test_a_run_starts_from_the_final_model_of_its_pretraining_which_is_done_once
     start = weights(directory(tmp_path / "s", "started") / "initial.safetensors")
     given = weights(made / "model.safetensors")
     assert all((start[name] == value).all() for name, value in given.items())
-    started, random = (result.results.runs(name, {})[0] for name in ("started", "random"))
+    [random, started] = result.results.rows
     final = result.results.lines[result.results.info.pretrained[0].digest].curve["test_accuracy"][-1]
     assert started.curve["test_accuracy"][0] == final > random.curve["test_accuracy"][0] + 0.3
     assert [row["method"] for row in result.runs] == ["random", "started"]
@@ -148,8 +148,8 @@ def test_runs_of_a_pretraining_that_failed_are_rows_with_its_reason(tmp_path: Pa
         "pretrained": {"good": {"base": collapsed}},
     }
     result = run(tmp_path / "s", study, jobs=jobs)
-    assert result.results.runs("random", {})[0].status == "finished"
-    line = result.results.runs("started", {})[0]
+    [random, line] = result.results.rows
+    assert (random.method, random.status) == ("random", "finished")
     assert line.status == "failed"
     assert line.reason is not None
     assert line.reason.startswith("its pre-training 'good' failed: The embeddings have collapsed")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import fedlens
 from fedlens.analyses.analyze import analyze
 from fedlens.analyses.repeat_rounds import repeat_rounds
 from fedlens.base.errors import ConfigError
+from fedlens.results.cells import cells
 from fedlens.results.figures.study_figures import study_figure
+from fedlens.results.rows import Results, Row
 from fedlens.studies.study_plan import StudyPlan
 from tests.unit.studies.study_kit import Heard, without_clock
 
@@ -37,15 +41,20 @@ def run(folder: Path, jobs: int = 0, **changes: Any) -> Any:
     return study.run(folder, jobs=jobs, report=False, progress=Heard())
 
 
+def runs_of(results: Results, method: str, case: Mapping[str, Any] = MappingProxyType({})) -> dict[int, Row]:
+    [cell] = (each for each in cells(results) if (each.method, each.case) == (method, case))
+    return cell.ended
+
+
 @pytest.mark.usefixtures("quick_jobs")
 def test_lines_have_the_rows_of_the_analyses_and_recordings_are_removed(tmp_path: Path) -> None:
     result = run(tmp_path / "s")
-    lines = result.results.runs("fedavg", {})
+    lines = runs_of(result.results, "fedavg")
     rows = lines[0].analyses["dynamics"]
     assert [row["round"] for row in rows] == [1, 2]
     assert [row["after"] for row in rows] == lines[0].curve["test_accuracy"][1:]
     assert "clients" not in rows[0]
-    assert result.results.runs("centralized", {})[0].analyses == {}
+    assert runs_of(result.results, "centralized")[0].analyses == {}
     directory = tmp_path / "s" / "runs" / lines[0].run
     assert not (directory / "recordings").exists()
     assert "clients" in (directory / "analysis" / "dynamics.jsonl").read_text()
@@ -55,7 +64,7 @@ def test_lines_have_the_rows_of_the_analyses_and_recordings_are_removed(tmp_path
 
 def test_recordings_that_are_made_again_give_the_same_rows(tmp_path: Path) -> None:
     result = run(tmp_path / "s", seeds=[0])
-    [line] = result.results.runs("fedavg", {}).values()
+    [line] = runs_of(result.results, "fedavg").values()
     directory = tmp_path / "s" / "runs" / line.run
     repeat_rounds(directory, [1, 2], needs_models=True)
     made = analyze(directory, ["dynamics"], out=tmp_path / "again")
@@ -65,9 +74,9 @@ def test_recordings_that_are_made_again_give_the_same_rows(tmp_path: Path) -> No
 
 
 def test_a_run_whose_line_was_lost_after_its_recordings_keeps_its_rows(tmp_path: Path) -> None:
-    before = run(tmp_path / "s", seeds=[0]).results.runs("fedavg", {})[0]
+    before = runs_of(run(tmp_path / "s", seeds=[0]).results, "fedavg")[0]
     (tmp_path / "s" / "results.jsonl").write_text("")
-    assert run(tmp_path / "s", seeds=[0]).results.runs("fedavg", {})[0].analyses == before.analyses
+    assert runs_of(run(tmp_path / "s", seeds=[0]).results, "fedavg")[0].analyses == before.analyses
 
 
 def test_the_figure_has_a_panel_a_cell_on_one_scale_and_the_mean_of_the_seeds(tmp_path: Path) -> None:
@@ -82,7 +91,7 @@ def test_the_figure_has_a_panel_a_cell_on_one_scale_and_the_mean_of_the_seeds(tm
     assert len({panel.y.limits for panel in figure.panels}) == 1
     assert "The mean over 2 seeds." in figure.caption
     case = {"local.lr": 0.05}
-    after = [line.analyses["dynamics"][0]["after"] for line in results.runs("fedavg", case).values()]
+    after = [line.analyses["dynamics"][0]["after"] for line in runs_of(results, "fedavg", case).values()]
     shown = next(series for series in figure.panels[0].series if series.name == "global model")
     assert shown.y[1] == pytest.approx(sum(after) / 2)
     one = study_figure(results, {"kind": "analysis", "analysis": "dynamics", "where": {"lr": 0.3}})
@@ -104,7 +113,7 @@ def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Pa
         },
     }
     results = run(tmp_path / "s", **changes).results
-    lines = list(results.runs("fedavg", {}).values())
+    lines = list(runs_of(results, "fedavg").values())
     for analysis, count in (("drift", 2), ("representation", 2), ("calibration", 1), ("line", 1)):
         for number in range(1, count + 1):
             spec = {"kind": "analysis", "analysis": analysis, "number": number}
