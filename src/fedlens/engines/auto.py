@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from fedlens.base.errors import ConfigError
 from fedlens.base.memory import free_memory
 from fedlens.core.arithmetic import channels_last_pays
 from fedlens.core.engine_base import EngineBase, EngineWork
-from fedlens.core.protocol import BatchedOp, Trial
+from fedlens.core.protocol import BatchedOp
 from fedlens.core.states import STATE_MEMORY
 from fedlens.engines.client_groups import CPU, fitting
 from fedlens.engines.devices import (
@@ -24,7 +22,7 @@ from fedlens.engines.devices import (
     share_of_gpu,
     usable_cores,
 )
-from fedlens.engines.engine_choice import PAYS, STEPS, TRIAL, Chosen, timed
+from fedlens.engines.engine_choice import PAYS, STEPS, TRIAL, Chosen
 from fedlens.engines.inline import StateMemory
 from fedlens.engines.traits import EngineTraits, declares
 from fedlens.engines.verify import Verify, verified
@@ -60,7 +58,7 @@ class Auto(Chosen):
         if not batched or cohort is None or not clients:
             return self._take("inline", {}, "no round has several clients to train together")
         cores, workers = usable_cores(), default_workers(self.computing, 1)
-        first = self._time("inline", {}, work.trial(1), work, 1)
+        first = self.timed("inline", {}, work.trial(1), work, 1)
         if first is None:
             return self._take("inline", {}, "the first trial did not finish")
         if first[0] > _SLOW:
@@ -74,7 +72,7 @@ class Auto(Chosen):
         tried: dict[str, tuple[float, str, dict[str, Any]]] = {}
 
         def attempt(label: str, name: str, table: dict[str, Any], many: int = count) -> None:
-            if (found := self._time(name, table, trial, work, many)) is not None:
+            if (found := self.timed(name, table, trial, work, many)) is not None:
                 tried[label] = found[1] / found[0], name, table
 
         attempt("inline", "inline", {})
@@ -105,16 +103,6 @@ class Auto(Chosen):
         speeds = ", ".join(f"{label} {speed:,.0f}" for label, (speed, _, _) in by_speed)
         _, name, table = by_speed[0][1]
         return self._take(name, table, f"images/s of {steps} steps at a few clients: {speeds}")
-
-    def _time(
-        self, name: str, table: Mapping[str, Any], trial: Trial, work: EngineWork, many: int
-    ) -> tuple[float, float] | None:
-        """See `timed`."""
-        try:
-            engine, _ = self.make(name, table)
-        except ConfigError:
-            return None  # this machine cannot run it
-        return timed(engine, trial, work, many)
 
 
 def _fits(op: BatchedOp, device: str, workers: int) -> bool:

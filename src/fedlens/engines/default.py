@@ -27,7 +27,7 @@ from fedlens.engines.devices import (
     resolved,
     share_of_gpu,
 )
-from fedlens.engines.engine_choice import PAYS, Chosen, timed
+from fedlens.engines.engine_choice import PAYS, Chosen
 from fedlens.engines.inline import Inline, StateMemory, Threads
 from fedlens.engines.processes import Processes, Timeout, Window, Workers
 from fedlens.engines.schedule import primed
@@ -174,7 +174,7 @@ class Default(Chosen):
         if work is None or sys.platform == "win32" or min(self.common["workers"], work.cohort or 1) < 2:
             return 0.0
         while True:
-            found = timed(self.make("inline", {})[0], work.trial(steps), work, 1, rounds=2)
+            found = self.timed("inline", {}, work.trial(steps), work, 1, rounds=2)
             seconds = self._left * work.images * found[0] / found[1] if found else 0.0
             longer = min(_MOST_STEPS, int(_TRIAL / found[0])) if found else 0
             if seconds < PAYS or steps > 1 or longer < 2:

@@ -26,6 +26,7 @@ from fedlens.core.protocol import (
     Program,
 )
 from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.schema import tensors_in
 from fedlens.core.states import Version
 from fedlens.core.step_counts import StepCount
 from fedlens.core.tree import Tree
@@ -130,11 +131,7 @@ class Verified(Forwarding):
         """The slots of the clients to compare, drawn from the seed; data at the server is left out."""
         slots = [slot for slot, request in enumerate(ask.requests) if is_client(request.client)]
         draw = Rng((self._seed, "verify", round, exchange)).numpy("clients")
-        return (
-            sorted(int(at) for at in draw.choice(slots, min(self.count, len(slots)), replace=False))
-            if slots
-            else []
-        )
+        return sorted(int(at) for at in draw.choice(slots, min(self.count, len(slots)), replace=False))
 
     def _compared(
         self,
@@ -254,17 +251,8 @@ def difference(name: str, here: Any, there: Any, scale: float | None) -> str:
 
 def _norm(payload: Payload | None) -> float:
     """The norm of all tensors of a payload."""
-    total: float = 0.0
-    for value in payload.values() if isinstance(payload, Mapping) else ():
-        if isinstance(value, Mapping):
-            total += _norm(value) ** 2
-        elif isinstance(value, Tensor):
-            total += float(value.double().norm()) ** 2
-    return math.sqrt(total)
+    return math.hypot(*(float(tensor.double().norm()) for tensor in tensors_in(payload)))
 
 
 def _outcome(answer: Answer) -> str:
     return f"it failed ({answer.reason})" if isinstance(answer, Failure) else "it replied"
-
-
-__all__ = ["Verified", "Verify", "difference", "verified"]

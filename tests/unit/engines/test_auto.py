@@ -44,7 +44,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append((name, many))
         return (1e-3, 1e-3 * SPEEDS[name]) if SPEEDS[name] else None
 
-    monkeypatch.setattr(Auto, "_time", time)
+    monkeypatch.setattr(Auto, "timed", time)
     monkeypatch.setattr(module, "usable_cores", lambda: 2)
     monkeypatch.setattr(placing, "usable_cores", lambda: 2)
     return seen

@@ -277,11 +277,13 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Trials of two images of which each takes a millisecond a step; gives their steps."""
     seen: list[int] = []
 
-    def timed(engine: Any, trial: int, work: Any, many: int, rounds: int) -> tuple[float, float]:
+    def timed(
+        self: Any, name: str, table: Any, trial: int, work: Any, many: int, rounds: int
+    ) -> tuple[float, float]:
         seen.append(trial)
         return 1e-3 * trial, 2.0 * trial
 
-    monkeypatch.setattr(module, "timed", timed)
+    monkeypatch.setattr(Default, "timed", timed)
     return seen
 
 
@@ -318,7 +320,7 @@ def test_nothing_is_timed_where_workers_cannot_help(more: Any, times: list[int])
 
 
 def test_a_run_whose_step_fails_stays_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "timed", lambda *_, **__: None)
+    monkeypatch.setattr(Default, "timed", lambda *_, **__: None)
     assert seconds_of(training()) == 0
 
 
@@ -388,7 +390,7 @@ def test_a_run_by_workers_is_that_of_inline(overlap: bool, tmp_path) -> None:
 def test_the_trial_leaves_nothing_behind(algorithm: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in the numbers nor in this process; also where the algorithm has its own operation of training."""
     tried: list[float] = []
-    timed = module.timed
+    timed = Default.timed
 
     def watched(*given: Any, **more: Any) -> Any:
         before = torch.get_num_threads(), torch.get_rng_state().tolist(), random.getstate()
@@ -397,7 +399,7 @@ def test_the_trial_leaves_nothing_behind(algorithm: str, tmp_path, monkeypatch: 
         tried.append(found[1])
         return 2e-3, found[1]  # as if steps were short, however busy the machine is
 
-    monkeypatch.setattr(module, "timed", watched)
+    monkeypatch.setattr(Default, "timed", watched)
     monkeypatch.setattr(module, "PAYS", 0.0)  # a longer trial follows
     monkeypatch.setattr(Default, "_start", lambda self, tree: None)
     made = {key: value for key, value in SETTINGS.items() if key != "select" or algorithm == "fedavg"}
