@@ -59,7 +59,7 @@ def named_clients(
         shares = np.clip(rng.normal(share, spread, len(sizes)), 0.0, 1.0)
         shares[len(sizes) // 2] *= 1 - wrong
         right = (rng.random(len(owner)) < shares[owner])[first].astype(np.float64)
-        one = Answers(owner, rng.integers(0, CLASSES, len(owner))[first], right)
+        one = Answers.of(owner, rng.integers(0, CLASSES, len(owner))[first], right)
         answers = {model: replace(one, shared=model != "local-only") for model in MODELS}
         named.append(set(below_with_every_model(answers)))
     return named

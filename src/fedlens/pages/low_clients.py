@@ -41,23 +41,6 @@ LEVEL = 0.05  # over all clients
 GAP = 0.1  # below the others, at least
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """How often a model was right on held-out images.
-
-    Args:
-        owner: int64 [n], the client of each image, numbered as in all other answers.
-        label: int64 [n].
-        right: float64 [n], 1 if the model was right, else 0; of several seeds the mean.
-        shared: whether all clients have the same model.
-    """
-
-    owner: NDArray[np.int64]
-    label: NDArray[np.int64]
-    right: NDArray[np.float64]
-    shared: bool = True
-
-
 @dataclass(frozen=True)
 class AgainstOthers:
     """A client against the others, with one model.
@@ -86,7 +69,7 @@ def below_with_every_model(answers: Mapping[str, Answers]) -> dict[int, dict[str
     >>> owner = np.repeat([0, 1, 2], 40)
     >>> right = np.ones(120)
     >>> right[80:96] = 0  # 16 of the 40 images of client 2
-    >>> one = Answers(owner, np.zeros(120, int), right)
+    >>> one = Answers.of(owner, np.zeros(120, int), right)
     >>> [(client, round(found["federated"].share, 2)) for client, found in
     ...     below_with_every_model({"federated": one}).items()]
     [(2, 0.6)]
@@ -94,11 +77,10 @@ def below_with_every_model(answers: Mapping[str, Answers]) -> dict[int, dict[str
     named: dict[int, dict[str, AgainstOthers]] = {}
     if not answers:
         return named
-    clients = np.unique(next(iter(answers.values())).owner).tolist()
-    tables = {model: Tables.of(each) for model, each in answers.items()}
+    clients = np.flatnonzero(next(iter(answers.values())).images.sum(axis=1)).tolist()
     for client in clients:
         found: dict[str, AgainstOthers] = {}
-        for model, each in tables.items():
+        for model, each in answers.items():
             compared = each.compare(client, LEVEL / len(clients))
             if compared is None:
                 break
@@ -109,10 +91,12 @@ def below_with_every_model(answers: Mapping[str, Answers]) -> dict[int, dict[str
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
-    """The held-out images of each client and class, and how many of them are right, both float64 [clients, classes].
+class Answers:
+    """The held-out images of each client and class, and how many a model has right: float64 [clients, classes].
 
-    `shared` is that of `Answers`.
+    Args:
+        images, right: of several seeds, `right` is the mean.
+        shared: whether all clients have the same model.
     """
 
     images: NDArray[np.float64]
@@ -120,13 +104,25 @@ class Tables:
     shared: bool = True
 
     @classmethod
-    def of(cls, answers: Answers) -> Tables:
-        """Counts the answers of a model."""
-        shape = int(answers.owner.max(initial=-1)) + 1, int(answers.label.max(initial=-1)) + 1
-        cells = answers.owner * shape[1] + answers.label
-        counts = (np.bincount(cells, values, shape[0] * shape[1]) for values in (None, answers.right))
-        images, right = (each.reshape(shape).astype(np.float64) for each in counts)
-        return cls(images, right, answers.shared)
+    def of(
+        cls,
+        owner: NDArray[np.int64],
+        label: NDArray[np.int64],
+        right: NDArray[np.float64],
+        shared: bool = True,
+    ) -> Answers:
+        """Counts the answers of a model.
+
+        Args:
+            owner: [n], the client of each image, numbered as in all other answers.
+            label: [n].
+            right: [n], 1 if the model was right, else 0; of several seeds the mean.
+        """
+        shape = int(owner.max(initial=-1)) + 1, int(label.max(initial=-1)) + 1
+        cells = owner * shape[1] + label
+        counts = (np.bincount(cells, values, shape[0] * shape[1]) for values in (None, right))
+        images, count = (each.reshape(shape).astype(np.float64) for each in counts)
+        return cls(images, count, shared)
 
     def compare(self, client: int, level: float) -> AgainstOthers | None:
         """A client against all others, if it is clearly below them at this level; else None."""
@@ -232,7 +228,7 @@ def answers_of(
         owner = np.where(index < len(owners), owners[np.minimum(index, len(owners) - 1)], -1)
         right = np.stack([run.right for run in alike]).mean(axis=0)
         known = owner >= 0
-        answers[role] = Answers(owner[known], alike[0].label[known], right[known], role != "local-only")
+        answers[role] = Answers.of(owner[known], alike[0].label[known], right[known], role != "local-only")
     return answers
 
 

@@ -24,46 +24,34 @@ def parties_section(run: Run) -> dict[str, Any] | None:
         return None
     sizes, shapes = partition.sizes().tolist(), partition.shapes
     roles = ["labels" if k == partition.labels_at else "" for k in range(len(partition))]
-    rows = [
-        (
-            name,
-            f"{shape[2]} x {shape[1]}",
-            many(shape[0], "channel"),
-            sizes[k],
-            sizes[k] - len(partition.shared),
-            roles[k],
-        )
-        for k, (name, shape) in enumerate(zip(partition.ids, shapes, strict=True))
-    ]
-    windows = partition.windows
+    rows = []
+    for name, size, (channels, height, width), role in zip(partition.ids, sizes, shapes, roles, strict=True):
+        alone = size - len(partition.shared)
+        rows.append((name, f"{width} x {height}", many(channels, "channel"), size, alone, role))
     urls = [data_url(picture) for picture in partition.pictures] if shows_images(run) else []
-    if windows is None:
+    names = list(zip(partition.ids, roles, strict=True))
+    if partition.windows is None:
+        what, side, named = "images of its own", _OWN_SIDE, [[name] for name in names]
         boxes = [[(0, 0, shape[2], shape[1])] for shape in shapes]
     else:
-        boxes = [[(window.left, window.top, window.width, window.height) for window in windows]]
-    names = list(zip(partition.ids, roles, strict=True))
-    shown = [names] if windows is not None else [[name] for name in names]
+        what, side, named = "one window of every image", _SIDE, [names]
+        boxes = [[(window.left, window.top, window.width, window.height) for window in partition.windows]]
     drawings = [
-        _drawing(of_one, named, urls[k] if k < len(urls) else "", _OWN_SIDE if windows is None else _SIDE)
-        for k, (of_one, named) in enumerate(zip(boxes, shown, strict=True))
+        _drawing(*one, urls[k] if k < len(urls) else "", side)
+        for k, one in enumerate(zip(boxes, named, strict=True))
     ]
-    what = "images of its own" if windows is None else "one window of every image"
-    used, taking = "which training uses", run.config.get("algorithm", {}).get("parties")
+    who, used = f"{count(len(partition))} parties", "which training uses"
+    taking = run.config.get("algorithm", {}).get("parties")
     if taking is not None:  # some of them, see algorithm.parties
+        who = f"{len(set(taking))} of {len(partition)} parties"
         named_so = ", ".join(partition.ids[k] for k in sorted(set(taking)))
         used = f"and training uses the {count(len(partition.shared_by(taking)))} of those that take part ({named_so})"
     lead = (
         f"Each party holds {what}. All {len(partition)} parties hold {count(len(partition.shared))} training images, "
-        f"{used}; party "
-        f"{partition.ids[partition.labels_at]} has the labels."
+        f"{used}; party {partition.ids[partition.labels_at]} has the labels."
     )
     if urls:
         lead += f" This page contains {many(len(urls), 'test image')}. {LEAVES_OUT}"
-    who = (
-        f"{count(len(partition))} parties"
-        if taking is None
-        else f"{len(set(taking))} of {len(partition)} parties"
-    )
     return {"who": who, "lead": lead, "rows": rows, "drawings": drawings}
 
 

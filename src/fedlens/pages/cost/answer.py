@@ -61,7 +61,7 @@ class RoleRuns:
         """The mean over the clients on their held-out images by seed, each client counting the same."""
         return _known({seed: mean(row.last for row in rows.values()) for seed, rows in self.clients.items()})
 
-    def of(self, measure: str) -> dict[int, float]:
+    def values(self, measure: str) -> dict[int, float]:
         """The values of a measure, "test" or "clients", by seed."""
         return self.test if measure == "test" else self.means
 
@@ -118,7 +118,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     metric = readable[0].metric() if readable else "accuracy"
     roles = {role: RoleRuns(of, metric) for role, of in finished.items()}
     for row in rows:
-        row |= {on: roles[row["role"]].of(on).get(row["seed"]) for on in MEASURES}
+        row |= {on: roles[row["role"]].values(on).get(row["seed"]) for on in MEASURES}
     measured = {role: of for role, of in roles.items() if of.test or of.clients}
     on = "test" if roles["federated"].test and roles["federated"].models != "own" else "clients"
     answer = {
@@ -191,7 +191,7 @@ def _overall(of: RoleRuns, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The entry of a role in `overall`; `rows` are its runs."""
     untested = next((row["untested"] for row in rows if row.get("untested")), None)
     why = {"test": untested or "no run recorded it", "clients": "no client was measured"}
-    spreads = {on: _spread(of.of(on)) for on in MEASURES}
+    spreads = {on: _spread(of.values(on)) for on in MEASURES}
     missing = {on: why[on] for on, spread in spreads.items() if spread is None}
     return {**spreads, "models": of.models, "missing": missing}
 
@@ -207,7 +207,7 @@ def _differences(roles: Mapping[str, RoleRuns], on: str, metric: str) -> dict[st
     measures = {"partition": on, "federation": federation, "joining": "clients"}
     rows: dict[str, dict[str, Any] | None] = {}
     for name, role in REFERENCES.items():
-        first, second = (roles[of].of(measures[name]) for of in ("federated", role))
+        first, second = (roles[of].values(measures[name]) for of in ("federated", role))
         row = compared(first, second, _most(metric))
         rows[name] = row and {**row, "on": measures[name]}
     return rows

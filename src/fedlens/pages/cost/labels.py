@@ -18,10 +18,7 @@ from fedlens.pages.shown_images import may_get_images, shows_images
 from fedlens.pages.suspicious_labels import CLIENTS, FILE, NOTE, label_card, suspicious_labels
 from fedlens.results.run import Run
 
-_ASKED = (
-    "federated",
-    "centralized",
-)  # whose models are asked about a label: they trained on all clients' images
+_ASKED = ("federated", "centralized")  # about a label: their models trained on all clients' images
 HOW = "With --set record.images=true and another --out, this page has the images."
 _IN_TEXT = 5  # images of a client in the terminal
 _MODELS = {"iid": "the IID twin", "centralized": "the centralized model", "local-only": "models of their own"}
