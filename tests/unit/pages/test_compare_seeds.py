@@ -144,6 +144,12 @@ def test_the_clients_are_on_the_page_on_the_terminal_and_in_json(tmp_path: Path)
     assert rows[0]["clients"][0]["to_local_only"] == pytest.approx(-0.15)
 
 
+def test_a_client_that_one_seed_did_not_measure_has_no_mean(tmp_path: Path) -> None:
+    fewer = {name: value for name, value in CLIENTS.items() if name != "oak"}
+    paths = [run(tmp_path, seed, 0.8, clients=clients) for seed, clients in enumerate((CLIENTS, fewer))]
+    assert [client["client"] for client in compare(paths)[0]["clients"]] == ["mercy", "<i>"]
+
+
 def test_the_worst_client_of_few_is_named(tmp_path: Path) -> None:
     path = run(tmp_path, 0, 0.8, clients=CLIENTS)
     spread = {"clients_accuracy_mean": 0.7, "clients_accuracy_worst_decile": 0.5}

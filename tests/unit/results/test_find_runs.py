@@ -37,6 +37,11 @@ def test_a_run_named_twice_is_there_once_in_the_order_of_the_arguments(
     assert find_runs([three[2], tmp_path / "runs", three[0]]) == [three[2], three[0], three[1]]
 
 
+def test_hidden_folders_are_passed_over(tmp_path: Path, three: list[Path]) -> None:
+    three[0].parent.rename(tmp_path / "runs" / ".a")
+    assert find_runs([tmp_path / "runs"]) == three[2:]
+
+
 def test_what_is_inside_a_run_is_no_run_and_links_below_a_folder_are_not_followed(
     tmp_path: Path, three: list[Path]
 ) -> None:
