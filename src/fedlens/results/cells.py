@@ -95,10 +95,9 @@ class Cell:
         return {seed: row for seed, row in self.ended.items() if why_lost(row) is not None}
 
     @property
-    def rates(self) -> list[float]:
-        """The distinct effective learning rates of its runs that have ended, in rising order."""
-        found = {effective_rate(row) for row in self.ended.values()}
-        return sorted(rate for rate in found if rate is not None)
+    def rates(self) -> set[float | None]:
+        """The effective learning rates of its runs that have ended; None is one that is not known."""
+        return {effective_rate(row) for row in self.ended.values()}
 
     def finals(self, metric: str, last: int) -> dict[int, float]:
         """The final values by seed; none if a run was lost, since the others would be a biased sample."""

@@ -111,7 +111,7 @@ def cell_rows(results: Results) -> list[Record]:
                 "label": info.methods.get(cell.method, cell.method),
                 **{name: cell.case.get(name) for name in info.dimensions if name != EFFECTIVE},
                 **{name: points[id(cell)].get(name) for name in settings},
-                EFFECTIVE: cell.rates[0] if len(cell.rates) == 1 else None,
+                EFFECTIVE: cell.rates.pop() if len(cell.rates) == 1 else None,
                 "metric": results.metric,
                 "mean": interval.mean if interval else None,
                 "std": deviation(values) if interval else None,

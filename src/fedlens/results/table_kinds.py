@@ -186,7 +186,7 @@ def choices(view: TableView) -> StudyTable:
         measured = [value for value in scores if value is not None]
         known = measured and len(measured) == len(scores)
         texts += [
-            ", ".join(map(number, cell.rates)) or MISSING,
+            ", ".join(map(number, sorted(rate for rate in cell.rates if rate is not None))) or MISSING,
             view.value(statistics.fmean(measured), metric) if known else MISSING,
             str(len({row.digest for row in tuned})),  # once each, though successive halving continues it
         ]

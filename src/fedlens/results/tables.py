@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -117,10 +118,8 @@ def check_planned_tables(info: StudyInfo) -> None:
     """
     planned = Results(info, {})
     for k, spec in enumerate(info.tables):
-        try:
+        with suppress(DataError):  # only data.json is missing, which is written later
             study_table(planned, spec, f"tables[{k}]")
-        except DataError:
-            continue  # only data.json is missing, which is written later
 
 
 def _checked(spec: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:

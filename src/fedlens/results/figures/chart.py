@@ -326,6 +326,23 @@ def mean_curve(
     return banded(x, y, [*map(spread, values)], name, color, dash) if any(v is not None for v in y) else []
 
 
+def stacked_bars(
+    values: NDArray[Any], names: Sequence[str], texts: Sequence[str], across: bool = False
+) -> list[Series]:
+    """A bar for each row of `values`, with a part for each column in a colour of its own.
+
+    Args:
+        names: of the columns.
+        texts: of the rows.
+        across: whether bars lie.
+    """
+    places, series = list(range(len(values))), list[Series]()
+    for parts, name, color in zip(values.T.tolist(), names, class_colors(len(names)), strict=True):
+        x, y = (parts, places) if across else (places, parts)
+        series.append(Series(x, y, short(name, 60), "bar", color, texts=texts))
+    return series
+
+
 def level(value: float, limits: tuple[float, float], name: str, dash: str = "dot", **more: Any) -> Series:
     """A horizontal line across a panel."""
     return Series(

@@ -29,9 +29,9 @@ from fedlens.results.figures.chart import (
     Panel,
     Series,
     VerticalLine,
-    class_colors,
     named_axis,
     short,
+    stacked_bars,
 )
 from fedlens.results.run import Run
 from fedlens.settings.make_partition import read_dataset
@@ -274,7 +274,7 @@ def class_bars(sample: PartitionSample, clients: int) -> Panel:
     Args:
         clients: of the partition, of which the sample shows some.
     """
-    colors, places = class_colors(len(sample.labels)), list(range(len(sample.ids)))
+    places = range(len(sample.ids))
     step = max(1, math.ceil(len(places) / NAMED))
     names, limits = [short(name, _ID_WIDTH) for name in sample.ids[::step]], (-0.6, len(places) - 0.4)
     x = Axis("client", limits=limits, ticks=places[::step], names=names)
@@ -282,10 +282,7 @@ def class_bars(sample: PartitionSample, clients: int) -> Panel:
     about = f"Stacked bars of the {sample.unit} of {many(len(sample.ids), 'client')} by class."
 
     def seen(view: str, values: NDArray[Any], y: Axis) -> Panel:
-        series = [
-            Series(places, column.tolist(), short(label, 60), "bar", color, texts=sample.ids)
-            for column, label, color in zip(values.T, sample.labels, colors, strict=True)
-        ]
+        series = stacked_bars(values, sample.labels, sample.ids)
         return Panel(whole, about, x, y, series, sample.grouping, stacked="up", view=view)
 
     views = [

@@ -20,10 +20,10 @@ from fedlens.results.figures.chart import (
     Chart,
     Panel,
     Series,
-    class_colors,
     named_axis,
     shade,
     short,
+    stacked_bars,
 )
 from fedlens.results.figures.partition_figures import (
     PartitionSample,
@@ -149,16 +149,10 @@ def _largest(each: CasePopulation, shown: Populations) -> int:
 
 def _bars(sample: PartitionSample, top: int) -> Panel:
     """Horizontal bars of shares, one a client (hsu2019, figure 1)."""
-    places = list(range(len(sample.ids)))
-    series = [
-        Series(shares.round(4).tolist(), places, short(label, 60), "bar", color, texts=sample.ids)
-        for shares, label, color in zip(
-            sample.shares().T, sample.labels, class_colors(len(sample.labels)), strict=True
-        )
-    ]
+    series = stacked_bars(sample.shares().round(4), sample.labels, sample.ids, across=True)
     x = Axis("class distribution", "share", limits=(0, 1), ticks=(0, 0.5, 1))
-    y = Axis("client", "hidden", limits=(len(places) - 0.5, -0.5))
-    about = f"Stacked bars of the classes of {many(len(places), 'client')}."
+    y = Axis("client", "hidden", limits=(len(sample.ids) - 0.5, -0.5))
+    about = f"Stacked bars of the classes of {many(len(sample.ids), 'client')}."
     return Panel("", about, x, y, series, stacked="across")
 
 
@@ -184,13 +178,8 @@ def _squares(sample: PartitionSample, top: int) -> Panel:
 def _clients_of_classes(sample: PartitionSample, top: int) -> Panel:
     """A bar a class, the most frequent first, one colour a client (fedcv, figure 10)."""
     order = np.argsort(-sample.counts.sum(axis=0), kind="stable")
-    names, places = [sample.labels[k] for k in order], list(range(len(order)))
-    series = [
-        Series(places, counts.tolist(), client_name(name), "bar", color, texts=names)
-        for counts, name, color in zip(
-            sample.counts[:, order], sample.ids, class_colors(len(sample.ids)), strict=True
-        )
-    ]
+    names = [sample.labels[k] for k in order]
+    series = stacked_bars(sample.counts[:, order].T, [*map(client_name, sample.ids)], names)
     x = named_axis(Axis(limits=(-0.6, len(names) - 0.4), name_width=14), names)
     about = f"Stacked bars of the clients of {many(len(names), 'class', 'classes')}."
     return Panel("", about, x, Axis(sample.unit, "count"), series, stacked="up")
