@@ -37,9 +37,8 @@ from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.models.prepare import Preparation
 from fedlens.models.resnet import resnet20
-from fedlens.settings.config import read_config
 from fedlens.settings.config_source import read_source
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 from fedlens.tasks.simsiam import SimSiam
 
 BATCH, STEPS = 128, 4
@@ -132,7 +131,7 @@ def drawing(size: int, count: int) -> Callable[[], object]:
 def composed() -> Callable[[], object]:
     """Composes and augments one batch of pairs, as the recipe does."""
     source = read_source(RECIPE, ("data.dataset.codes=2000", "data.dataset.fractals=[2, 5]"))
-    planned = plan(read_config(source.values, source.locate), source)
+    planned = plan_of(source)
     data = fractals(Path(), False, 0, train=50_000, test=1, codes=2000)
     chain = Chain(tuple(choice(SHAPE) for choice in planned.augments))
     one = ClientDataset(data.train.tensors(), None, data.mean, data.std, chain, prefetch=0, views=2)

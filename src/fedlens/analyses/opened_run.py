@@ -19,9 +19,8 @@ from fedlens.observers.read_recordings import RecordedRound
 from fedlens.results.run import Run
 from fedlens.run.build import Built, build, data_directory
 from fedlens.run.run_description import check_same_data
-from fedlens.settings.config import read_config
 from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 from fedlens.settings.recording_check import no_clients, no_local_models
 from fedlens.use.device_here import engine_here
 
@@ -154,7 +153,7 @@ def open_run(
     for sentence in said:
         say(sentence)
     source = replace(source, values={**source.values, "engine": engine})
-    planned = plan(read_config(source.values, source.locate), source)
+    planned = plan_of(source)
     root = data_directory(Path(data_dir or run.environment.get("data_dir", "") or data_directory(None)))
     initial = run.initial_path if run.partition_path.exists() else None
     built = build(planned, root, False, initial=initial)

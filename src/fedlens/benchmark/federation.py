@@ -15,9 +15,8 @@ from fedlens.core.protocol import ClientStates, Program, RoundContext
 from fedlens.core.random import Rng
 from fedlens.engines.traits import traits_of
 from fedlens.run.build import build
-from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 
 MODELS = {cifar_cnn: "hsu-cnn", mnist_cnn: "mcmahan-cnn", linear: "linear"}
 _MANY = 1_000_000  # rounds: more than any benchmark takes
@@ -65,7 +64,7 @@ class Federation:
             "local": {"lr": workload.lr, "epochs": workload.epochs, "batch_size": workload.batch},
             "engine": {**({} if on_cluster else {"device": workload.device}), **engine},
         }
-        self.built = build(plan(read_config(settings), Source(settings)), Path(), download=False)
+        self.built = build(plan_of(Source(settings)), Path(), download=False)
         self.number = 0
         engine_table = dict(self.built.config.engine)  # with what `auto` has chosen
         self.about = {

@@ -28,11 +28,10 @@ from fedlens.data.augmentation.augmented import Augmentation
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
-from fedlens.settings.config import read_config
 from fedlens.settings.config_source import read_source
 from fedlens.settings.memory_check import training_memory
 from fedlens.settings.model_kind import prepared_for, with_vocabulary
-from fedlens.settings.plan import Plan, plan
+from fedlens.settings.plan import Plan, plan_of
 from fedlens.tasks.task import Task
 
 STEPS = 3  # the optimizer's state exists from the second step on, and the heap has settled
@@ -108,7 +107,7 @@ class RandomExamples(ClientExamples):
 def planned(recipe: str, overrides: Sequence[str]) -> Plan:
     """The checked settings of a recipe or a file. Raises `ConfigError`."""
     source = read_source(recipe, overrides)
-    return plan(read_config(source.values, source.locate), source)
+    return plan_of(source)
 
 
 def trial(plan: Plan, info: DatasetInfo, batch: int) -> TrainingTrial:

@@ -24,9 +24,8 @@ from fedlens.engines.devices import usable_cores
 from fedlens.models.registry import MODELS
 from fedlens.run.build import Built, build, data_directory
 from fedlens.run.environment import describe_environment
-from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source, override, read_source
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 from fedlens.settings.resolve import resolve
 from fedlens.use.results import subject
 
@@ -60,7 +59,7 @@ def profile(
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch.profiler prints messages of its own
     source = read_source(recipe, overrides)
-    planned = plan(read_config(source.values, source.locate), source)
+    planned = plan_of(source)
     engine = planned.engine()
     try:
         engine.warm()

@@ -28,7 +28,7 @@ from fedlens.data.partition.registry import PARTITIONS
 from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
-from fedlens.settings.config import Config, filled
+from fedlens.settings.config import Config, filled, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.resolve import Resolved, located, resolve
 from fedlens.tasks.registry import TASKS
@@ -60,6 +60,11 @@ class Plan:
         engine = resolved()
         wrapped: EngineBase = resolved.made(lambda: BareEngine.wrap(engine))
         return wrapped
+
+
+def plan_of(source: Source) -> Plan:
+    """The plan of settings as they were given. Raises `ConfigError` for a wrong name or setting."""
+    return plan(read_config(source.values, source.locate), source)
 
 
 def plan(config: Config, source: Source) -> Plan:

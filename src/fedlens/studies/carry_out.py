@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,9 @@ from fedlens.run.observer import Listening
 from fedlens.run.progress import Progress, ProgressBase
 from fedlens.run.run_description import data_digest
 from fedlens.run.rundir import RunDir
-from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.own_files import refuse_edited
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 from fedlens.studies.planned import DueRun, PlannedRun, settings_in
 from fedlens.studies.progress import StudyProgress
 from fedlens.studies.store import write_planned
@@ -292,13 +291,9 @@ def keep_cached(run: PlannedRun, directory: Path) -> None:
 
 def _digest(settings: Mapping[str, Any], data_dir: Path | None, session: Session) -> str:
     """SHA-256 of the images and labels that the settings name."""
-    source = Source(dict(settings))
-    planned = plan(read_config(source.values, source.locate), source)
-    built = build(planned, data_directory(data_dir), False, session=session)
-    try:
+    built = build(plan_of(Source(dict(settings))), data_directory(data_dir), False, session=session)
+    with closing(built.engine):
         return data_digest(built)
-    finally:
-        built.engine.close()
 
 
 def records(run: PlannedRun) -> bool:

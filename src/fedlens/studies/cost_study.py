@@ -44,7 +44,7 @@ from fedlens.run.session import Session
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.keys import flat
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan, plan_of
 from fedlens.studies.carry_out import RunOptions, StudyStopped, reason_of
 from fedlens.studies.jobs import Ended, cores_of, default_jobs, runs_on_gpus
 from fedlens.studies.planned import DueRun, PlannedRun
@@ -301,9 +301,8 @@ def federated_work(
     the clients' own images; keeps_images, whether the pages have test images.
     """
     values = {**source.values, "engine": {"name": "inline"}}  # no run, so no choice of an engine
-    planned = plan(read_config(values, source.locate), replace(source, values=values))
-    built = build(planned, root, download, session=session)
-    try:
+    built = build(plan_of(replace(source, values=values)), root, download, session=session)
+    with closing(built.engine):
         config, federation = built.config, built.federation
         pool = int(federation.sizes.sum())
         images = images_of_the_run(config, federation, built.clients_per_round)
@@ -327,8 +326,6 @@ def federated_work(
             "test_drawn": built.client_data.dataset.seeded and config.data.dataset["name"] in FORMATS,
             "keeps_images": config.keeps_images,
         }
-    finally:
-        built.engine.close()
 
 
 def largest_classes(client_data: ClientDatasets, names: Sequence[str]) -> dict[str, float]:
@@ -460,7 +457,7 @@ def party_work(source: Source, root: Path, download: bool, session: Session) -> 
     examples that all parties hold, where their inputs are windows of one image. Of more than four parties, the sets
     are one more, all but one, and all.
     """
-    built = build(plan(read_config(source.values, source.locate), source), root, download, session=session)
+    built = build(plan_of(source), root, download, session=session)
     built.engine.close()
     facts, partition = built.federation.parties, built.partition
     assert facts is not None

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,21 @@ class Grid:
 
     Attributes:
         points: settings by dotted key, all with the same keys.
-        values: by key, in order, without repetition.
         places: by key.
     """
 
     points: Sequence[Values] = field(default_factory=lambda: [{}])
-    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[Any]]:
+        """The values of each setting, in order, without repetition."""
+        values: dict[str, list[Any]] = {key: [] for key in self.places}
+        for point in self.points:
+            for key, value in point.items():
+                if value not in values[key]:
+                    values[key].append(value)
+        return values
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,6 @@ def product(grids: Iterable[Grid]) -> Grid:
     ]
     return Grid(
         points,
-        {key: values for grid in listed for key, values in grid.values.items()},
         {key: place for grid in listed for key, place in grid.places.items()},
     )
 
@@ -161,7 +169,7 @@ class Expansion:
     ) -> list[Grid]:
         """One grid a setting of `grid`, and one of all settings of `random`."""
         grids = [
-            Grid([{key: v} for v in values], {key: values}, {key: self._places.locate(*table, "grid", key)})
+            Grid([{key: value} for value in values], {key: self._places.locate(*table, "grid", key)})
             for key, values in (grid or {}).items()
         ]
         if random is not None:
@@ -178,7 +186,7 @@ class Expansion:
             except ConfigError as error:
                 where = self._places.locate(*table, "random", "number")
                 raise ConfigError(error.what, where=where, hint=error.hint) from None
-            grids.append(_listed(points, places))
+            grids.append(Grid(points, places))
         if math.prod(len(one.points) for one in grids) > _MOST:
             where = self._places.locate(*table, "grid" if grid else "random")
             raise ConfigError(f"the grid has more than {_MOST:,} points", where=where, hint="remove values")
@@ -189,15 +197,15 @@ class Expansion:
         if table.points is None:
             return self._grids(table.grid, table.random, ("methods", name))
         place = self._places.locate("methods", name, "points")
-        return [_listed(table.points, dict.fromkeys(table.points[0], place))]
+        return [Grid(table.points, dict.fromkeys(table.points[0], place))]
 
     def _over(self) -> set[str]:
         """The settings that are tuned."""
         tune = self._study.tune
         if tune is None:
             return set()
-        of_methods = {key for grids in self._parts.values() for grid in grids for key in grid.values}
-        common = {key for grid in self._common for key in grid.values}
+        of_methods = {key for grids in self._parts.values() for grid in grids for key in grid.places}
+        common = {key for grid in self._common for key in grid.places}
         if tune.over is None:
             chosen = of_methods | {key for key in common if not key.startswith(_ALONE)}
         else:
@@ -217,9 +225,9 @@ class Expansion:
                 hint="add a grid of settings outside data. and seeds., or remove [tune]",
             )
         for grid in [*self._common, *(grid for grids in self._parts.values() for grid in grids)]:
-            tuned = [key for key in grid.values if key in chosen]
-            if tuned and len(tuned) < len(grid.values):
-                other = next(key for key in grid.values if key not in chosen)
+            tuned = [key for key in grid.places if key in chosen]
+            if tuned and len(tuned) < len(grid.places):
+                other = next(key for key in grid.places if key not in chosen)
                 raise ConfigError(
                     f"'{tuned[0]}' is tuned and '{other}' is not, but they are drawn or listed together",
                     where=grid.places[other],
@@ -229,14 +237,14 @@ class Expansion:
 
     def _cases(self) -> Iterable[Case]:
         named: list[tuple[str | None, CaseSettings]] = [*(self._study.cases or {}).items()]
-        grid = product(one for one in self._common if not self.over.intersection(one.values))
+        grid = product(one for one in self._common if not self.over.intersection(one.places))
         for name, table in named or [(None, CaseSettings())]:
             for point in grid.points:
                 settings, base = [], None
                 if name is not None:
                     settings = self._settings(table.set, "cases", name, "set")
                     base = self._base(table.base, "cases", name)
-                    self._refuse_both(settings, grid.values, grid.places)
+                    self._refuse_both(settings, grid.places)
                 values = ({"case": name} if name is not None else {}) | dict(point)
                 yield Case(values, settings, _located(point, grid.places), base)
 
@@ -244,14 +252,14 @@ class Expansion:
         grids = self._parts[name]
         settings = self._settings(table.set, "methods", name, "set")
         base = self._base(table.base, "methods", name)
-        tuned = [grid for grid in grids if self.over.intersection(grid.values)]
-        shown = product(grid for grid in grids if not self.over.intersection(grid.values))
-        of_method = {key for grid in tuned for key in grid.values}
+        tuned = [grid for grid in grids if self.over.intersection(grid.places)]
+        shown = product(grid for grid in grids if not self.over.intersection(grid.places))
+        of_method = {key for grid in tuned for key in grid.places}
         for one in self._common:
-            if self.over.intersection(one.values):
+            if self.over.intersection(one.places):
                 # A method's values of a setting replace those of the study.
-                replaced = of_method.intersection(one.values)
-                if replaced and len(replaced) < len(one.values):
+                replaced = of_method.intersection(one.places)
+                if replaced and len(replaced) < len(one.places):
                     key = min(replaced)
                     raise ConfigError(
                         f"the method '{name}' has values of '{key}', which [random] draws with other settings",
@@ -261,12 +269,12 @@ class Expansion:
                 if not replaced:
                     tuned = [*tuned, one]
             else:
-                self._refuse_both(_located(shown.points[0], shown.places), one.values, one.places)
+                self._refuse_both(_located(shown.points[0], shown.places), one.places)
         whole = product(tuned)
         for grid in (whole, shown, *self._common):
-            self._refuse_both(settings, grid.values, grid.places)
+            self._refuse_both(settings, grid.places)
         for point in shown.points:
-            short = {key: short_key(key, shown.values) for key in point}
+            short = {key: short_key(key, shown.places) for key in point}
             names = [f"{short[key]}={shown_value(value)}" for key, value in point.items()]
             labels = [
                 f"{self._study.labels.get(key, short[key])} = {shown_value(value)}"
@@ -288,13 +296,10 @@ class Expansion:
     def _base(self, base: Base | None, *keys: str) -> tuple[Base, str] | None:
         return None if base is None else (base, self._places.locate(*keys, "base"))
 
-    def _refuse_both(
-        self, settings: Iterable[PlacedSetting], grid: Iterable[str], places: Mapping[str, str]
-    ) -> None:
+    def _refuse_both(self, settings: Iterable[PlacedSetting], places: Mapping[str, str]) -> None:
         """Raises `ConfigError` for a setting that a grid sets again, so that it would have no effect."""
-        keys = set(grid)
         for one in settings:
-            if one.key in keys:
+            if one.key in places:
                 raise ConfigError(
                     f"'{one.key}' is set to one value, but a grid sets it again ({places[one.key]})",
                     where=one.place,
@@ -311,7 +316,7 @@ class Expansion:
             key: place for key, place in placed[0].items() if all(key in places for places in placed)
         }
         everywhere |= {key: place for grid in self._common for key, place in grid.places.items()}
-        self._refuse_both(self._settings(self._study.set, "set"), everywhere, everywhere)
+        self._refuse_both(self._settings(self._study.set, "set"), everywhere)
 
     def _refuse_unused(self) -> None:
         """Raises `ConfigError` if a case and a method both name a base."""
@@ -323,15 +328,6 @@ class Expansion:
                         where=method.base[1],
                         hint="name it in one of them, and set the differences with 'set'",
                     )
-
-
-def _listed(points: Sequence[Values], places: Mapping[str, str]) -> Grid:
-    values: dict[str, list[Any]] = {key: [] for key in places}
-    for point in points:
-        for key, value in point.items():
-            if value not in values[key]:
-                values[key].append(value)
-    return Grid([dict(point) for point in points], values, places)
 
 
 def _located(point: Values, places: Mapping[str, str]) -> list[PlacedSetting]:

@@ -25,7 +25,7 @@ from fedlens.run.session import Session
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.memory_check import memory_of_training
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 from fedlens.studies.jobs import GpuMemory
 from fedlens.studies.planned import settings_text
 from fedlens.tasks.central_evaluation import central, stretch_of
@@ -177,8 +177,7 @@ class RunCosts:
         return RunCost(images, seconds, disk, shape.memory + kept, shape.gpu)
 
     def _built(self, settings: Mapping[str, Any]) -> Built:
-        source = Source(dict(settings))
-        planned = plan(read_config(source.values, source.locate), source)
+        planned = plan_of(Source(dict(settings)))
         return build(planned, self._data_dir, self._download, session=self._session)
 
     def _shape(self, settings: Mapping[str, Any], config: Config) -> _Shape:
@@ -316,10 +315,7 @@ def _shortened(settings: Mapping[str, Any], steps: int, clients: int | None) -> 
     """The settings of timed rounds: `steps` local steps, and at most `clients` clients a round."""
     work = ("epochs", "steps", "examples", "stragglers", "straggler_work", "lr_warmup")
     local = {key: value for key, value in settings["local"].items() if key not in work}
-    changes: dict[str, Any] = {
-        "rounds": 2,
-        "local": {**local, "steps": steps},
-    }
+    changes: dict[str, Any] = {"rounds": 2, "local": {**local, "steps": steps}}
     select = settings.get("select")
     table = {"name": select} if isinstance(select, str) else dict(select or {})
     asked = table.get("clients_per_round")

@@ -33,7 +33,7 @@ from fedlens.files.lock import locked
 from fedlens.files.text_files import read_json
 from fedlens.results.rows import LINES, Row, StudyInfo, read_lines, write_lines
 from fedlens.run.rundir import RunDir
-from fedlens.settings.config import plain, read_config
+from fedlens.settings.config import plain
 from fedlens.settings.config_source import Source
 from fedlens.settings.keys import changing, diff
 from fedlens.studies.planned import PlannedRun, settings_in
@@ -250,10 +250,9 @@ def _resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as the run writes them into its config.toml."""
     import tomli_w
 
-    from fedlens.settings.plan import plan
+    from fedlens.settings.plan import plan_of
 
-    source = Source(dict(settings))
-    return tomllib.loads(tomli_w.dumps(plain(plan(read_config(source.values), source).config)))
+    return tomllib.loads(tomli_w.dumps(plain(plan_of(Source(dict(settings))).config)))
 
 
 def _refused(what: str, settings: Mapping[str, Any] | None, directory: Path) -> RunDirectoryError:

@@ -36,9 +36,9 @@ from fedlens.results.data_json import (
 )
 from fedlens.results.rows import needs_populations, read_data, write_data
 from fedlens.run.build import partitioner
-from fedlens.settings.config import plain, read_config
+from fedlens.settings.config import plain
 from fedlens.settings.config_source import Source
-from fedlens.settings.plan import plan
+from fedlens.settings.plan import plan_of
 from fedlens.studies.cells import StudyCells
 from fedlens.studies.expansion import Case, Method
 from fedlens.studies.planned import PlannedRun
@@ -170,8 +170,7 @@ def run_partition(
     >>> partition.sizes().tolist(), int(test.sum())
     ([360, 359, 359, 359], 360)
     """
-    source = Source(dict(settings))
-    planned = plan(read_config(source.values, source.locate), source)
+    planned = plan_of(Source(dict(settings)))
     config = planned.config
     dataset: Dataset = planned.chosen["data.dataset"](root, download, config.seeds.data)
     if dataset.on_error == "skip":
@@ -214,8 +213,7 @@ def model_cost(
     >>> cost.parameters, cost.trainable, cost.backbone, cost.multiply_adds
     (650, 650, 0, 640)
     """
-    source = Source(dict(settings))
-    planned = plan(read_config(source.values, source.locate), source)
+    planned = plan_of(Source(dict(settings)))
     info = info_of(planned, shape, classes, data_dir, download)
     batch = planned.config.local.batch_size
     of_step = trial(planned, info, 1 if batch == "all" else int(batch))
