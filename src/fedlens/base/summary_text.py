@@ -31,13 +31,23 @@ def as_html(title: str, rows: Rows) -> str:
     return f"<table><caption>{escape(title)}</caption>{''.join(cells)}</table>"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first names, and how many follow.
+def listed(names: Sequence[str], most: int = 3, count: int | None = None) -> str:
+    """The first names, and how many follow; `count` is the number of all, if `names` is not all.
 
-    >>> listed(["a", "b", "c", "d", "e"]), listed(["a", "b"])
-    ('a, b, c and 2 more', 'a, b')
+    >>> listed(["a", "b", "c", "d", "e"]), listed(["a", "b"]), listed(["0", "1", "2"], count=2000)
+    ('a, b, c and 2 more', 'a, b', '0, 1, 2 and 1,997 more')
     """
-    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    more = (len(names) if count is None else count) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def conjoined(names: Sequence[str]) -> str:
+    """All names in a sentence; empty for none.
+
+    >>> conjoined(["A", "B", "C"]), conjoined(["A"]), conjoined([])
+    ('A, B and C', 'A', '')
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def as_call(table: Any) -> str:

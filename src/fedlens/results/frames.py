@@ -83,7 +83,7 @@ def run_rows(results: Results) -> list[Record]:
             "directory": run.run,
         }
         rows.append({**row, **{name: run.facts.get(name) for name in WALL_CLOCK}})
-    return _same_columns(rows)
+    return rows
 
 
 def cell_rows(results: Results) -> list[Record]:
@@ -239,12 +239,6 @@ def _plain(value: Any) -> Any:
 def _names(tables: Any) -> list[str]:
     """The keys of all tables, in the order in which they first occur."""
     return list(dict.fromkeys(name for table in tables for name in table))
-
-
-def _same_columns(rows: Sequence[Record]) -> list[Record]:
-    """The rows with the columns of all of them; wall-clock columns stay the last."""
-    names = [name for name in _names(rows) if name not in WALL_CLOCK] + list(WALL_CLOCK)
-    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def _is_metric(name: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import MISSING, count, many, number, size
+from fedlens.base.summary_text import conjoined
 from fedlens.results.cells import (
     Cell,
     CellTest,
@@ -30,7 +31,6 @@ from fedlens.results.words import (
     INTERVAL,
     bold_words,
     case_name,
-    conjoined,
     final_value,
     joined,
     mean_count,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedlens.base.format import MISSING, count, heading, is_share, label, many, setting, split_of
+from fedlens.base.summary_text import listed
 from fedlens.results.cells import Cell, CellTest
 from fedlens.results.rows import Results, StudyInfo
 from fedlens.results.statistics import FEWEST_BOLD, tuned_on
@@ -83,7 +84,7 @@ def tuning_words(info: StudyInfo) -> str:
     runs = f", {many(int(budget), 'run')} of tuning for {each}" if budget else ""
     alone = ""
     if untuned:
-        names = listed([info.methods[name] for name in untuned])
+        names = listed([info.methods[name] for name in untuned], _MOST_NAMED)
         alone = f"{names} {'has' if len(untuned) == 1 else 'have'} a single point and no tuning."
     by_method = [
         set(seeds) for name, seeds in (tuning.get("seeds_by_method") or {}).items() if name not in untuned
@@ -138,7 +139,7 @@ def untested_words(compared: Iterable[CellTest], results: Results) -> str:
     """The comparisons that have no test, and why."""
     without = [each for each in compared if each.test is None or each.test.p is None]
     named = [f"{cell_name(results, each.cell)} ({each.untested})" for each in without]
-    return f"No test: {listed(named)}." if named else ""
+    return f"No test: {listed(named, _MOST_NAMED)}." if named else ""
 
 
 def failure_notes(cells: Iterable[Cell], results: Results) -> list[str]:
@@ -200,25 +201,6 @@ def mean_count(value: float) -> str:
     ('2', '2.4', '1,234')
     """
     return count(value) if value >= 100 or value == round(value) else f"{value:.1f}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence, at most 12.
-
-    >>> listed(["a", "b"]), listed([str(k) for k in range(14)])[-20:]
-    ('a, b', '9, 10, 11 and 2 more')
-    """
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def conjoined(names: Sequence[str]) -> str:
-    """Names in a sentence, all of them.
-
-    >>> conjoined(["A", "B", "C"]), conjoined(["A"])
-    ('A, B and C', 'A')
-    """
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def joined(*sentences: str) -> str:

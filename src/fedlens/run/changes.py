@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.shell_command import quoted_command, shell_command
+from fedlens.base.summary_text import conjoined
 from fedlens.engines.traits import traits_of
 from fedlens.files.jsonl import difference, is_after, read_digest
 from fedlens.run.rundir import RunDir
@@ -291,8 +292,7 @@ def _rounds(numbers: Sequence[int]) -> str:
             spans.append([number, number])
     words = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
     shown = [*words[:_MANY], f"{len(words) - _MANY} more spans"] if len(words) > _MANY else words
-    text = ", ".join(shown[:-1]) + " and " + shown[-1] if len(shown) > 1 else shown[0]
-    return f"round{'s' if len(numbers) > 1 else ''} {text} {'are' if len(numbers) > 1 else 'is'}"
+    return f"round{'s' if len(numbers) > 1 else ''} {conjoined(shown)} {'are' if len(numbers) > 1 else 'is'}"
 
 
 def _misfit(place: str, initial: Any, saved: Any) -> str | None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from fedlens.base.format import many, setting
 from fedlens.base.parse_text import parse_toml
+from fedlens.base.summary_text import conjoined
 from fedlens.results.rows import EFFECTIVE
-from fedlens.results.words import conjoined, shown
+from fedlens.results.words import shown
 from fedlens.settings.config import plain
 from fedlens.settings.keys import changes, diff, flat
 from fedlens.studies.cells import StudyCells

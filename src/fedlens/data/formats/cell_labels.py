@@ -9,8 +9,9 @@ from itertools import count, islice
 from pathlib import Path
 
 from fedlens.base.errors import nearest
+from fedlens.base.summary_text import listed
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.clients import label_column, listed
+from fedlens.data.formats.clients import label_column
 from fedlens.data.formats.csv_table import is_number, missing
 from fedlens.data.formats.scan import Scan
 
@@ -52,7 +53,7 @@ def skipped(numbers: Sequence[int]) -> str:
     # Labels may be ids of many digits: the skipped ones are counted without listing them.
     number = numbers[-1] + 1 - len(used)
     first = islice((str(label) for label in count() if label not in used), min(number, 3))
-    return f"the labels skip {listed(list(first), number)}, and go up to {numbers[-1]}"
+    return f"the labels skip {listed(list(first), count=number)}, and go up to {numbers[-1]}"
 
 
 def as_setting(classes: Sequence[str]) -> str:

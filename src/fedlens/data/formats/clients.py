@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.summary_text import listed
 from fedlens.data.formats.csv_table import (
     CsvTable,
     coordinates,
@@ -27,8 +28,6 @@ from fedlens.data.formats.csv_table import (
 )
 from fedlens.data.formats.scan import Scan
 from fedlens.data.formats.splits import split_named
-
-_NAMED = 3  # names that a sentence lists
 
 
 @dataclass(frozen=True)
@@ -200,17 +199,6 @@ def _label_column(scan: Scan, cells: Mapping[str, Sequence[Any]]) -> str | None:
         what = f"there is no column '{column}'"
         hint = "give a table with such a column, data.dataset.table"
     raise ConfigError(what, where="label_column", hint=hint)
-
-
-def listed(names: Sequence[str], count: int | None = None) -> str:
-    """The first few names, and the number of the others; `count` is the number of all, if `names` is not all.
-
-    >>> listed(["a", "b", "c", "d", "e"]), listed(["0", "1", "2"], 2000)
-    ('a, b, c and 2 more', '0, 1, 2 and 1,997 more')
-    """
-    others = (len(names) if count is None else count) - _NAMED
-    more = f" and {others:,} more" if others > 0 else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def _rows_of(scan: Scan, table: CsvTable, path_column: str) -> list[int | None]:

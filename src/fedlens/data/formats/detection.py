@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedlens.base.errors import nearest
+from fedlens.base.summary_text import listed
 from fedlens.data.boxes import Boxes
 from fedlens.data.decoding import orientation_of
 from fedlens.data.diagnostics import Findings
-from fedlens.data.formats.clients import describe, listed
+from fedlens.data.formats.clients import describe
 from fedlens.data.formats.folder_listing import stem
 from fedlens.data.formats.probe import probe_all, stored_sizes
 from fedlens.data.formats.scan import Scan

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.summary_text import listed
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import (
     as_setting,
@@ -19,7 +20,7 @@ from fedlens.data.formats.cell_labels import (
     names_in_cells,
     warn_of_separators,
 )
-from fedlens.data.formats.clients import describe, label_column, listed
+from fedlens.data.formats.clients import describe, label_column
 from fedlens.data.formats.csv_table import LABEL_WORDS, CsvTable, closest, image_column, table_path
 from fedlens.data.formats.csv_table import as_setting as column_setting
 from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names

@@ -12,11 +12,12 @@ from PIL import Image
 from pydantic import Field
 
 from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.summary_text import listed
 from fedlens.base.threads import map_threads
 from fedlens.core.dataset_info import VOID
 from fedlens.data.decoding import QUARTER_TURNS, orientation_of, stored_ids
 from fedlens.data.formats import common_settings as common
-from fedlens.data.formats.clients import describe, listed
+from fedlens.data.formats.clients import describe
 from fedlens.data.formats.folder_listing import add_misnamed, folders, image_names, stem
 from fedlens.data.formats.probe import probe_all, stored_sizes
 from fedlens.data.formats.reader import reader

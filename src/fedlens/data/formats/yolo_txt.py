@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedlens.base.errors import DataError
+from fedlens.base.summary_text import listed
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import common_settings as common
 from fedlens.data.formats.cell_labels import skipped
-from fedlens.data.formats.clients import listed
 from fedlens.data.formats.detection import (
     RawBox,
     RawBoxes,

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.summary_text import listed
 from fedlens.data.diagnostics import Findings
 from fedlens.data.formats import clients
-from fedlens.data.formats.clients import ClientAssignment, listed
+from fedlens.data.formats.clients import ClientAssignment
 from fedlens.data.formats.scan import Scan
 
 NAMES = ["north/ward1/a.png", "north/ward2/b.png", "south/ward1/c.png"]
