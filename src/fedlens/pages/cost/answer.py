@@ -111,7 +111,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     - `runs`: one row a run: name, role, seed, status, error, rounds, passes, seconds, warnings (how many), and
       both measures.
     """
-    runs, rows = read_runs(directory, about)
+    runs, rows = cost_runs(directory, about)
     finished = by_role(rows, runs)
     federated = list(finished["federated"].values())
     readable = [*federated, *runs.values()]
@@ -144,7 +144,7 @@ def cost_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     return {**answer, "sentences": sentences(answer), "next_steps": next_steps(answer)}
 
 
-def read_runs(directory: Path, about: Mapping[str, Any]) -> tuple[dict[str, Run], list[dict[str, Any]]]:
+def cost_runs(directory: Path, about: Mapping[str, Any]) -> tuple[dict[str, Run], list[dict[str, Any]]]:
     """The planned runs that can be read, by name, and how each planned run went."""
     runs: dict[str, Run] = {}
     for row in about["runs"]:
@@ -154,7 +154,7 @@ def read_runs(directory: Path, about: Mapping[str, Any]) -> tuple[dict[str, Run]
 
 
 def by_role(rows: Iterable[Mapping[str, Any]], runs: Mapping[str, Run]) -> dict[str, dict[int, Run]]:
-    """The finished runs by role and seed; `rows` and `runs` are those of `read_runs`."""
+    """The finished runs by role and seed; `rows` and `runs` are those of `cost_runs`."""
     finished = [row for row in rows if row["status"] == "finished"]
     return {
         role: {row["seed"]: runs[row["name"]] for row in finished if row["role"] == role} for role in WORDS
@@ -164,12 +164,11 @@ def by_role(rows: Iterable[Mapping[str, Any]], runs: Mapping[str, Run]) -> dict[
 def _run_row(row: Mapping[str, Any], run: Run | None) -> dict[str, Any]:
     if run is None:
         return {**row, "status": "failed" if row["error"] else "not started", "rounds": 0, "seconds": None}
-    examples, images = run.total("examples"), run.recorded("partition", "examples")
     return {
         **row,
         "status": "failed" if row["error"] else run.status,
         "rounds": run.rounds_done,
-        "passes": examples / images if examples and images else None,
+        "passes": run.passes(),
         "seconds": run.seconds(),
         "warnings": len(run.warnings),
     }

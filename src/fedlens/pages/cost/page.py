@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlens.base.format import MISSING, count, is_share, many, metric_value, signed
 from fedlens.pages.compare import seed_curve
-from fedlens.pages.cost.answer import by_role, read_runs
+from fedlens.pages.cost.answer import by_role, cost_runs
 from fedlens.pages.cost.labels import cost_label_card, low_client_sentences
 from fedlens.pages.cost.measures import (
     MEASURES,
@@ -50,7 +50,7 @@ _NAMED = 30  # clients whose names stand on the axis of the figure
 def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
     """Writes cost.html into a cost directory from `cost_answer`, and returns its path."""
     rows, metric = answer["runs"], answer["metric"]
-    finished = by_role(rows, read_runs(directory, answer)[0])
+    finished = by_role(rows, cost_runs(directory, answer)[0])
     # A client without held-out images is in no row, but may be named in a note.
     partitions = (run.partition for of in finished.values() for run in of.values())
     held = next((partition.ids for partition in partitions if partition), ())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.format import MISSING, heading, many, metric_value, signed
-from fedlens.pages.cost.answer import compared, read_runs
+from fedlens.pages.cost.answer import compared, cost_runs
 from fedlens.pages.cost.measures import SIGNS, interval_text
 from fedlens.pages.render import write_page
 from fedlens.results.statistics import deviation, mean
@@ -21,7 +21,7 @@ def party_answer(directory: Path, about: Mapping[str, Any]) -> dict[str, Any]:
     Keys besides those of `about`: `metric`; `runs`, with `status`; `parties`, by role: `words`, `values` by seed, and
     `added`, the difference from the label party alone over the seeds (mean, low, high, sign), or None; `sentences`.
     """
-    runs, rows = read_runs(directory, about)
+    runs, rows = cost_runs(directory, about)
     metric = next((run.metric() for run in runs.values()), "accuracy")
     values: dict[str, dict[int, float]] = {role: {} for role in about["roles"]}
     for row in rows:
