@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -118,6 +119,27 @@ def replacing(path: Path, named: bool = True) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A path beside `folder`: the folder that the block makes there takes its place, or is removed after an error.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp()) / "runs" / "first"
+    >>> with replacing_folder(folder) as beside:
+    ...     beside.mkdir()
+    >>> [path.name for path in folder.parent.iterdir()]
+    ['first']
+    """
+    beside = temporary_beside(folder)
+    try:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: bytes, named: bool = True, hint: str | None = None) -> None:

@@ -6,7 +6,6 @@ folder of the user, so that several studies share one. Analyses of final runs ar
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -21,7 +20,7 @@ from fedlens.base.errors import FedlensError, RunFailed, told
 from fedlens.base.interrupts import from_code
 from fedlens.core.step_counts import Work
 from fedlens.files import jsonl
-from fedlens.files.atomic_files import make_folder
+from fedlens.files.atomic_files import make_folder, replacing_folder
 from fedlens.files.caches import user_cache
 from fedlens.files.full_disk import disk_full, stopped_when_full
 from fedlens.observers.divergence import COLLAPSE, Divergence, Extremes
@@ -267,26 +266,16 @@ def take_cached(run: PlannedRun, directory: Path, data_dir: Path | None, session
         found, digest = Run.open(folder), _digest(run.settings, data_dir, session)
         if found.status != "finished" or found.environment.get("data_sha256") != digest:
             return False
-        part = directory.with_name(f".{directory.name}.{os.getpid()}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(folder, part)
-        shutil.rmtree(directory, ignore_errors=True)
-        part.rename(directory)
+        with replacing_folder(directory) as beside:
+            shutil.copytree(folder, beside)
         return True
     return False
 
 
 def keep_cached(run: PlannedRun, directory: Path) -> None:
     """Copies a finished pre-training into the cache. A cache that cannot be written costs a training later."""
-    folder = cached_folder(run)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    with suppress(OSError, shutil.Error):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(directory, part, ignore=_LEFT_OUT)
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-    shutil.rmtree(part, ignore_errors=True)
+    with suppress(OSError, shutil.Error), replacing_folder(cached_folder(run)) as beside:
+        shutil.copytree(directory, beside, ignore=_LEFT_OUT)
 
 
 def _digest(settings: Mapping[str, Any], data_dir: Path | None, session: Session) -> str:

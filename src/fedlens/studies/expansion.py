@@ -89,7 +89,7 @@ class Method:
     own: str = ""
 
 
-def drawn(draws: RandomDraws) -> list[dict[str, Any]]:
+def drawn(draws: RandomDraws, where: str | None = None) -> list[dict[str, Any]]:
     """The points of a table [random]: `number` different ones, uniform in each range, the same for the same seed.
 
     A range of whole numbers gives whole numbers. With `log`, the logarithm is uniform. Numbers have three digits.
@@ -110,6 +110,7 @@ def drawn(draws: RandomDraws) -> list[dict[str, Any]]:
             return points
     raise ConfigError(
         f"the ranges have fewer than {draws.number} different points",
+        where=where,
         hint="lower 'number', or widen the ranges",
     )
 
@@ -181,11 +182,7 @@ class Expansion:
                     where=places[both],
                     hint="remove it from one of them",
                 )
-            try:
-                points = drawn(random)
-            except ConfigError as error:
-                where = self._places.locate(*table, "random", "number")
-                raise ConfigError(error.what, where=where, hint=error.hint) from None
+            points = drawn(random, self._places.locate(*table, "random", "number"))
             grids.append(Grid(points, places))
         if math.prod(len(one.points) for one in grids) > _MOST:
             where = self._places.locate(*table, "grid" if grid else "random")

@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import secrets
-import shutil
 import tarfile
 import tempfile
 import time
@@ -22,6 +21,7 @@ from fedlens.base.interrupts import postponed
 from fedlens.base.threads import share_cores, usable_cores
 from fedlens.engines.ray_cluster import connect, import_ray, one_line
 from fedlens.engines.ray_worker import Source, actor_class, load_source, user_sources
+from fedlens.files.atomic_files import replacing_folder
 from fedlens.files.full_disk import CONTINUE
 from fedlens.results.rows import Row
 from fedlens.studies.carry_out import RunOptions, StudyStopped, carry_out, line_of_failure
@@ -285,18 +285,13 @@ def unpack(archive: bytes, directory: Path) -> None:
     >>> (copy / "config.toml").read_text()
     'rounds = 2'
     """
-    beside = directory.with_name(f".{directory.name}.{secrets.token_hex(4)}.tmp")
     try:
-        beside.mkdir(parents=True)
-        with tarfile.open(fileobj=io.BytesIO(archive)) as packed_files:
-            packed_files.extractall(beside, filter="data")
-        shutil.rmtree(directory, ignore_errors=True)
-        beside.rename(directory)
+        with replacing_folder(directory) as beside, tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            beside.mkdir()
+            files.extractall(beside, filter="data")
     except OSError as error:
         raise StudyStopped(
             f"the study stopped: a run directory cannot be written: {error.strerror or error}",
             where=str(directory),
             hint=f"check the disk, {CONTINUE}",
         ) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

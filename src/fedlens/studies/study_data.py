@@ -130,24 +130,23 @@ def _costs(
     shapes = [(tuple(t["shape"]), t["classes"]) for t in tables if t.get("shape") and t.get("classes")]
     shape, classes = shapes[0] if shapes else (None, None)
     costs = []
-    for case in cells.cases:
-        for method in cells.methods:
-            run = _first_run(cells, method, case)
-            parts = {key: run.settings.get(key) for key in ("model", "task", "local", "engine")}
-            dataset = run.settings["data"].get("dataset"), run.settings["data"].get("augment")
-            digest = _digest("cost", parts, dataset, shape, classes, memory)
-            if digest not in made:
-                say(f"model of {run.key}")
-                cost = model_cost(
-                    run.settings,
-                    memory=memory,
-                    shape=shape,
-                    classes=classes,
-                    data_dir=data_dir,
-                    download=download,
-                )
-                made[digest] = replace(cost, settings=digest)
-            costs.append(replace(made[digest], method=method.name, case=dict(case.values)))
+    for method, case in cells.pairs:
+        run = _first_run(cells, method, case)
+        parts = {key: run.settings.get(key) for key in ("model", "task", "local", "engine")}
+        dataset = run.settings["data"].get("dataset"), run.settings["data"].get("augment")
+        digest = _digest("cost", parts, dataset, shape, classes, memory)
+        if digest not in made:
+            say(f"model of {run.key}")
+            cost = model_cost(
+                run.settings,
+                memory=memory,
+                shape=shape,
+                classes=classes,
+                data_dir=data_dir,
+                download=download,
+            )
+            made[digest] = replace(cost, settings=digest)
+        costs.append(replace(made[digest], method=method.name, case=dict(case.values)))
     return costs
 
 
