@@ -92,8 +92,7 @@ def show(result: CostResult, quiet: bool) -> None:
     """Prints the answer; with --quiet only the path of the page."""
     from fedlens.pages.cost.labels import suspicious_lines
     from fedlens.pages.cost.measures import byte_rows, bytes_note, measure_notes, side_by_side
-    from fedlens.pages.cost.page import below_note, client_table, images_note
-    from fedlens.pages.cost.sentences import wide_note
+    from fedlens.pages.cost.page import client_notes, client_table
     from fedlens.pages.data_notes import SHOWN
 
     answer = result.answer
@@ -126,7 +125,7 @@ def show(result: CostResult, quiet: bool) -> None:
         print_columns(rows[:CLIENTS_SHOWN], head, range(1, len(head) - 1))
         if len(rows) > CLIENTS_SHOWN:
             print(f"and {len(rows) - CLIENTS_SHOWN} more clients, on the page")
-        for note in filter(None, (below_note(answer), wide_note(answer), images_note(answer))):
+        for note in client_notes(answer):
             print(printable(note))
     if lines := suspicious_lines(answer, result.directory):
         print()

@@ -61,14 +61,12 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         "title": f"What federation costs: {answer['name']} · fedlens",
         "aside": str(directory),
         "answer": answer,
-        "metric": metric,
         "cards": cards(answer),
         "measures": [measure_heading(metric, on) for on in MEASURES],
         "measure_notes": measure_notes(answer),
         "models": side_by_side(answer)[0],
         "bytes": byte_rows(answer),
         "bytes_note": bytes_note(answer),
-        "wide": wide_note(answer),
         "charts": [chart for on in MEASURES if (chart := _curves(metric, finished, on))],
         "differences": _difference_rows(answer),
         "intervals": any(row["low"] is not None for row in compared),
@@ -79,13 +77,11 @@ def write_cost_page(directory: Path, answer: Mapping[str, Any]) -> Path:
         ],
         "hidden": max(0, len(texts) - CLIENTS_SHOWN),
         "failed": [row for row in rows if row["status"] != "finished"],
-        "seeds": len(answer["seeds"]),
         "least_seeds": LEAST_SEEDS,
         "verdicts": len(compared),
         "gap": GAP,
         "level": LEVEL,
-        "below": below_note(answer),
-        "images": images_note(answer),
+        "client_notes": client_notes(answer),
         "client_names": clients,
         "notes": notes_card(answer["data_notes"], clients),
         "labels": cost_label_card(finished, answer),
@@ -125,18 +121,17 @@ def _difference_rows(answer: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def below_note(answer: Mapping[str, Any]) -> str:
-    """What the mark in the table of clients means; empty if no client has it."""
-    if not any(map(below_largest, answer["clients"])):
-        return ""
-    return "! The federated model is right less often than always naming the client's largest class."
-
-
-def images_note(answer: Mapping[str, Any]) -> str:
-    """What the numbers of images count."""
-    tested = answer["work"].get("test_images")
+def client_notes(answer: Mapping[str, Any]) -> list[str]:
+    """What the mark, wide intervals and the numbers of images in the table of clients mean."""
+    notes, tested = [], answer["work"].get("test_images")
+    if any(map(below_largest, answer["clients"])):
+        notes.append(
+            "! The federated model is right less often than always naming the client's largest class."
+        )
+    if wide := wide_note(answer):
+        notes.append(wide)
     more = f" The {tested:,} test images belong to no client." if tested else ""
-    return f"Training images do not include the held-out images.{more}"
+    return [*notes, f"Training images do not include the held-out images.{more}"]
 
 
 def client_table(answer: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
