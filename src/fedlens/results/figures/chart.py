@@ -1,4 +1,4 @@
-"""One description of a figure: panels of series or cells, axes and words. `report.plotly_figures` draws it on pages,
+"""One description of a figure: panels of series or cells, axes and words. `pages.plotly_figures` draws it on pages,
 `picture` in files for papers."""
 
 from __future__ import annotations

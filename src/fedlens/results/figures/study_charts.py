@@ -26,7 +26,7 @@ from fedlens.results.figures.study_axes import (
 )
 from fedlens.results.figures.study_panels import (
     Columns,
-    LineRuns,
+    LineCells,
     StudyPanels,
     arrange,
     no_values,
@@ -158,7 +158,7 @@ def _present(shown: NamedCells, key: str, cells: Sequence[Cell]) -> list[Any]:
     return [value for value in shown.all_values(key) if value in values]
 
 
-def _markers(drawing: StudyPanels, line: LineRuns, largest: float) -> list[Series]:
+def _markers(drawing: StudyPanels, line: LineCells, largest: float) -> list[Series]:
     points = []
     for cell in line.cells:
         rates, values = rates_of(cell), drawing.finals(cell)
@@ -343,7 +343,7 @@ def _order(shown: NamedCells, key: str) -> Callable[[Any], int]:
 
 
 def _setting_line(
-    drawing: StudyPanels, line: LineRuns, key: str, place: XScale, number: int, lines: int, texts: bool
+    drawing: StudyPanels, line: LineCells, key: str, place: XScale, number: int, lines: int, texts: bool
 ) -> list[Series]:
     shown = drawing.shown
     cells = sorted(line.cells, key=lambda cell: place.at(cell.keys[key]))
@@ -359,7 +359,7 @@ def _setting_line(
     return banded(x, means, ends, line.name, line.color, line.dash, words if texts else ())
 
 
-def _curve(line: LineRuns, cell: Cell, metric: str, over: Over, band: Band) -> list[Series]:
+def _curve(line: LineCells, cell: Cell, metric: str, over: Over, band: Band) -> list[Series]:
     """The curve of some seeds at the rounds that all of them have evaluated."""
     runs = [by_round for run in cell.done.values() if (by_round := _by_round(run, metric, over))]
     return mean_curve(runs, lambda values: spread(values, band, metric), line.name, line.color, line.dash)

@@ -26,7 +26,7 @@ _PANELS = 24  # at most
 
 
 @dataclass(frozen=True)
-class LineRuns:
+class LineCells:
     """One line of a panel: the runs at each of its points, with the colour that it has in all panels."""
 
     name: str
@@ -36,12 +36,12 @@ class LineRuns:
 
 
 @dataclass(frozen=True)
-class PanelRuns:
+class PanelCells:
     """The lines of a panel; `keys` are the settings that its runs share with no other panel."""
 
     title: str
     keys: Mapping[str, Any]
-    lines: Sequence[LineRuns]
+    lines: Sequence[LineCells]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class DocumentMark:
         text: what it says and where.
     """
 
-    panel: PanelRuns
-    line: LineRuns | None
+    panel: PanelCells
+    line: LineCells | None
     number: int
     x: Any
     y: float
@@ -81,7 +81,7 @@ class StudyPanels:
 
     shown: NamedCells
     chosen: Sequence[Cell]
-    panels: Sequence[PanelRuns]
+    panels: Sequence[PanelCells]
     line_keys: Sequence[str]
     metric: str
     about: str
@@ -211,11 +211,11 @@ def arrange(
         _, by_line = by_panel.setdefault(repr(keys), (keys, {}))
         by_line.setdefault(_line_id(cell.keys, line_keys), []).append(cell)
     shown = [
-        PanelRuns(
+        PanelCells(
             runs.title(keys, panel_keys),
             keys,
             [
-                LineRuns(_line_name(runs, by_line[line][0], line_keys), *styles[line], by_line[line])
+                LineCells(_line_name(runs, by_line[line][0], line_keys), *styles[line], by_line[line])
                 for line in styles
                 if line in by_line
             ],
@@ -300,7 +300,7 @@ def with_marks(drawing: StudyPanels, x_key: str | None, rounds: bool = False) ->
     return replace(drawing, stated=marks)
 
 
-def _only_place(line: LineRuns | None, case: Mapping[str, Any], x_key: str) -> Any:
+def _only_place(line: LineCells | None, case: Mapping[str, Any], x_key: str) -> Any:
     """The value on the axis of the only point that a case is about; None if it is about several or none."""
     cells = line.cells if line and case else ()
     same = [g for g in cells if all(g.keys.get(key) == value for key, value in case.items())]
@@ -308,7 +308,7 @@ def _only_place(line: LineRuns | None, case: Mapping[str, Any], x_key: str) -> A
 
 
 def _contradicts(
-    panel: PanelRuns, case: Mapping[str, Any], method: str, x_key: str | None, drawing: StudyPanels
+    panel: PanelCells, case: Mapping[str, Any], method: str, x_key: str | None, drawing: StudyPanels
 ) -> bool:
     if METHOD in panel.keys and panel.keys[METHOD] != method:
         return True
@@ -317,7 +317,7 @@ def _contradicts(
     return any(all(keys.get(key) != value for keys in shown) for key, value in named.items())
 
 
-def _lines(panel: PanelRuns, case: Mapping[str, Any], method: str, drawing: StudyPanels) -> list[int]:
+def _lines(panel: PanelCells, case: Mapping[str, Any], method: str, drawing: StudyPanels) -> list[int]:
     wanted = {**case, METHOD: method}
     return [
         k
