@@ -215,16 +215,11 @@ def _described(values: Values, tables: Mapping[str, Set[str]], name_seeds: bool)
             words[key] = shown_value(value)
         elif key == "seeds":
             words[key] = shown_value(value) if name_seeds else str(len(value))
-        elif key in ("set", "grid", "tune", "stop"):
-            words |= {
-                name if key == "set" else f"{key} {name}": shown_value(item) for name, item in value.items()
-            }
-        elif key == "random":
-            words |= {
-                "random points" if name == "number" else f"random {name}": shown_value(item)
-                for name, item in value.items()
-            }
-        elif key in ("cases", "methods", "pretrained"):
+        elif key in ("set", "grid", "random", "tune", "stop"):
+            for name, item in value.items():
+                name = "points" if (key, name) == ("random", "number") else name
+                words[name if key == "set" else f"{key} {name}"] = shown_value(item)
+        elif key in tables:
             words[key] = ", ".join(value)
             for name in [name for name in value if name in tables[key]]:
                 for part, item in value[name].items():

@@ -320,11 +320,10 @@ def _refuse_other_data(cells: StudyCells, source: StudySource) -> None:
                     one, other = map(shown_value, both)
                     setting = next((s for s in method.settings if _part_of(key, s.key)), None)
                     place = method.base[1] if method.base else source.places.locate("methods", method.table)
-                    names = f"'{first[0].name}' and '{method.name}'"
+                    methods = f"the methods '{first[0].name}' and '{method.name}'"
+                    which = f"the points of '{method.name}'" if first[0] is method else methods
                     raise ConfigError(
-                        f"the methods {names} differ in the data they see: {key} is {one} and {other}"
-                        if first[0] is not method
-                        else f"the points of '{method.name}' differ in the data they see: {key} is {one} and {other}",
+                        f"{which} differ in the data they see: {key} is {one} and {other}",
                         where=setting.place if setting else place,
                         hint="set it for both, or allow it with same_data = false",
                     )
