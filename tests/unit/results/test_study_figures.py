@@ -146,6 +146,19 @@ def test_relative_values_are_divided_by_the_centralized_run_of_the_same_seed_and
     assert not any(series.name == "Centralized" for series in panel.series)
 
 
+def test_a_relative_value_is_that_of_the_seeds_that_both_have() -> None:
+    study = by_alpha(centralized=True)
+    whole = finals(study, "centralized", {ALPHA: 0.1})
+    waiting = {
+        key: row for key, row in study.lines.items() if key not in ("centralized-1-3", "centralized-1-4")
+    }
+    study = Results(study.info, waiting)
+    [panel] = panels(study, kind="setting", x="alpha", relative=True)
+    own = finals(study, "fedavg", {ALPHA: 0.1})
+    ratios = [own[seed] / whole[seed] for seed in (0, 1, 2)]
+    assert named(panel, "FedAvg").y[1] == pytest.approx(statistics.fmean(ratios))
+
+
 def test_the_clients_by_their_emd_stand_above_the_metric_on_the_same_axis(tmp_path: Path) -> None:
     study = by_alpha(centralized=True)
     spec = {"kind": "setting", "x": "emd", "relative": True, "scale": "linear", "above": "emd"}
