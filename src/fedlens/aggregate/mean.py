@@ -63,9 +63,15 @@ class Aggregate(ABC):
     With `asked_without_replies = True`, it declares that it makes an update of every round, also of one in which no
     client was asked or no reply was accepted, as a rule that adds noise for privacy must. Such a round is not skipped
     (`max_skipped`) and does not end the run.
+
+    With `linear = True`, it declares that it needs no single reply, only the sums that `averaged` divides, so that a
+    blind aggregate may compute them. With `blind = True`, the server sees one sum over the clients and no reply:
+    replies have no metrics, and `exchange` adds the loss of the sum to `ctx.sums`.
     """
 
     asked_without_replies: ClassVar[bool] = False
+    linear: ClassVar[bool] = False
+    blind: ClassVar[bool] = False
 
     @property
     def weighting(self) -> Weighting:
@@ -227,6 +233,7 @@ class Mean(Aggregate):
     """
 
     follows_device: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
     weighting: Weighting = "examples"
 
     def reduce(self, cohort: int, fields: Mapping[str, How] | None = None) -> Reduce | None:

@@ -43,6 +43,7 @@ class Normalized(Aggregate):
     """
 
     follows_device: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
     weighting: Weighting = "examples"
     tau_eff: Literal["mean"] | float = "mean"
 

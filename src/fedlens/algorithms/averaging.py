@@ -36,7 +36,6 @@ from fedlens.algorithms.client_sampling import (
     Uniform,
     candidates,
     refuse_all_dropped,
-    repeats,
     straggling,
 )
 from fedlens.base.errors import ConfigError
@@ -56,7 +55,7 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.reduction import Update
-from fedlens.core.tree import Leaf, Tree, part, select, tree_of
+from fedlens.core.tree import Leaf, Tree, part, select, tree_of, zeros_like
 from fedlens.local.chain import chain
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
@@ -163,8 +162,19 @@ class Averaging(AlgorithmBase):
 
     @property
     def needs_replies(self) -> bool:
-        """Whether the aggregate does."""
-        return not self.aggregate.asked_without_replies
+        """Whether the aggregate does, and no rule releases noise."""
+        return not (self.aggregate.asked_without_replies or self.rule.traits.releases)
+
+    @property
+    def blind(self) -> bool:
+        """Whether the aggregate is."""
+        return self.aggregate.blind
+
+    def spent(self, state: State) -> Sequence[Mapping[str, Any]]:
+        """What the server rules have released in the round that made this state."""
+        rules = state.get("rules", {})
+        spending = {name: rule.spent for name, rule in self.rule.server_rules.items() if rule.spent}
+        return [release for name, spent in spending.items() for release in spent(rules[name])]
 
     @property
     def follows_device(self) -> bool:
@@ -201,7 +211,7 @@ class Averaging(AlgorithmBase):
                 prepared = yield from calls.prepared_by(name, server_rule, rules[name], shared, cohort, ctx)
                 if prepared is None:
                     # Keep what an earlier rule has prepared, such as a target that every client was asked for.
-                    return {**state, "rules": rules}
+                    return self._without_update(state, rules, ctx)
                 rules[name] = prepared
             # A new mapping: asks that are already out keep the payload that they were sent with.
             shared = {**shared, **calls.shared_by(name, server_rule, rules[name], shared, ctx)}
@@ -211,8 +221,8 @@ class Averaging(AlgorithmBase):
             for slot, client in enumerate(cohort)
             if work.get(slot) != 0
         ]
-        if not requests and self.needs_replies:
-            return {**state, "rules": rules} if rules else state
+        if not requests and not self.aggregate.asked_without_replies:
+            return self._without_update(state, rules, ctx)
         ask = Ask(
             "train",
             requests,
@@ -221,17 +231,26 @@ class Averaging(AlgorithmBase):
         )
         update = yield from calls.exchanged(self.aggregate, ask, self.rule, ctx, state.get("aggregate", {}))
         if update is None:
+            return self._without_update(state, rules, ctx)
+        return self._moved(state, rules, update, ctx)
+
+    def _without_update(self, state: State, rules: dict[str, Any], ctx: RoundContext) -> State:
+        """The state after a round without an update: the same model, but where a rule releases noise."""
+        if not self.rule.traits.releases:
             return {**state, "rules": rules} if rules else state
+        zero = Update(zeros_like(self._weights(state["model"])), {}, {}, dict.fromkeys(self.rule.fields, 0.0))
+        return self._moved(state, rules, zero, ctx)
+
+    def _moved(self, state: State, rules: dict[str, Any], update: Update, ctx: RoundContext) -> State:
         new: dict[str, Any] = dict(state)
         if update.state is not None:
             # The state may keep the update, so the server step may not write into it.
             new["aggregate"], update = update.state, replace(update, donated=None)
-        for name, server_rule in self.rule.server_rules.items():
-            if server_rule.after is not None:
+        for name, rule in self.rule.server_rules.items():
+            if rule.after is not None:
                 # The rule may keep the update, so the server step may not write into it.
-                rules[name], update = calls.updated_by(
-                    name, server_rule, rules[name], replace(update, donated=None), ctx
-                )
+                update = replace(update, donated=None)
+                rules[name], update = calls.updated_by(name, rule, rules[name], update, ctx)
                 update = replace(update, donated=None)
         new |= self._step(state, update, ctx.round)
         return {**new, "rules": rules} if rules else new
@@ -298,12 +317,14 @@ class Averaging(AlgorithmBase):
     @property
     def training_op(self) -> str | None:
         """Local training, if replies hold the whole difference between the global and the local weights."""
-        complete = not self.rule.traits.replaces_update and not self.personal
+        complete = not self.rule.traits.replaces_update and not self.personal and not self.blind
         return "train" if complete and not self.parts.task.local_leaves(self.parts.spec) else None
 
     @property
     def no_local_models(self) -> str:
         """Why replies hold no local models, if they hold none."""
+        if self.blind:
+            return "the server sees the sum over the clients alone"
         return "each client keeps a part of the model" if self.personal else "clients send something else"
 
     def local_model(self, state: State, reply: Payload) -> Tree:
@@ -357,7 +378,7 @@ def averaging(
     fit.refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
-    refuse_twice(rule, choose, parts.federation)
+    fit.refuse_twice(rule, choose, parts.federation)
     refuse_counted_twice(choose, aggregation, parts)
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
@@ -421,27 +442,6 @@ def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
             hint="set algorithm.name = 'fedavg' for plain local training",
         )
     return chain(own, added)
-
-
-def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
-    """Raises `ConfigError` if a client may appear twice in a cohort and the rule keeps a sum over all clients."""
-    if rule.traits.invariant and repeats(select, federation):
-        raise ConfigError(
-            f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
-            "clients' states at the server, which two changes of one state at once would break",
-            where="select",
-            hint=_single(select, federation),
-        )
-
-
-def _single(select: Select, federation: FederationInfo) -> str:
-    """A hint: how to choose every client at most once."""
-    if not isinstance(select, BySize):
-        return "name every client once"
-    most = int(federation.sizes.sum()) // federation.largest
-    if select.method == "replacement":
-        return "take select.method = 'systematic'" + (f", and at most {most} clients a round" if most else "")
-    return f"take at most {most} clients a round: the largest client holds one in {most + 1} examples or more"
 
 
 def refuse_counted_twice(select: Select, aggregate: Aggregate, parts: Parts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedlens.aggregate.mean import Aggregate
+from fedlens.algorithms.client_sampling import BySize, Select, repeats
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec
@@ -180,3 +181,24 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
             where="aggregate",
             hint="take aggregate.name = 'mean'",
         )
+
+
+def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
+    """Raises `ConfigError` if a client may appear twice in a cohort and the rule keeps a sum over all clients."""
+    if rule.traits.invariant and repeats(select, federation):
+        raise ConfigError(
+            f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
+            "clients' states at the server, which two changes of one state at once would break",
+            where="select",
+            hint=_single(select, federation),
+        )
+
+
+def _single(select: Select, federation: FederationInfo) -> str:
+    """A hint: how to choose every client at most once."""
+    if not isinstance(select, BySize):
+        return "name every client once"
+    most = int(federation.sizes.sum()) // federation.largest
+    if select.method == "replacement":
+        return "take select.method = 'systematic'" + (f", and at most {most} clients a round" if most else "")
+    return f"take at most {most} clients a round: the largest client holds one in {most + 1} examples or more"

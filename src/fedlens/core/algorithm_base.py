@@ -143,6 +143,22 @@ class AlgorithmBase(Algorithm):
         return True
 
     @property
+    def blind(self) -> bool:
+        """Whether the server sees sums over clients, and no single reply.
+
+        Each round is then saved before the next begins: it must not be repeated without need, since two sums that
+        differ by one client tell what that client sent.
+        """
+        return False
+
+    def spent(self, state: State) -> Sequence[Mapping[str, Any]]:
+        """What the round that made this state released of the clients' data, in the terms of differential privacy.
+
+        One mapping for each noised release; see `fedlens.local.rules.ServerRule.spent`.
+        """
+        return ()
+
+    @property
     def follows_device(self) -> bool:
         """Whether the server's code computes on the device of its inputs, so that state and replies may stay on a GPU.
 

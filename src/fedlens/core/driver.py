@@ -24,7 +24,7 @@ from fedlens.core.protocol import (
     Reply,
 )
 from fedlens.core.schema import nbytes
-from fedlens.core.states import Staging
+from fedlens.core.states import Held, Journal, Staging
 from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Traffic
 from fedlens.core.types import is_client, is_server
@@ -195,6 +195,7 @@ class Driver:
 
     Args:
         answered: called once an answer has been read.
+        journal: where logs of clients and states that are held back are kept; by default in memory.
     """
 
     def __init__(
@@ -202,7 +203,9 @@ class Driver:
         engine: Engine,
         states: ClientStates,
         answered: Callable[[Ask, Answer, Work], None] = lambda ask, answer, work: None,
+        journal: Journal | None = None,
     ) -> None:
+        self.journal = Journal() if journal is None else journal
         self.engine = engine
         self.states = states
         self._answered = answered
@@ -252,18 +255,20 @@ class Driver:
         ahead: bool = False,
         bounded: bool = False,
         letters: Letters | None = None,
+        held: Held | None = None,
     ) -> Generator[Answer, None, None]:
         """The answers to one ask; each is checked to be the first to its request.
 
         In request order the ask is sent when the first answer is read, or at once if it is `ahead`. In arrival order it
-        is sent at once, because its answers may be read in a later exchange. `letters` are those of the asks before.
+        is sent at once, because its answers may be read in a later exchange. `letters` are those of the asks before,
+        `held` the states that asks of this round hold back.
         """
         letters = Letters() if letters is None else letters
         if bounded:
             ask = self.norms.bounded(ask)
         if not ahead or ask.order == "arrival":
             sent = self._send(ask, round, exchange, letters) if ask.order == "arrival" else None
-            return self._answers(ask, round, exchange, letters, sent, bounded)
+            return self._answers(ask, round, exchange, letters, sent, bounded, held)
         answers = self._ahead(ask, round, exchange, letters)
         next(answers)  # sends the ask; closing the answers cancels it from here on
         return answers
@@ -294,6 +299,8 @@ class Driver:
         if ask.deliver:
             ask, dropped = letters.delivered(ask)
             self.tally.letters_dropped += dropped
+        if ask.logged:
+            ask = self._with_logs(ask)
         self._out.update(Id(round, exchange, slot) for slot in range(len(ask.requests)))
         return self.engine.answer(ask, round, exchange)
 
@@ -305,8 +312,12 @@ class Driver:
         letters: Letters,
         sent: Generator[Answer, None, None] | None,
         bounded: bool = False,
+        held: Held | None = None,
     ) -> Generator[Answer, None, None]:
         staged = self.states.staging()
+        kept = (held or Held(self.journal, round)) if ask.holds else None
+        if kept is not None:
+            kept.begin()
         work = self.work
         work.ask([request.client for request in ask.requests])
         answers = sent or self._send(ask, round, exchange, letters)
@@ -322,12 +333,16 @@ class Driver:
                 if isinstance(answer, Reply):
                     self.tally.traffic.replied(ask, round, answer)
                     posted, answer.letters = answer.letters, ()
+                    if ask.logged and "log" in answer.payload:
+                        self.journal.keep_log(answer.client, log := answer.payload["log"])
+                        answer.nbytes -= nbytes(log)
+                        answer.payload = {k: v for k, v in answer.payload.items() if k != "log"}
                 elif is_server(answer.client):
                     raise _server_failed(ask, round, answer.reason)
                 try:
                     yield answer
                 finally:
-                    self._settle(ask, answer, staged)
+                    self._settle(ask, answer, kept or staged)
                     if isinstance(answer, Reply) and answer.refused is None:
                         self._post(ask, round, answer.client, posted, letters)
                     posted = ()
@@ -340,6 +355,16 @@ class Driver:
             if ask.order == "request":
                 self._out = {i for i in self._out if i[:2] != (round, exchange)}
             staged.commit()
+            if kept is not None:
+                kept.complete()
+
+    def _with_logs(self, ask: Ask) -> Ask:
+        """The ask with the log of each client, and a schema that allows a new one."""
+        requests = [
+            replace(request, payload={**request.payload, "log": self.journal.log_of(request.client)})
+            for request in ask.requests
+        ]
+        return replace(ask, requests=requests, expect=replace(ask.expect, log=True))
 
     def _post(
         self,
@@ -353,7 +378,7 @@ class Driver:
             letters.post(sender, to, content)
             self.tally.posted(ask, round, sender, to, content)
 
-    def _settle(self, ask: Ask, answer: Answer, staged: Staging) -> None:
+    def _settle(self, ask: Ask, answer: Answer, staged: Staging | Held) -> None:
         if isinstance(answer, Failure):
             self.tally.failure(answer.client, answer.reason)
         elif answer.refused is not None:
@@ -406,7 +431,7 @@ class Driven:
         self._driver, self._steps, self._round, self._ahead = driver, steps, round, ahead
         self._bounded = bounded
         self._value: Any = None
-        self._letters = Letters()
+        self._letters, self._held = Letters(), Held(driver.journal, round)
         self._answers = self._asked(lambda: next(steps), ahead)
 
     def _asked(self, step: Callable[[], Ask], ahead: bool = False) -> Generator[Answer, None, None] | None:
@@ -426,7 +451,9 @@ class Driven:
                 hint="set evaluation.overlap=false",
             )
         number = self._driver.number(self._round)
-        return self._driver.exchange(ask, self._round, number, ahead, self._bounded, self._letters)
+        return self._driver.exchange(
+            ask, self._round, number, ahead, self._bounded, self._letters, self._held
+        )
 
     def finish(self) -> Any:
         """Runs to the end and returns the generator's value."""
@@ -437,6 +464,8 @@ class Driven:
                 finally:
                     answers.close()
             self._driver.tally.letters_dropped += self._letters.drop()
+            if self._bounded:  # the training of the round
+                self._held.commit(self._driver.states)
             return self._value
         finally:
             self._steps.close()

@@ -6,6 +6,7 @@ value is the new state of the server. An engine answers asks in this process, in
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,7 @@ from fedlens.core.arithmetic import PLAIN, Arithmetic
 from fedlens.core.dataset_info import ClientExamples, FederationInfo, GroupExamples
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
-from fedlens.core.states import ClientStates
+from fedlens.core.states import ClientStates, Journal
 from fedlens.core.tree import Leaf, Tree, TreeSpec, spec_of
 from fedlens.core.types import ClientId, Metrics, Payload, is_server
 
@@ -95,6 +96,13 @@ class Ask:
             such as one for gradients before the training.
         measuring: whether the ask only measures. It has no bytes and does not count as taking part; the algorithm names
             in `discloses` what leaves the clients by it.
+        holds: whether the states in its answers are kept back until the round's generator returns, and dropped if it
+            raises or holds another ask: for a sum that a later ask opens. They are in the journal before the round's
+            next ask goes out, so a killed run can still commit them.
+        logged: whether each client keeps a log of such asks, which outlives a kill and is never rolled back with its
+            state. The operation gets its log as `payload["log"]`, empty at first, and returns the new one as `log` in
+            its payload, or none to leave it. The driver of a simulation keeps logs in the journal. They are not sent,
+            so they have no bytes, and the algorithm does not see them.
 
     Raises `ValueError` for what an ask in arrival order cannot do. Letters belong to the round, or to the evaluation,
     that sends them. "@server" and "@server:K" are asked once an ask.
@@ -111,6 +119,8 @@ class Ask:
     deliver: bool = False
     counts: bool = True
     measuring: bool = False
+    holds: bool = False
+    logged: bool = False
 
     def __post_init__(self) -> None:
         if self.reduce is not None and self.order == "arrival":
@@ -121,6 +131,10 @@ class Ask:
             raise ValueError(
                 "an ask in arrival order cannot send or deliver letters, because who gets which would depend on the "
                 "order of the replies"
+            )
+        if self.order == "arrival" and (self.holds or self.logged):
+            raise ValueError(
+                "an ask in arrival order cannot hold states or have logs: its answers may come in a later round"
             )
         if self.letter is not None:  # engines send `expect` to their workers
             object.__setattr__(self, "expect", replace(self.expect, letter=self.letter))
@@ -406,12 +420,22 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The current round (1 is the first that trains), and the server's random generators for it."""
+    """The current round (1 is the first that trains), and the server's random generators for it.
+
+    Attributes:
+        sums: metrics that the round computes at the server, such as a loss that clients sent as a part of a secure sum.
+            The round may add to it, by name; they are added to the metrics of the replies.
+        entropy: returns this number of random bytes of the operating system, which no seed repeats.
+        journal: what a round keeps of itself in case the server is killed.
+    """
 
     round: int
     rounds: int
     federation: FederationInfo
     rng: Rng
+    sums: dict[str, float] = field(default_factory=dict, compare=False, kw_only=True)
+    entropy: Callable[[int], bytes] = field(default=os.urandom, compare=False, kw_only=True)
+    journal: Journal = field(default_factory=Journal, compare=False, kw_only=True)
 
 
 State = Payload

@@ -176,6 +176,8 @@ class Schema:
     `metrics` declares the metrics that the operation sends besides `loss`, `examples` and `batches`, each with its
     bounds. A reply with any other metric, or with one outside its bounds, is rejected.
 
+    `log` allows one more field of this name, a mapping: the client's log, which stays where it is; see `Ask.logged`.
+
     Raises `HookError` if a metric has a name that the server computes, such as `test_accuracy`.
 
     >>> schema = Schema({"weight": NumberField(above=0)})
@@ -199,6 +201,7 @@ class Schema:
     metrics: Mapping[str, Bound] = field(default_factory=dict)
     letter: Schema | None = None
     aligned: tuple[str, ...] = ()
+    log: bool = False
 
     def __post_init__(self) -> None:
         for name in self.metrics:
@@ -255,6 +258,8 @@ class Schema:
     def _parts(self, payload: Mapping[str, Any]) -> list[_Part]:
         if self.fields is None:
             return _parts(payload) if self.finite else [("", kind_fault(payload), None)]
+        if self.log and isinstance(payload.get("log"), _MAPPINGS):
+            payload = {name: value for name, value in payload.items() if name != "log"}
         if payload.keys() != self.fields.keys():
             missing = next((name for name in self.fields if name not in payload), None)
             extra = next((name for name in payload if name not in self.fields), None)

@@ -2,6 +2,8 @@
 
 A state is replaced, never changed in place. Each is a `Version`, in memory, in the store, or in both. A `Mark` keeps
 the versions that were replaced since an earlier moment, so its cost depends on the number of changes, not of clients.
+
+A `Journal` has what must survive a kill of the server before its next checkpoint.
 """
 
 from __future__ import annotations
@@ -312,6 +314,92 @@ class Staging:
         while self._staged:
             client = next(iter(self._staged))
             self._states._replace(client, self._staged.pop(client))
+
+
+class Journal:
+    """Notes of the server by round, and the logs of simulated clients, kept in memory; a run keeps its own in files.
+
+    A note counts until its round is in a checkpoint. A log stays: it is never rolled back with the client's state. What
+    is kept is on the disk when the method returns.
+
+    >>> journal = Journal("a")
+    >>> journal.note(3, "masked", {"sum": 7})
+    >>> journal.noted(3, "masked"), journal.noted(4, "masked"), journal.log_of(0)
+    ({'sum': 7}, None, {})
+    >>> journal.saved(3)
+    >>> journal.noted(3, "masked")
+    """
+
+    def __init__(self, run: str = "memory") -> None:
+        self._run = run
+        self._notes: dict[tuple[int, str], Payload] = {}
+        self._logs: dict[ClientId, Payload] = {}
+
+    @property
+    def run(self) -> str:
+        """The identity of the run."""
+        return self._run
+
+    def note(self, round: int, name: str, payload: Payload) -> None:
+        """Keeps a note of a round; it replaces that of the same name."""
+        self._notes[round, name] = payload
+
+    def noted(self, round: int, name: str) -> Payload | None:
+        """The note of this name; None if there is none."""
+        return self._notes.get((round, name))
+
+    def keep_log(self, client: ClientId, log: Payload) -> None:
+        """Replaces the log of a client."""
+        self._logs[client] = log
+
+    def log_of(self, client: ClientId) -> Payload:
+        """The log of a client; empty before its first."""
+        return self._logs.get(client, {})
+
+    def saved(self, round: int) -> None:
+        """A checkpoint of this round is on the disk: notes of rounds up to it are removed."""
+        self._notes = {key: note for key, note in self._notes.items() if key[0] > round}
+
+
+class Held:
+    """The states of a round that clients propose to a holding ask, in the journal until the round commits them.
+
+    >>> held, states = Held(Journal(), round=1), ClientStates()
+    >>> held.begin()
+    >>> held.put(7, {"visits": 1})
+    >>> held.complete()
+    >>> held.commit(states)
+    >>> states.get(7)
+    {'visits': 1}
+    """
+
+    def __init__(self, journal: Journal, round: int) -> None:
+        self._journal, self._round, self._new = journal, round, list[ClientId]()
+
+    def begin(self) -> None:
+        """A holding ask goes out: the states of an earlier one are dropped."""
+        self._new = []
+        self._list()
+
+    def put(self, client: ClientId, state: Payload) -> None:
+        """Keeps the state of a client, which replaces an earlier one of it."""
+        self._journal.note(self._round, f"held-{client}", state)
+        self._new = [one for one in self._new if one != client] + [client]
+
+    def complete(self) -> None:
+        """All answers have been read: a round that is continued after a kill commits these states."""
+        self._list()
+
+    def commit(self, states: ClientStates) -> None:
+        """Commits the states, also those of the same round before a kill."""
+        for client in (self._journal.noted(self._round, "held") or {"clients": []})["clients"]:
+            state = self._journal.noted(self._round, f"held-{client}")
+            assert state is not None  # written before the list
+            states.commit(client, state)
+
+    def _list(self) -> None:
+        if self._new or self._journal.noted(self._round, "held") is not None:
+            self._journal.note(self._round, "held", {"clients": list(self._new)})
 
 
 def rows(value: Any) -> Any:

@@ -84,6 +84,7 @@ def _traits(a: Traits, b: Traits) -> Traits:
         full_gradients=a.full_gradients or b.full_gradients,
         features=a.features or b.features,
         reweighs=a.reweighs or b.reweighs,
+        releases=a.releases or b.releases,
         discloses=(*a.discloses, *b.discloses),
     )
 

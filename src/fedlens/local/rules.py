@@ -149,6 +149,7 @@ SERVER_HOOKS: Mapping[str, Sequence[str]] = {
     "shared": ("state",),
     "prepare": ("state", "shared", "cohort", "ctx"),
     "after": ("state", "update", "ctx"),
+    "spent": ("state",),
 }
 
 
@@ -165,6 +166,8 @@ class ServerRule:
             rules send.
         after: (state, update, context) -> (the new state, the update that the server step takes). `update.more` has
             the aggregated `fields` of the rule, `update.replies` the number of replies.
+        spent: state -> what `after` has released of the clients' data in this round, in the terms of differential
+            privacy, a mapping each; see `fedlens.privacy`.
         follows_device: the functions compute on the device of their inputs, which may then be on a GPU; otherwise
             inputs are on the CPU.
     """
@@ -178,6 +181,7 @@ class ServerRule:
         | None
     ) = None
     after: Callable[[Payload, Update, RoundContext], tuple[Payload, Update]] | None = None
+    spent: Callable[[Payload], Sequence[Mapping[str, Any]]] | None = None
     follows_device: bool = False
 
     def __post_init__(self) -> None:
@@ -204,6 +208,8 @@ class Traits:
         full_gradients: it takes gradients over all examples of a client (`LocalProblem.gradient`).
         features: it compares one feature vector per example, which not every task has.
         reweighs: it weighs the classes in the task's loss.
+        releases: its `after` adds noise, so it is called in every round, also in one in which nobody was asked or no
+            reply was accepted: such a round would otherwise tell that nobody was there. The update is 0 then.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -217,6 +223,7 @@ class Traits:
     full_gradients: bool = False
     features: bool = False
     reweighs: bool = False
+    releases: bool = False
     discloses: tuple[str, ...] = ()
 
 

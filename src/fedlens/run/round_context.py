@@ -11,16 +11,18 @@ from fedlens.core.driver import Driver
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import ClientId, RoundContext, State
 from fedlens.core.random import Rng
+from fedlens.core.states import Journal
 from fedlens.core.step_counts import Phase, Work
 from fedlens.core.types import is_client
 from fedlens.run.build import Built
 from fedlens.run.run_state import placed
 
 
-def round_context(built: Built, round: int) -> RoundContext:
-    """The context that the algorithm gets in a round."""
+def round_context(built: Built, round: int, journal: Journal | None = None) -> RoundContext:
+    """The context that the algorithm gets in a round; without a journal, its notes are forgotten."""
     rng = Rng((built.config.seeds.selection, "round", round))
-    return RoundContext(round, built.config.rounds, built.federation, rng)
+    kept = Journal() if journal is None else journal
+    return RoundContext(round, built.config.rounds, built.federation, rng, journal=kept)
 
 
 def round_work(built: Built, phase: Phase, round: int, tell: Callable[[Work], None]) -> Work:

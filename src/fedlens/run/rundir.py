@@ -32,7 +32,7 @@ from fedlens.files.text_files import read_json, read_toml_table
 from fedlens.settings.config_source import with_new_names
 
 FORMAT = 1
-_FOLDERS = ("checkpoint", "states", "recordings")
+_FOLDERS = ("checkpoint", "states", "recordings", "journal")
 _APPENDED = ("metrics.jsonl", "clients.jsonl")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _SEARCH_DEPTH = 3
@@ -74,6 +74,7 @@ class RunDir:
     checkpoint_path = _Inside("checkpoint")
     states_path = _Inside("states")
     recordings_path = _Inside("recordings")
+    journal_path = _Inside("journal")
     model_path = _Inside("model.safetensors")
     best_path = _Inside("best.safetensors")
     evaluation_path = _Inside("evaluation.npz")

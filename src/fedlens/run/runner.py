@@ -20,6 +20,7 @@ from fedlens.core.types import client_name
 from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
 from fedlens.run.changes import Change
+from fedlens.run.journal_file import JournalFile
 from fedlens.run.round_context import new_state, refuse_no_mapping, round_context, round_work
 from fedlens.run.round_outcome import SkippedRounds, better, in_microseconds, missing_score, round_metrics
 from fedlens.run.run_saver import RunSaver
@@ -66,6 +67,7 @@ class Runner:
         self._ahead: _Trained | None = None  # the last round, until it is recorded
         self._skips = SkippedRounds(built, 0 if run_state is None else run_state.skipped)
         self._saver = RunSaver(built, directory, observers, changes, run_state)
+        self._journal = JournalFile(directory.journal_path)
         if run_state is not None:
             observers.restore(run_state.parts)
 
@@ -80,7 +82,7 @@ class Runner:
                 engine.resume(self.run_state.round, config.rounds)
                 fix_again(*self.built.algorithm.model(self.run_state.state))
             engine.open(self.built.program, states)
-            driver = Driver(engine, states, self.observers.answered)
+            driver = Driver(engine, states, self.observers.answered, self._journal)
             if self.run_state is not None:
                 driver.norms = NormBounds.of(self.run_state.norms)
             self._saver.sweep()
@@ -131,9 +133,12 @@ class Runner:
         driver.work = round_work(self.built, "training", round, self.observers.working)
         began = time.perf_counter()
         try:
-            steps = self.built.algorithm.round(self._state, round_context(self.built, round))
+            context = round_context(self.built, round, self._journal)
+            steps = self.built.algorithm.round(self._state, context)
             steps = self.observers.asks(steps, "training", round, self._state)
             state = new_state(self.built, driver, steps, self._state, round)
+            for name, value in context.sums.items():
+                tally.sums[name] += value
             refused = None
         except RunFailed as error:
             if not isinstance(error, RoundRefused) or self.built.config.max_skipped == 0:
@@ -144,7 +149,7 @@ class Runner:
         seconds = time.perf_counter() - began
         self._record(driver)
         self._measured(round, state, driver, tally, seconds, refused)
-        if self._saver.due:
+        if self._saver.due or self.built.algorithm.blind:
             self._save()
 
     def _measured(
@@ -238,6 +243,7 @@ class Runner:
 
     def _save(self) -> None:
         self._saver.save(self._reached, None if self._ahead is None else self._ahead.clients)
+        self._journal.saved(self._reached.round)
 
     def _with(self, tally: Tally) -> dict[str, Counter[str]]:
         """The failures by client and reason, this round's included."""

@@ -86,6 +86,13 @@ def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bo
             where="evaluation.test_peers",
             hint="remove it, or choose an algorithm of peers, such as algorithm.name = 'dsgd'",
         )
+    if settings.overlap and algorithm.blind:
+        raise ConfigError(
+            "with sums that the server cannot open, a round is saved before the next begins, so no evaluation can run "
+            "beside it",
+            where="evaluation.overlap",
+            hint="set evaluation.overlap = false",
+        )
     if settings.overlap and workers and (asks := algorithm.evaluation_asks) > 1:
         raise ConfigError(
             f"an evaluation asks {asks} times here, of the server and of clients, and one that overlaps with the "

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fedlens.algorithms.averaging import refuse_twice
 from fedlens.algorithms.client_sampling import (
     SELECTS,
     BySize,
@@ -15,6 +14,7 @@ from fedlens.algorithms.client_sampling import (
     repeats,
     uniform,
 )
+from fedlens.algorithms.fit import refuse_twice
 from fedlens.algorithms.registry import default_table
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo, RoundContext

@@ -19,6 +19,7 @@ from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.cli.display.run_display import closing_lines, round_line
 from fedlens.core.reduction import Refusal, Update
 from fedlens.core.tree import map_tree, zeros_like
+from fedlens.local.rules import ClientRule, ServerRule, Traits
 from fedlens.observers.read_recordings import recorded_rounds
 from fedlens.run import changes, checkpoint
 from fedlens.run.rundir import RunDir
@@ -315,6 +316,46 @@ def test_a_rule_that_adds_noise_is_asked_in_every_round(engine: str, tmp_path: P
         torch.testing.assert_close(moved, torch.full_like(moved, -0.5))
     assert [states[round]["aggregate"]["rounds"] for round in range(5)] == [0, 1, 2, 3, 4]
     assert run.metrics[3]["bytes_down"] == 0
+
+
+def _add_half(state: Any, update: Update, ctx: Any) -> Any:
+    ctx.sums["released"] = float(update.replies)
+    noisy = map_tree(lambda value: value + 0.5, update.update)
+    return {"rounds": state["rounds"] + 1}, replace(update, update=noisy)
+
+
+def releasing(parts: Parts) -> Any:
+    server_rule = ServerRule(
+        init=lambda weights, federation: {"rounds": 0},
+        after=_add_half,
+        spent=lambda state: [{"round": state["rounds"]}],
+    )
+    rule = ClientRule(name="releasing", server_rules={"noise": server_rule}, traits=Traits(releases=True))
+    return averaging(parts, client=rule, select=Resting())
+
+
+def test_a_client_rule_that_releases_noise_gets_a_zero_for_a_round_without_replies(tmp_path: Path) -> None:
+    """In round 3 nobody is asked: the model moves by the noise, and the round is not skipped."""
+    settings = {**LEAST, "algorithm": f"{HERE}:releasing", "rounds": 4}
+    settings.pop("select")
+    states: dict[int, Any] = {}
+    made: list[Any] = []
+
+    class Releasing(Observer):
+        def began(self, run: Any) -> None:
+            made.append(run.built.algorithm)
+
+        def released(self, round: int, state: Any, tally: Any) -> None:
+            states[round] = state
+
+    run = Experiment(**settings).run(tmp_path / "run", progress=Releasing(), report=False)
+    assert [line["clients"] for line in run.metrics] == [0, 3, 3, 0, 3]
+    assert [line.get("released") for line in run.metrics] == [None, 3.0, 3.0, 0.0, 3.0]
+    before, after = states[2]["model"], states[3]["model"]
+    moved = torch.cat([(after[name] - before[name]).flatten() for name in after])
+    torch.testing.assert_close(moved, torch.full_like(moved, -0.5))
+    assert [made[0].spent(states[round]) for round in range(5)] == [[{"round": n}] for n in range(5)]
+    assert not made[0].needs_replies
 
 
 def test_a_rule_that_adds_noise_is_refused_where_a_round_may_end_before_it_is_asked(tmp_path: Path) -> None:
