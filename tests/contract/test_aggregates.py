@@ -32,6 +32,7 @@ AGGREGATED: dict[str, dict[str, Any]] = {
     "mean": {"name": "mean"},
     "normalized": {"name": "normalized"},
     "optimal-convex": {"name": "optimal-convex", "epochs": 2, "starts": 1},
+    "quantized": {"name": "quantized", "bits": 30, "range": 64.0},
     "Median": {"name": f"{OWN}:Median"},
     "GeometricMedian": {"name": f"{OWN}:GeometricMedian"},
     "CenteredClipping": {"name": f"{OWN}:CenteredClipping", "radius": 2.0},
@@ -74,6 +75,9 @@ REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {
     | PERSONAL
     | {"control-variate", "dynamic", "scaffold", "feddyn", "mimelite"},
 }
+REFUSED["quantized"] = (
+    COMMON | PERSONAL | {"finetune", "mime", "feddane", "admm", "ceadmm", "iceadmm", "liadmm", "ditto"}
+)
 PAIRS = list(product(AGGREGATED, RULED))
 # In the ci tier every aggregate and every rule comes up, in turn; and SCAFFOLD with the median.
 TURN = [(list(AGGREGATED)[at % len(AGGREGATED)], rule) for at, rule in enumerate(RULED)]
@@ -86,7 +90,8 @@ def experiment(aggregate: str, rule: str, **more: Any) -> Experiment:
     data |= HELD_OUT if rule in PERSONAL else {"validation": 0.1}
     common: dict[str, Any] = {
         "rounds": 4, "model": {"name": f"{USERS}:norm_net"}, "data": data, "engine": "inline",
-        "local": {"lr": 0.05, "batch_size": 20}, "select": {"clients_per_round": 4}, "record": {"clients": True},
+        "local": {"lr": 0.05, "batch_size": 20}, "select": {"clients_per_round": 4},
+        "record": {"clients": not AGGREGATES.find(aggregate)().blind if aggregate in AGGREGATES else True},
     }  # fmt: skip
     return Experiment(**common | RULED[rule] | {"aggregate": AGGREGATED[aggregate]} | more)
 

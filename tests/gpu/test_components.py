@@ -51,6 +51,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "server momentum": {"server": {"name": "momentum", "nesterov": True}},
     "normalized": {"aggregate": {"name": "normalized"}, "server": {"name": "yogi"}},
     "optimal convex": {"aggregate": {"name": "optimal-convex", "on": "test", "epochs": 2, "starts": 2}},
+    "quantized": {
+        "aggregate": {"name": "quantized", "bits": 30, "range": 64.0},
+        "record": {"clients": False},
+    },
     # data
     "shifts and flips": {"data": {"augment": ["crop", {"name": "flip", "vertical": 0.5}]}},
     "colours": {"data": {"dataset": COLOUR, "augment": ["colour-jitter", "grey"]}},
@@ -93,7 +97,7 @@ TOGETHER = (
     "lars + proximal + colours + uniform mean + server momentum",
     "clipped gradients + resized crops + normalized + shifted images + recordings",
     "layer rates + at clients",
-    "adamw + projection",
+    "adamw + projection + quantized",
     "cached features + optimal convex",
     "cached features of shifted images",
     "mosaic + sliding windows",

@@ -42,6 +42,10 @@ OWN: dict[str, dict[str, Any]] = {
     "top-k": {"aggregate": f"{EXAMPLES}/top_k.py:top_k"},
     "loss-weighted": {"aggregate": f"{EXAMPLES}/loss_weighted.py:loss_weighted"},
     "optimal-convex": {"aggregate": {"name": "optimal-convex", "on": "test"}},
+    "quantized": {
+        "aggregate": {"name": "quantized", "bits": 30, "range": 64.0},
+        "record": {"clients": False},
+    },
     "asynchronous": {
         "algorithm": {"name": f"{EXAMPLES}/asynchronous.py:asynchronous", "buffer": 2, "running": 3}
     },

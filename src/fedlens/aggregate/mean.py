@@ -102,6 +102,17 @@ class Aggregate(ABC):
         """How workers sum replies, for a cohort of this size; None sends every reply."""
         return None
 
+    def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Aggregate:
+        """A `blind` aggregate for this local training, the algorithm's `Train`, and for cohorts of at most this size.
+
+        Raises `ConfigError` if they do not fit.
+        """
+        return self
+
+    def summed(self, update: Update) -> Update:
+        """The update of a `linear` aggregate, from the weighted means and the sums of all fields."""
+        return update
+
     def init(self, weights: Tree, federation: FederationInfo) -> Payload:
         """The state before the first round, from the trainable weights; empty if the aggregate keeps none.
 
@@ -270,6 +281,10 @@ AGGREGATES = Registry(
         "normalized": Entry(
             "fedlens.aggregate.normalized:normalized",
             "FedNova's: updates normalized by their number of steps",
+        ),
+        "quantized": Entry(
+            "fedlens.aggregate.secure.quantized:quantized",
+            "mean or normalized, from one sum of quantized replies, as a secure sum gives it",
         ),
         "optimal-convex": Entry(
             "fedlens.aggregate.optimal_convex:optimal_convex",

@@ -61,8 +61,10 @@ class Normalized(Aggregate):
     ) -> Update | None:
         """The mean direction times tau_eff. `fields` has to have `tau`, whose mean is wanted."""
         update = Mean(self.weighting).aggregate(answers, fields)
-        if update is None:
-            return None
+        return None if update is None else self.summed(update)
+
+    def summed(self, update: Update) -> Update:
+        """The mean direction times tau_eff."""
         steps = update.more["tau"] if self.tau_eff == "mean" else self.tau_eff
         return replace(update, update=scale(update.update, steps))
 

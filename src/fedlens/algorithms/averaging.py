@@ -390,6 +390,7 @@ def averaging(
     if aggregation.normalized:
         fit.refuse_unequal(rule, parts.local)
     fit.refuse_unprepared(aggregation, rule)
+    fit.refuse_unsummed(aggregation, rule, bool(personal), parts.measure_clients not in (None, "none"))
     fit.refuse_server_data(aggregation, rule, parts.federation, personal)
     fit.refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)
     train = BatchedTrain(
@@ -401,6 +402,8 @@ def averaging(
         normalized=aggregation.normalized,
         personal=personal | parts.task.local_leaves(parts.spec),
     )
+    if aggregation.blind:
+        aggregation = aggregation.fitted(train, choose.size(parts.federation), parts.federation)
     more = {name: make(train) for name, make in {**rule.ops, **aggregation.ops}.items()}
     papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}

@@ -69,6 +69,41 @@ def refuse_unprepared(aggregate: Aggregate, rule: ClientRule) -> None:
         )
 
 
+def refuse_unsummed(aggregate: Aggregate, rule: ClientRule, personal: bool, measured: bool) -> None:
+    """Raises `ConfigError` if the server sees sums alone, and the rule or the evaluation needs single clients.
+
+    Args:
+        personal: whether parts of the model stay at the clients.
+        measured: whether `evaluation.clients` is set.
+    """
+    what = None
+    if rule.solve is not None:
+        what = "has a solver of its own, and how many batches that takes does not follow from public sizes"
+    elif rule.ops or any(server_rule.prepare is not None for server_rule in rule.server_rules.values()):
+        what = "prepares each round, and may ask clients for replies that are not summed"
+    if aggregate.blind and what is not None:
+        raise ConfigError(
+            f"with {type(aggregate).__name__} the server sees the sum over the clients alone, and {rule.called} {what}",
+            where="aggregate.name",
+            hint=_OTHER,
+        )
+    if personal:
+        refuse_measured(aggregate, "parts of the model stay at the clients, which alone can measure it")
+    elif measured:
+        refuse_measured(aggregate, "evaluation.clients measures the model at each client")
+
+
+def refuse_measured(aggregate: Aggregate, why: str) -> None:
+    """Raises `ConfigError` if the server sees sums alone, and clients would send it their own metrics."""
+    if aggregate.blind:
+        raise ConfigError(
+            f"with {type(aggregate).__name__} the server sees the sum over the clients alone, and {why}: its metrics "
+            "are those of single clients, and are not summed",
+            where="evaluation.clients",
+            hint="set evaluation.clients = 'none' with an algorithm of one model, or aggregate.name = 'mean'",
+        )
+
+
 def refuse_server_data(
     aggregate: Aggregate, rule: ClientRule, federation: FederationInfo, personal: frozenset[str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedlens.aggregate.server_steps import Rate, ServerSGD
+from fedlens.algorithms import fit
 from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_evaluation import refuse_unmeasured, tuning
 from fedlens.algorithms.registry import refuse_unused
@@ -123,4 +124,5 @@ def finetune(
             hint="take 'all', a number, or algorithm.name = 'fedavg'",
         )
     made = averaging(parts, server=ServerSGD(lr))
+    fit.refuse_measured(made.aggregate, "'finetune' measures each client's tuned model")
     return replace(made, tune=tuning(made.train, local_lr, epochs))

@@ -71,8 +71,8 @@ class Tally:
 
     @property
     def batches_max(self) -> int:
-        """The batches of the client with the most batches."""
-        return max(self.batches.values(), default=0)
+        """The batches of the client with the most batches; of a blind sum, which has no single ones, its own number."""
+        return max([int(self.sums.get("batches_max", 0)), *self.batches.values()])
 
     def asked(self, ask: Ask, round: int) -> None:
         """Counts the bytes of an ask, and records what it carries."""

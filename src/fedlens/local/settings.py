@@ -191,6 +191,16 @@ class LocalSettings(BaseModel):
         batch = max(1, self.batch(examples))
         return examples // batch if self.last_batch == "drop" else -(-examples // batch)
 
+    def examples_in(self, examples: int, steps: int) -> int:
+        """The number of examples in this many steps, at a client with `examples`.
+
+        >>> LocalSettings(lr=0.1, batch_size=4).examples_in(examples=10, steps=4)  # 4 + 4 + 2 + 4
+        14
+        """
+        batch, epoch = self.batch(examples), max(1, self.batches_at(examples))
+        epochs, rest = divmod(steps, epoch)
+        return epochs * min(examples, epoch * batch) + rest * batch
+
     @property
     def changes_by_step(self) -> bool:
         """Whether the learning rate changes from one local step to the next."""

@@ -27,11 +27,13 @@ def check_recording(
         cohort: the number of clients in a round.
         at_clients: leaves that stay at the clients, so that no reply has them.
 
-    Raises `ConfigError` if a recorded round is beyond the last, or if the algorithm has no clients or sends no
-    local models.
+    Raises `ConfigError` if a recorded round is beyond the last, if the algorithm has no clients or sends no local
+    models, or if the server sees sums alone.
     """
     record = config.record
     sentences: list[str] = []
+    if algorithm.blind:
+        _refuse_single(config)
     for key, wanted in (("local_models", record.local_models), ("updates", record.updates)):
         where = f"record.{key}"
         if wanted is not None and algorithm.pools_data:
@@ -67,6 +69,19 @@ def check_recording(
         )
     price = _price(config, spec, cohort or 1, at_clients)
     return [*sentences, *([price] if price else [])]
+
+
+def _refuse_single(config: Config) -> None:
+    """Raises `ConfigError` if records of single clients are wanted, of which the server sees the sum alone."""
+    record = config.record
+    wanted = {"clients": record.clients, "local_models": record.local_models, "updates": record.updates}
+    for key in (key for key, value in wanted.items() if value):
+        raise ConfigError(
+            f"with aggregate.name = '{(config.aggregate or {}).get('name')}' the server sees the sum over the clients "
+            "alone, so there is nothing of single clients to record",
+            where=f"record.{key}",
+            hint="remove it, or set aggregate.name = 'mean'",
+        )
 
 
 def no_clients(config: Config) -> str:
