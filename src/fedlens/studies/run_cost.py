@@ -246,10 +246,8 @@ class _Timed:
             state = placed(built, built.algorithm.init(built.model, built.federation))
             for round in (1, 2):
                 driver.tally = Tally()
-                began = time.perf_counter()
-                state = new_state(
-                    built, driver, built.algorithm.round(state, round_context(built, round)), state, round
-                )
+                began, context = time.perf_counter(), round_context(built, round)
+                state = new_state(built, driver, built.algorithm.round(state, context), state, round)
                 seconds.append(time.perf_counter() - began)
                 if seconds[0] > 2 * _SLOW:
                     break
@@ -262,7 +260,8 @@ class _Timed:
             torch.cuda.empty_cache()  # for the study's workers; does nothing where no GPU is in use
         visits = max(1, tally.clients)
         # A gradient over all examples also counts batches, and belongs to the visit.
-        steps = float(built.config.local.steps or max(1.0, sum(tally.batches.values()) / visits))
+        batches = sum(tally.batches.values()) or context.sums.get("batches", 0.0)  # of a blind sum
+        steps = float(built.config.local.steps or max(1.0, batches / visits))
         kept = max((nbytes(states.get(client)) for client in tally.replied), default=0)
         return cls(seconds[-1], seconds[0] - seconds[-1], visits, steps, image, nbytes(state), kept)
 

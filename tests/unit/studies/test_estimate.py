@@ -102,6 +102,16 @@ def test_every_kind_of_round_is_timed(algorithm: Any) -> None:
     assert speed.image > 0
 
 
+def test_the_steps_of_a_blind_sum_are_those_of_its_clients() -> None:
+    """Its replies have no metrics, and the server computes the steps itself."""
+    settings = {**SETTINGS, "model": "mlp"}
+    plain, blind = (
+        _Timed.of(RunCosts(Session())._built({**settings, "aggregate": name}))
+        for name in ("mean", "quantized")
+    )
+    assert blind.steps == plain.steps > 1
+
+
 def test_runs_on_other_engines_are_timed_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Data and model are those of the run before, and the settings of its engine are not."""
     engines: list[str] = []
