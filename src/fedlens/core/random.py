@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,19 +124,35 @@ class Secrets:
     instead, so that a run can be repeated. A `Secrets` cannot be pickled, so it never leaves its process.
 
     >>> own = Secrets()
-    >>> own.token("mask") == own.token("mask"), own.token("mask") == Secrets().token("mask")
+    >>> first = own.token("mask")
+    >>> own.token("mask") == first, Secrets().token("mask") == first
     (True, False)
+    >>> own.forget("mask")
+    >>> own.token("mask") == first
+    False
     """
 
     simulation: tuple[int | str, ...] | None = None
     _known: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
+    _used: dict[str, float] = field(default_factory=dict, repr=False)  # by name, when it was read last
 
     def token(self, name: str, length: int = 32) -> bytes:
         """`length` secret bytes under this name."""
         if self.simulation is not None:
             key = derive("secret", *self.simulation, name)
             return hashlib.shake_256(f"{key}|{name}".encode()).digest(length)
+        self._used[name] = time.monotonic()
         return self._known.setdefault((name, length), os.urandom(length))
+
+    def forget(self, beginning: str, unused: float = 0.0) -> None:
+        """Deletes the secrets whose names begin so, if they were not read for `unused` seconds.
+
+        A simulation's secrets follow from its key, so nothing can delete them.
+        """
+        before = time.monotonic() - unused
+        for name, length in list(self._known):
+            if name.startswith(beginning) and self._used[name] <= before:
+                del self._known[name, length]
 
     def __repr__(self) -> str:
         return "Secrets(...)"
