@@ -693,6 +693,131 @@ MUTATIONS = [
         "if what is None:",
         "unit/aggregate/secure/test_quantized.py",
     ),
+    # -- SecAgg --
+    Mutation(
+        "aggregate/secure/shamir.py",
+        "for x in range(1, shares + 1):",
+        "for x in range(shares):",
+        "unit/aggregate/secure/test_shamir.py",
+    ),
+    Mutation(
+        "aggregate/secure/masks.py",
+        "algorithms.AES256(key)",
+        "algorithms.AES256(key[:4] * 8)",
+        "unit/aggregate/secure/test_secagg.py",
+    ),
+    Mutation(
+        "aggregate/secure/keys.py",
+        "ROUND_CEILING))",
+        '"ROUND_FLOOR"))',
+        "unit/aggregate/secure/test_secagg.py",
+    ),
+    Mutation(
+        "aggregate/secure/keys.py",
+        "if len(set(published)) != len(published):",
+        "if False:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/keys.py",
+        "if -1 in order or order != sorted(set(order)):",
+        "if False:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/keys.py",
+        "json.dumps([purpose, *clients]).encode() + self._hash",
+        "json.dumps([purpose, *clients]).encode()",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "attempt.round < done or",
+        "",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "        client.secrets.forget(of_run(attempt.run))\n        step = ",
+        "        step = ",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        'client.secrets.forget("secagg/", unused=_HOUR)',
+        "pass",
+        "unit/aggregate/secure/test_secagg.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        'or entry["step"] != after:',
+        "or False:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "if found != (step.attempt.model, step.attempt.shared):",
+        "if False:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "_seen(step.attempt, log, client)  # another",
+        "pass  # another",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "if members.get(own) != step.member():",
+        "if own not in members:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        'subset("survivors", survivors, step.entry["senders"], transcript.needed)',
+        "pass",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py", "rng.seed_torch(client.device)  #", "rng", "identity/test_secagg.py"
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "[_plain(results[at]) for at in ready]",
+        "[calls.ids[at] for at in ready]",
+        "identity/test_secagg.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_server.py",
+        "if not right:",
+        "if False:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_server.py",
+        "if (fault := layout.fault(total, len(masked.survivors))) is not None:",
+        "if (fault := None) is not None:",
+        "unit/aggregate/secure/test_secagg_attacks.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_server.py",
+        "journal.note(round, _MASKED_SUM, masked.payload)",
+        "pass",
+        "unit/aggregate/secure/test_secagg.py",
+    ),
+    Mutation("aggregate/secure/secagg_server.py", "        holds=True,\n", "", "identity/test_secagg.py"),
+    Mutation(
+        "aggregate/secure/secagg_server.py",
+        "total = self.total.copy()",
+        'total = self.total.astype("u8").astype(self.total.dtype)',
+        "unit/aggregate/secure/test_secagg_settings.py",
+    ),
+    Mutation(
+        "algorithms/fit.py",
+        "    elif aggregate.once:",
+        "    elif False:",
+        "unit/aggregate/secure/test_secagg_settings.py",
+    ),
     # -- FedNAS --
     Mutation(
         "algorithms/fednas.py",

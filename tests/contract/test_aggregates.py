@@ -23,6 +23,7 @@ from tests.contract.contract_kit import (
     WITHOUT_SELECT,
     Stopping,
     outcome,
+    weights,
 )
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -33,6 +34,7 @@ AGGREGATED: dict[str, dict[str, Any]] = {
     "normalized": {"name": "normalized"},
     "optimal-convex": {"name": "optimal-convex", "epochs": 2, "starts": 1},
     "quantized": {"name": "quantized", "bits": 30, "range": 64.0},
+    "secagg": {"name": "secagg", "bits": 30, "range": 64.0},
     "Median": {"name": f"{OWN}:Median"},
     "GeometricMedian": {"name": f"{OWN}:GeometricMedian"},
     "CenteredClipping": {"name": f"{OWN}:CenteredClipping", "radius": 2.0},
@@ -78,6 +80,7 @@ REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {
 REFUSED["quantized"] = (
     COMMON | PERSONAL | {"finetune", "mime", "feddane", "admm", "ceadmm", "iceadmm", "liadmm", "ditto"}
 )
+REFUSED["secagg"] = REFUSED["quantized"]
 PAIRS = list(product(AGGREGATED, RULED))
 # In the ci tier every aggregate and every rule comes up, in turn; and SCAFFOLD with the median.
 TURN = [(list(AGGREGATED)[at % len(AGGREGATED)], rule) for at, rule in enumerate(RULED)]
@@ -136,3 +139,13 @@ def test_an_aggregate_with_a_state_resumes_exactly(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         made.run(tmp_path / "stopped", report=False, progress=Stopping(2))
     assert outcome(resume(tmp_path / "stopped")) == whole
+
+
+def test_a_secure_sum_resumes_to_the_bits_of_the_sum_without_masks(tmp_path: Path) -> None:
+    plain = experiment("quantized", "scaffold").run(tmp_path / "plain", report=False)
+    with pytest.raises(KeyboardInterrupt):
+        experiment("secagg", "scaffold").run(tmp_path / "stopped", report=False, progress=Stopping(2))
+    secure = resume(tmp_path / "stopped")
+    assert weights(secure) == weights(plain)
+    for name in ("test_loss", "local_loss", "examples", "batches_max"):
+        assert [line.get(name) for line in secure.metrics] == [line.get(name) for line in plain.metrics]

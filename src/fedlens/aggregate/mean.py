@@ -66,12 +66,14 @@ class Aggregate(ABC):
 
     With `linear = True`, it declares that it needs no single reply, only the sums that `averaged` divides, so that a
     blind aggregate may compute them. With `blind = True`, the server sees one sum over the clients and no reply:
-    replies have no metrics, and `exchange` adds the loss of the sum to `ctx.sums`.
+    replies have no metrics, and `exchange` adds the loss of the sum to `ctx.sums`. With `once = True`, no client may be
+    asked twice in a round.
     """
 
     asked_without_replies: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     blind: ClassVar[bool] = False
+    once: ClassVar[bool] = False
 
     @property
     def weighting(self) -> Weighting:
@@ -91,6 +93,11 @@ class Aggregate(ABC):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What a reader of the run's report has to know, beyond model updates, as sentences."""
+        return ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before the first round, as sentences."""
         return ()
 
     @property
@@ -285,6 +292,10 @@ AGGREGATES = Registry(
         "quantized": Entry(
             "fedlens.aggregate.secure.quantized:quantized",
             "mean or normalized, from one sum of quantized replies, as a secure sum gives it",
+        ),
+        "secagg": Entry(
+            "fedlens.aggregate.secure.secagg:secagg",
+            "mean or normalized, from a sum of which the server sees no part (Bonawitz et al. 2017)",
         ),
         "optimal-convex": Entry(
             "fedlens.aggregate.optimal_convex:optimal_convex",

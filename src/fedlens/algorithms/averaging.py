@@ -141,6 +141,11 @@ class Averaging(AlgorithmBase):
         )
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Those of the aggregate."""
+        return self.aggregate.notes
+
+    @property
     def measured(self) -> Who:
         """Which clients are evaluated on their own held-out data."""
         return self.parts.measure_clients or ("all" if self.personal or self.tune else "none")
@@ -378,7 +383,7 @@ def averaging(
     fit.refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
-    fit.refuse_twice(rule, choose, parts.federation)
+    fit.refuse_twice(rule, aggregation, choose, parts.federation)
     refuse_counted_twice(choose, aggregation, parts)
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:

@@ -218,12 +218,19 @@ def refuse_unequal(rule: ClientRule, local: LocalSettings) -> None:
         )
 
 
-def refuse_twice(rule: ClientRule, select: Select, federation: FederationInfo) -> None:
-    """Raises `ConfigError` if a client may appear twice in a cohort and the rule keeps a sum over all clients."""
-    if rule.traits.invariant and repeats(select, federation):
+def refuse_twice(rule: ClientRule, aggregate: Aggregate, select: Select, federation: FederationInfo) -> None:
+    """Raises `ConfigError` if a client may appear twice in a cohort, and the rule or the aggregate forbids it."""
+    why = None
+    if rule.traits.invariant:
+        why = (
+            f"'{rule.name}' keeps a sum over all clients' states at the server, which two changes of one state at once "
+            "would break"
+        )
+    elif aggregate.once:
+        why = f"{type(aggregate).__name__} asks each client for one vector"
+    if why is not None and repeats(select, federation):
         raise ConfigError(
-            f"with this selection a client can appear twice in a round, and '{rule.name}' keeps a sum over all "
-            "clients' states at the server, which two changes of one state at once would break",
+            f"with this selection a client can appear twice in a round, and {why}",
             where="select",
             hint=_single(select, federation),
         )

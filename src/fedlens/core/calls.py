@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
@@ -71,6 +71,16 @@ class Calls(Sequence[Call]):
             arithmetic=self.program.arithmetic,
         )
         return Call({**self.shared, **self.payloads[at]}, client, self.rng(at))
+
+    def only(self, places: Sequence[int], ids: Sequence[Id]) -> Calls:
+        """The calls at these places, with the randomness of other requests."""
+        return replace(
+            self,
+            ids=ids,
+            clients=[self.clients[at] for at in places],
+            payloads=[self.payloads[at] for at in places],
+            states=[self.states[at] for at in places],
+        )
 
     def rng(self, at: int) -> Rng:
         """The randomness of one call."""

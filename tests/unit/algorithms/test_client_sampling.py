@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.client_sampling import (
     SELECTS,
     BySize,
@@ -189,11 +190,11 @@ def test_a_rule_with_an_invariant_takes_no_selection_that_repeats() -> None:
         with pytest.raises(
             ConfigError, match="a client can appear twice in a round, and 'variate'"
         ) as caught:
-            refuse_twice(rule, select, info)
+            refuse_twice(rule, Mean(), select, info)
         assert caught.value.where == "select"
-        refuse_twice(ClientRule(name="other"), select, info)
+        refuse_twice(ClientRule(name="other"), Mean(), select, info)
     for select in (BySize(2), Uniform(3), Fixed((1, 2)), Everyone()):
-        refuse_twice(rule, select, info)
+        refuse_twice(rule, Mean(), select, info)
 
 
 def test_what_a_selection_without_a_name_is() -> None:

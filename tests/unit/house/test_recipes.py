@@ -35,6 +35,7 @@ TABLE_2 = [
 ]
 TABLES = [f"fedcv/table{number}" for number in range(11, 16)]
 SPLIT = ["fashion-mnist/splitfed", "fashion-mnist/split-relay"]
+SECURE = "fashion-mnist/secagg"
 LAPTOP = ["fedcv/cifar100-laptop", "omniglot/drawers"]
 SHAKESPEARE = ["shakespeare/roles", "shakespeare/roles-centralized"]
 # He et al. 2021, table 5: training of the backbone, distribution, clients.
@@ -92,6 +93,7 @@ def test_they_are_these() -> None:
             *SPLIT,
             *MATCHED,
             MOCO,
+            SECURE,
             *TABLE_2,
             *TABLES,
             *LAPTOP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -86,7 +86,7 @@ class BlindSum(Aggregate):
         assert self.layout is not None
         return self.layout
 
-    def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> BlindSum:
+    def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
         """The same with the layout of this training's replies.
 
         Raises `ConfigError` if the sum of a cohort may overflow, if a field has no range or a range no field, and for

@@ -1,0 +1,129 @@
+"""SecAgg: the server learns the sum of a round, who is in it, and who left at which step (ePrint 2017/281)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field
+
+from fedlens.aggregate.mean import AggregateContext
+from fedlens.aggregate.secure.blind_sum import RANGES, Bits, BlindSum, Ranges
+from fedlens.aggregate.secure.encoded_train import EncodedTrain
+from fedlens.aggregate.secure.keys import SURVIVORS, UNSIGNED, Identity, SecureSumRefused, Terms, digest
+from fedlens.aggregate.secure.quantized import Of, OfTau, Weights, computed
+from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
+from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, masked_sum
+from fedlens.base.errors import ConfigError
+from fedlens.core.protocol import Answers, Ask, FederationInfo, Op
+from fedlens.core.reduction import How, Refusal, Update
+
+
+@dataclass(frozen=True)
+class SecAgg(BlindSum):
+    """sum_k q_k over the clients that last, opened by their shares (Bonawitz et al. 2017, ePrint 2017/281, figure 4).
+
+    The update is that of `Quantized` for these clients, to the bit. A round has four asks: *Keys*, *Shares*, *Masked*,
+    in which clients train, and *Unmask*. The server is honest but curious: an active one can invent peers unless keys
+    are signed (`identity`).
+
+    Attributes:
+        threshold: the fraction of the asked cohort that must last in every step, above 0.5.
+        identity: how clients sign their keys; by default they do not.
+        operation: the local training, as a digest, once `fitted` has made it.
+
+    >>> from fedlens.aggregate.mean import Mean
+    >>> SecAgg(Mean("uniform"), threshold=0.6).threshold
+    0.6
+    """
+
+    once: ClassVar[bool] = True
+    threshold: float = 0.67
+    identity: Identity = UNSIGNED
+    operation: str = ""
+
+    @property
+    def terms(self) -> Terms:
+        """What all clients must agree on with the server."""
+        layout = self.vectors
+        vectors = [dict(layout.ranges), layout.bits, layout.words, layout.modulus_bits, layout.largest]
+        return Terms(self.threshold, digest(vectors).hex(), self.operation)
+
+    @property
+    def ops(self) -> Mapping[str, Callable[[Any], Op]]:
+        """The four operations. That of *Masked* takes the place of plain training."""
+        terms = self.terms
+        return {
+            KEYS: lambda train: RoundKeys(self.identity),
+            SHARES: lambda train: SendShares(terms, self.identity),
+            MASKED: lambda train: MaskedTrain(EncodedTrain(train, self.vectors), terms),
+            UNMASK: lambda train: Unmask(terms),
+        }
+
+    @property
+    def discloses(self) -> tuple[str, ...]:
+        """What the server learns, and what protects nothing."""
+        return (
+            "The server sees one sum over the clients of a round, who is in it, and who left at which step. Nobody can "
+            "see which client sent a wrong but finite update.",
+            "The secrets of this simulation derive from its seed, so its masks protect nothing.",
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many clients may drop out, and how many may work with the server."""
+        n = self.vectors.cohort
+        t = self.terms.needed(n)
+        colluding = max(0, 2 * t - n - 1)  # 2t > n + c, ePrint 2017/281, section 4.1
+        whom = f"more than {colluding}" if colluding else "any"
+        return (
+            f"Secure sums of {n} clients need {t} of them to the end, so {n - t or 'none'} may drop out. An active "
+            f"server must not work with {whom} of them: 2 x {t} > {n} + {colluding}.",
+        )
+
+    def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
+        """See `BlindSum.fitted`. Raises `ConfigError` for cohorts in which each client would read another's vector."""
+        if cohort < SURVIVORS:
+            raise ConfigError(
+                f"a secure sum needs {SURVIVORS} clients, since each of two reads the other's vector, and a round asks "
+                f"{cohort}",
+                where="select",
+                hint=f"select {SURVIVORS} clients or more",
+            )
+        model, rule = train.model, train.rule
+        kind = [train.settings.model_dump_json(), rule.name, train.weighting, train.normalized]
+        operation = digest([*kind, model.name, repr(model.settings)]).hex()
+        return replace(super().fitted(train, cohort, federation), operation=operation)
+
+    def exchange(
+        self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext
+    ) -> Generator[Ask, Answers, Update | Refusal | None]:
+        """The four asks; a `Refusal` if too few clients last, or if the sum fails a check."""
+        try:
+            total, survivors = yield from masked_sum(ask, self.terms, self.vectors, ctx)
+        except SecureSumRefused as error:
+            return Refusal(str(error))
+        return self.opened(total, [r for r in ask.requests if r.client in survivors], ask, ctx)
+
+
+def secagg(
+    *,
+    of: Of = "mean",
+    weighting: Weights = "examples",
+    tau_eff: OfTau = "mean",
+    threshold: Annotated[
+        float, Field(gt=0.5, le=1, description="fraction of the asked clients that must last in every step")
+    ] = 0.67,
+    bits: Bits = 16,
+    range: Ranges = RANGES,  # type: ignore[assignment]
+) -> SecAgg:
+    """The mean, or FedNova's normalized averaging, of replies that only their sum shows to the server."""
+    if find_spec("cryptography") is None:
+        raise ConfigError(
+            "secure sums need the package cryptography",
+            where="aggregate.name",
+            hint="run: pip install 'fedlens[secure]'",
+        )
+    return SecAgg(computed(of, weighting, tau_eff), bits, range, threshold=threshold)

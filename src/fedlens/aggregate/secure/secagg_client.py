@@ -1,0 +1,370 @@
+"""The client's side of SecAgg (Bonawitz et al. 2017, ePrint 2017/281, figure 4): four operations, and what it refuses.
+
+Each operation is a function of what the server sends, of the client's secrets, and of its log, which the client keeps
+for ever. The log has the attempt in progress of each run, and the SHA-256 of every model that was in an opened sum.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedlens.aggregate.secure import shamir
+from fedlens.aggregate.secure.encoded_train import EncodedTrain
+from fedlens.aggregate.secure.encoding import VECTOR
+from fedlens.aggregate.secure.keys import (
+    KEY_BYTES,
+    SEALING,
+    UNSIGNED,
+    Attempt,
+    Identity,
+    Member,
+    SecureSumRefused,
+    Terms,
+    Transcript,
+    digest,
+    of_run,
+    pieces,
+    private_key,
+    public,
+    same,
+    subset,
+)
+from fedlens.aggregate.secure.masks import add_masks
+from fedlens.core.calls import Calls
+from fedlens.core.protocol import Call, Client, Id, Obstacle, Outcome, Payload
+from fedlens.core.random import Rng, random_state_kept
+from fedlens.core.types import ClientId
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey as PrivateKey
+
+ATTEMPT, OWN = "secagg", "sealed"  # the names of what every ask holds, and of what it holds for one client
+_OWN_NAMES = (ATTEMPT, OWN, "log", "work")  # of a payload, besides what all clients train with
+_PLACES = struct.Struct(">II")  # sender and receiver, as the points of their shares
+SEALED_BYTES = SEALING + _PLACES.size + 2 * shamir.SHARE_BYTES
+_HOUR = 3600.0
+# The last step that a client answered.
+_KEYS, _SHARES, _MASKED, _UNMASKED = "keys", "shares", "masked", "unmasked"
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as uint8 [n], which a schema can check."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """The bytes of a uint8 tensor.
+
+    >>> as_bytes(as_tensor(b"abcd"))
+    b'abcd'
+    """
+    return bytes(tensor.cpu().numpy().tobytes())
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An attempt at a client: its log, what the log has of the attempt, and the secrets."""
+
+    log: Payload
+    entry: Mapping[str, Any]
+    attempt: Attempt
+    client: Client
+    masks: Sequence[tuple[bytes, int]] = ()  # keys and signs, read before the training, which may take long
+
+    def secret(self, purpose: str, length: int = KEY_BYTES) -> bytes:
+        """A secret of this attempt."""
+        return self.client.secrets.token(self.attempt.secrets + purpose, length)
+
+    @cached_property
+    def sealing(self) -> PrivateKey:
+        """The private key for the shares that others send."""
+        return private_key(self.secret("sealing"))
+
+    @cached_property
+    def masking(self) -> PrivateKey:
+        """The private key for the masks in common with others."""
+        return private_key(self.secret("masking"))
+
+    def member(self) -> Member:
+        """What this client publishes."""
+        return Member(public(self.sealing), public(self.masking), self.secret("nonce", 16))
+
+    def logged(self, **changes: Any) -> dict[str, Any]:
+        """The client's log with these changes of the attempt."""
+        runs = {**self.log.get("runs", {}), self.attempt.run: {**self.entry, **changes}}
+        return {**self.log, "runs": runs}
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Deletes the secrets of the attempt if the client takes no further part in it."""
+        try:
+            yield
+        except BaseException:
+            self.client.secrets.forget(of_run(self.attempt.run))
+            raise
+
+
+def _announced(payload: Payload, client: Client) -> tuple[Attempt, Payload, Mapping[str, Any] | None]:
+    """The attempt of this ask, the log, and what it has of the run. Deletes secrets that are not used any more."""
+    client.secrets.forget("secagg/", unused=_HOUR)
+    attempt, log = Attempt.of(payload[ATTEMPT]["attempt"]), payload["log"]
+    return attempt, log, log.get("runs", {}).get(attempt.run)
+
+
+def _step(payload: Payload, client: Client, after: str) -> _Step:
+    """The attempt of this ask. Raises `SecureSumRefused` unless `after` was the last step in it that was answered."""
+    attempt, log, entry = _announced(payload, client)
+    if entry is None or Attempt.of(entry["attempt"]) != attempt or entry["step"] != after:
+        last = "nothing" if entry is None else f"'{entry['step']}' of round {entry['attempt']['round']}"
+        raise SecureSumRefused(
+            f"attempt {attempt.number} at round {attempt.round} goes on after '{after}', and the client answered "
+            f"{last} before"
+        )
+    return _Step(log, entry, attempt, client)
+
+
+@dataclass(frozen=True)
+class RoundKeys:
+    """Publishes the keys of an attempt.
+
+    A later attempt deletes the secrets of the one before. Raises `SecureSumRefused` for a round whose sum the client
+    has helped to open, for an earlier one, for an attempt that is not later than the last, for peers that the client
+    does not know, and, outside a simulation, for a model that was in an opened sum before. A simulation says so in
+    `seen` instead.
+    """
+
+    identity: Identity = UNSIGNED
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Sends `keys` [80], the `signature` of them, and `seen`."""
+        attempt, log, last = _announced(payload, client)
+        if last is not None:
+            before = Attempt.of(last["attempt"])
+            done = before.round + (last["step"] == _UNMASKED)
+            if attempt.round < done or (attempt.round, attempt.number) <= (before.round, before.number):
+                raise SecureSumRefused(
+                    f"attempt {attempt.number} at round {attempt.round} comes after attempt {before.number} at round "
+                    f"{before.round} ('{last['step']}')"
+                )
+        if client.id not in attempt.cohort:
+            raise SecureSumRefused("the cohort leaves out the client")
+        peers = self.identity.peers
+        if peers is not None and not peers.issuperset(attempt.cohort):
+            raise SecureSumRefused("the cohort has clients that this one does not know")
+        seen = _seen(attempt, log, client)
+        client.secrets.forget(of_run(attempt.run))
+        step = _Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
+        member = step.member()
+        signature = self.identity.sign(signed(attempt, client.id, member))
+        keys = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
+        return Outcome({**keys, "log": step.logged()})
+
+
+def _seen(attempt: Attempt, log: Payload, client: Client) -> bool:
+    """Whether the model was in an opened sum. Raises `SecureSumRefused` if it was, unless this is a simulation."""
+    seen = attempt.model in log.get("models", ())
+    if seen and client.secrets.simulation is None:
+        raise SecureSumRefused(
+            "the client has been in an opened sum of updates of the same model: the difference of two such sums may be "
+            "the update of one client"
+        )
+    return seen
+
+
+def signed(attempt: Attempt, client: ClientId, member: Member) -> bytes:
+    """What a client signs: its keys, for this attempt."""
+    return attempt.hash + digest([client, bytes(member)])
+
+
+@dataclass(frozen=True)
+class SendShares:
+    """Seals shares of the client's secrets for each member of the round.
+
+    Raises `SecureSumRefused` if the keys that come back leave out the client, or change its own, if two are equal, if
+    one is a point of small order, if a signature is wrong, and if the members are too few or not of the cohort.
+    """
+
+    terms: Terms
+    identity: Identity = UNSIGNED
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Sends `sealed` [102 x members], and the `commitment` [32] to the seed of the client's own mask."""
+        step = _step(payload, client, _KEYS)
+        with step.ending():
+            return self._shared(payload[ATTEMPT], step)
+
+    def _shared(self, asked: Payload, step: _Step) -> Outcome:
+        transcript, own = Transcript.of(self.terms, asked), step.client.id
+        members = transcript.members
+        if members.get(own) != step.member():
+            raise SecureSumRefused("the keys that came back are not those that the client sent")
+        for (client, member), signature in zip(members.items(), asked["signatures"], strict=True):
+            if not self.identity.verify(client, signed(step.attempt, client, member), signature):
+                raise SecureSumRefused(f"the signature of client {client} is wrong")
+        needed, nonces = transcript.needed, step.secret("gcm", 12 * len(members))
+        shares = []
+        for purpose in ("masking", "seed"):
+            more = shamir.coefficients(step.secret(f"shares of {purpose}", shamir.randomness(needed)))
+            shares.append(shamir.split(int.from_bytes(step.secret(purpose)), more, len(members)))
+        sealed = b""
+        for client, point in transcript.points.items():
+            text = _PLACES.pack(transcript.points[own], point)
+            text += b"".join(each[point - 1].to_bytes(shamir.SHARE_BYTES) for each in shares)
+            nonce = nonces[12 * (point - 1) : 12 * point]
+            sealed += transcript.seal(step.sealing, own, client, nonce, text)
+        return Outcome({
+            "sealed": as_tensor(sealed),
+            "commitment": as_tensor(transcript.commitment(own, step.secret("seed"))),
+            "log": step.logged(step=_SHARES, **transcript.payload),
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MaskedTrain:
+    """Trains, and sends the words of the reply under the client's masks.
+
+    y_u = q_u + PRG(b_u) + sum over later v PRG(s_uv) - sum over earlier v PRG(s_uv), over the senders of shares, modulo
+    2^32 or 2^64 (ePrint 2017/281, section 4). Raises `SecureSumRefused` if the model, or anything else that it would
+    train with, is not what the attempt announced, if a sealed text is forged, and if the senders are too few.
+    """
+
+    train: EncodedTrain
+    terms: Terms
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Sends `vector`, the masked words."""
+        step = self._begun(payload, client, self._digests(payload))
+        rng = Rng.of_operation(int(rng.key[0]), *_plain(step), client.id)
+        with step.ending(), random_state_kept(client.device):
+            rng.seed_torch(client.device)  # for dropout; the executor has used the number of this ask
+            outcome = self.train(payload, client, rng)
+        return self._masked(step, outcome)
+
+    def together(self, calls: Sequence[Call]) -> Sequence[Outcome | BaseException]:
+        """Trains the clients of a group together; each is masked on its own."""
+        assert isinstance(calls, Calls)
+        shared, results = self._digests(calls.shared), list[Any]()
+        for (payload, client, _), own in zip(calls, calls.payloads, strict=True):
+            digests = shared if own.keys() <= set(_OWN_NAMES) else self._digests(payload)
+            results.append(_tried(self._begun, payload, client, digests))
+        ready = [at for at, step in enumerate(results) if isinstance(step, _Step)]
+        asked = calls.only(ready, [_plain(results[at]) for at in ready])
+        for at, outcome in zip(ready, self.train.together(asked) if ready else (), strict=True):
+            results[at] = _tried(self._masked, results[at], outcome)
+        return results
+
+    def obstacle(self) -> Obstacle | None:
+        """Why clients cannot train together; None if they can."""
+        return self.train.obstacle()
+
+    def footprint(self, device: torch.device, largest: int | None = None, data: Any = None) -> int:
+        """The approximate bytes of each client in a group."""
+        return self.train.footprint(device, largest, data)
+
+    def _digests(self, payload: Payload) -> tuple[bytes, bytes]:
+        return digests({name: value for name, value in payload.items() if name not in _OWN_NAMES})
+
+    def _begun(self, payload: Payload, client: Client, found: tuple[bytes, bytes]) -> _Step:
+        """The attempt, with what the log gets of the senders."""
+        step = _step(payload, client, _SHARES)
+        with step.ending():
+            if found != (step.attempt.model, step.attempt.shared):
+                raise SecureSumRefused("the model, or what comes with it, is not what the round announced")
+            senders, sealed = list(payload[ATTEMPT]["clients"]), as_bytes(payload[OWN])
+            transcript = Transcript.of(self.terms, step.entry)
+            subset("senders of shares", senders, step.entry["members"], transcript.needed)
+            if client.id not in senders:
+                raise SecureSumRefused("the senders of shares leave out the client")
+            begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
+            _opened(begun, transcript)
+            masks = [(transcript.own_mask(client.id, step.secret("seed")), 1)]
+            others = [other for other in senders if other != client.id]
+            masks += [transcript.common_mask(begun.masking, client.id, other) for other in others]
+            return replace(begun, masks=masks)
+
+    def _masked(self, step: _Step, outcome: Outcome | BaseException) -> Outcome:
+        with step.ending():
+            if isinstance(outcome, BaseException):
+                raise outcome
+            add_masks(outcome.payload[VECTOR].numpy().view(self.train.layout.unsigned), step.masks)
+            return outcome._replace(payload={**outcome.payload, "log": step.logged(step=_MASKED)})
+
+
+def _tried(work: Callable[..., Any], *given: Any) -> Any:
+    """What the call returns, or the exception that it raises."""
+    try:
+        return work(*given)
+    except Exception as error:
+        return error
+
+
+def _plain(step: _Step) -> Id:
+    """The request that trains this client where nothing is masked, so that its batches are the same."""
+    return Id(step.attempt.round, 0, step.attempt.cohort.index(step.client.id))
+
+
+def digests(shared: Payload) -> tuple[bytes, bytes]:
+    """SHA-256 of the model in the shared payload of a training, and of all of that payload."""
+    model = digest(shared["model"])
+    return model, digest({**shared, "model": model})
+
+
+def _opened(step: _Step, transcript: Transcript) -> dict[ClientId, tuple[bytes, bytes]]:
+    """The shares of each sender: of its masking key, and of its seed."""
+    own, opened = step.client.id, {}
+    if transcript.members[own] != step.member():
+        raise SecureSumRefused("the client has deleted its secrets of this attempt")
+    for client, sealed in zip(step.entry["senders"], pieces(step.entry["sealed"], SEALED_BYTES), strict=True):
+        plain = transcript.open(step.sealing, client, own, sealed)
+        if _PLACES.unpack_from(plain) != (transcript.points[client], transcript.points[own]):
+            raise SecureSumRefused(f"what client {client} sealed is meant for another client")
+        key, seed = pieces(plain[_PLACES.size :], shamir.SHARE_BYTES)
+        opened[client] = key, seed
+    return opened
+
+
+@dataclass(frozen=True)
+class Unmask:
+    """Sends one share for each sender: of its seed if it is in the sum, of its masking key if it is not.
+
+    A client answers once for a round; the same ask again is answered from the log. Then it keeps the SHA-256 of the
+    model, and its secrets are gone. Raises `SecureSumRefused` if the survivors leave out the client, are too few, or
+    were not asked for the masked words, and for the model as `RoundKeys` does.
+    """
+
+    terms: Terms
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Sends `shares` [33 x senders]."""
+        survivors = list(payload[ATTEMPT]["clients"])
+        asked, log = payload[ATTEMPT]["attempt"], payload["log"]
+        entry = log.get("runs", {}).get(asked["run"], {})
+        again = entry.get("step") == _UNMASKED and same(entry["asked"], digest([asked, survivors]))
+        if again:
+            return Outcome({"shares": as_tensor(entry["answer"])})
+        step = _step(payload, client, _MASKED)
+        with step.ending():
+            _seen(step.attempt, log, client)  # another run may have opened one since *Keys*
+            answer = self._shares(survivors, step)
+        client.secrets.forget(of_run(step.attempt.run))
+        new = step.logged(
+            step=_UNMASKED, asked=digest([asked, survivors]), answer=answer, keys=b"", sealed=b""
+        )
+        new["models"] = [*(m for m in log.get("models", ()) if m != step.attempt.model), step.attempt.model]
+        return Outcome({"shares": as_tensor(answer), "log": new})
+
+    def _shares(self, survivors: Sequence[ClientId], step: _Step) -> bytes:
+        transcript = Transcript.of(self.terms, step.entry)
+        subset("survivors", survivors, step.entry["senders"], transcript.needed)
+        if step.client.id not in survivors:
+            raise SecureSumRefused("the survivors leave out the client")
+        opened = _opened(step, transcript)
+        return b"".join(seed if client in survivors else key for client, (key, seed) in opened.items())

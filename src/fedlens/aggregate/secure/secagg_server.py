@@ -1,0 +1,256 @@
+"""The server's side of SecAgg (Bonawitz et al. 2017, ePrint 2017/281, figure 4): four asks, and checks of the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.aggregate.secure import shamir
+from fedlens.aggregate.secure.encoding import VECTOR, SumLayout
+from fedlens.aggregate.secure.keys import (
+    KEY_BYTES,
+    Attempt,
+    Member,
+    SecureSumRefused,
+    Terms,
+    Transcript,
+    agreed,
+    pieces,
+    private_key,
+    public,
+    same,
+    subset,
+)
+from fedlens.aggregate.secure.masks import Words, add_masks
+from fedlens.aggregate.secure.secagg_client import (
+    ATTEMPT,
+    OWN,
+    SEALED_BYTES,
+    as_bytes,
+    digests,
+)
+from fedlens.core.protocol import Answers, Ask, Reply, Request, RoundContext
+from fedlens.core.schema import Field, NumberField, Schema, TensorField
+from fedlens.core.types import ClientId, Payload
+
+KEYS, SHARES, MASKED, UNMASK = (
+    "keys",
+    "shares",
+    "train",
+    "unmask",
+)  # *Masked* takes the place of plain training
+_ATTEMPT, _MASKED_SUM = "attempt", "masked-sum"  # notes in the journal
+_SIGNATURE_BYTES = 512  # at most
+
+
+def bytes_field(size: int, most: float = float("inf")) -> TensorField:
+    """The field for so many bytes; -1 for any number up to `most`."""
+    return TensorField((size,), torch.uint8, most=most)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The masked sum of an attempt, all that is needed to open it, and who must have what.
+
+    Attributes:
+        transcript: the attempt and the keys of its members.
+        commitments: H(b_u) of each sender of shares.
+        survivors: the senders whose masked words are in `total`.
+        total: unsigned [words].
+    """
+
+    transcript: Transcript
+    commitments: Mapping[ClientId, bytes]
+    survivors: Sequence[ClientId]
+    total: Words
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """The same as plain values and tensors, for the journal."""
+        return {
+            **self.transcript.payload,
+            "senders": list(self.commitments),
+            "commitments": list(self.commitments.values()),
+            "survivors": list(self.survivors),
+            "total": torch.from_numpy(self.total.view(f"i{self.total.itemsize}")),
+        }
+
+    @classmethod
+    def of(cls, terms: Terms, payload: Payload) -> Masked:
+        """The masked sum whose `payload` this is."""
+        commitments = dict(zip(payload["senders"], payload["commitments"], strict=True))
+        total = payload["total"].numpy()
+        transcript = Transcript.of(terms, payload)
+        return cls(transcript, commitments, payload["survivors"], total.view(f"u{total.itemsize}"))
+
+    def secrets(self, shares: Mapping[ClientId, Sequence[bytes]]) -> dict[ClientId, bytes]:
+        """The seed of each survivor and the masking key of each other sender, from the shares of t survivors.
+
+        Raises `SecureSumRefused` for a seed that does not have the announced hash, and for a key that does not give its
+        client's public key.
+        """
+        weights = shamir.weights([self.transcript.points[client] for client in shares])
+        secrets = {}
+        for at, client in enumerate(self.commitments):
+            parts = (int.from_bytes(row[at]) for row in shares.values())
+            number = sum(w * part for w, part in zip(weights, parts, strict=True)) % shamir.PRIME
+            secret = (number % 2 ** (8 * KEY_BYTES)).to_bytes(KEY_BYTES)
+            if client in self.survivors:
+                right = same(self.transcript.commitment(client, secret), self.commitments[client])
+            else:
+                right = same(public(private_key(secret)), self.transcript.members[client].masking)
+            if not right:
+                raise SecureSumRefused(
+                    f"the shares of a secret of client {client} do not give what it announced"
+                )
+            secrets[client] = secret
+        return secrets
+
+    def opened(self, secrets: Mapping[ClientId, bytes]) -> Words:
+        """The sum without its masks: |survivors| and |survivors| x |other senders| passes over the words."""
+        total = self.total.copy()
+        add_masks(total, self._unmasking(secrets))
+        return total
+
+    def _unmasking(self, secrets: Mapping[ClientId, bytes]) -> Iterator[tuple[bytes, int]]:
+        for client, secret in secrets.items():
+            if client in self.survivors:
+                yield self.transcript.own_mask(client, secret), -1
+                continue
+            private = private_key(secret)
+            # A survivor added the mask with the other sign than this client, so its own sign removes it.
+            for survivor in self.survivors:
+                yield self.transcript.common_mask(private, client, survivor)
+
+
+def masked_sum(
+    ask: Ask, terms: Terms, layout: SumLayout, ctx: RoundContext
+) -> Generator[Ask, Answers, tuple[Words, Sequence[ClientId]]]:
+    """The sum of the words of a cohort, unsigned [words], and the clients that are in it.
+
+    The journal gets the masked sum and its survivors before the ask that opens it, so that a run that was killed asks
+    the same again. Raises `SecureSumRefused` if fewer clients last than must, if their shares are wrong, and if a word
+    of the sum is larger than theirs can be.
+
+    Args:
+        ask: the training of the cohort.
+    """
+    journal, round = ctx.journal, ctx.round
+    if (kept := journal.noted(round, _MASKED_SUM)) is not None:
+        masked = Masked.of(terms, kept)
+        attempt = masked.transcript.attempt
+        if (attempt.cohort, attempt.model, attempt.shared) != (_cohort(ask), *digests(ask.shared)):
+            raise SecureSumRefused("the round was masked with other settings before, and is not repeated")
+    else:
+        number = (journal.noted(round, _ATTEMPT) or {"number": 0})["number"] + 1
+        journal.note(round, _ATTEMPT, {"number": number})  # each is used once
+        masked = yield from _collect(ask, terms, layout, ctx, number)
+        journal.note(round, _MASKED_SUM, masked.payload)
+    total = masked.opened((yield from _secrets(masked, ask.deadline)))
+    if (fault := layout.fault(total, len(masked.survivors))) is not None:
+        raise SecureSumRefused(fault)
+    return total, masked.survivors
+
+
+def _collect(
+    ask: Ask, terms: Terms, layout: SumLayout, ctx: RoundContext, number: int
+) -> Generator[Ask, Answers, Masked]:
+    cohort = _cohort(ask)
+    attempt = Attempt.of({
+        "run": ctx.journal.run, "round": ctx.round, "number": number, "nonce": ctx.entropy(16), "cohort": cohort,
+        **dict(zip(("model", "shared"), digests(ask.shared), strict=True)),
+    })  # fmt: skip
+    fields: dict[str, Field] = {
+        "keys": bytes_field(Member.BYTES),
+        "signature": bytes_field(-1, most=_SIGNATURE_BYTES),
+        "seen": NumberField(above=-1, most=1),
+    }
+    replies = yield from _support(KEYS, cohort, attempt, ask.deadline, fields)
+    members = {client: Member.of(as_bytes(reply["keys"])) for client, reply in replies.items()}
+    transcript = Transcript(terms, attempt, members)
+    if seen := sum(reply["seen"] for reply in replies.values()):
+        ctx.sums["models_seen"] = seen
+
+    more = {
+        **transcript.payload,
+        "signatures": [as_bytes(reply["signature"]) for reply in replies.values()],
+    }
+    fields = {"sealed": bytes_field(len(members) * SEALED_BYTES), "commitment": bytes_field(KEY_BYTES)}
+    replies = yield from _support(SHARES, list(members), attempt, ask.deadline, fields, more)
+    senders = list(replies)
+    subset("senders of shares", senders, list(members), transcript.needed)
+    commitments = {client: as_bytes(reply["commitment"]) for client, reply in replies.items()}
+
+    asked = {request.client: request.payload for request in ask.requests}
+    rows = torch.stack([reply["sealed"] for reply in replies.values()]).view(len(senders), len(members), -1)
+    requests = [
+        Request(client, {**asked[client], OWN: rows[:, transcript.points[client] - 1].flatten()})
+        for client in senders
+    ]
+    answers = yield replace(
+        ask,
+        op=MASKED,
+        requests=requests,
+        shared={**ask.shared, ATTEMPT: {"attempt": attempt.payload, "clients": senders}},
+        expect=Schema({VECTOR: TensorField((layout.words,), layout.dtype)}),
+        holds=True,
+        logged=True,
+    )
+    total = np.zeros(layout.words, layout.unsigned)
+    survivors = []
+    for answer in answers:
+        if isinstance(answer, Reply):
+            total += answer.payload[VECTOR].numpy().view(layout.unsigned)
+            survivors.append(answer.client)
+        del answer  # frees its words before the next answer comes
+    subset("survivors", survivors, senders, transcript.needed)
+    return Masked(transcript, commitments, survivors, total)
+
+
+def _cohort(ask: Ask) -> tuple[ClientId, ...]:
+    return tuple(request.client for request in ask.requests)
+
+
+def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, dict[ClientId, bytes]]:
+    """Asks for the secrets that open the sum, and checks them."""
+    fields: dict[str, Field] = {"shares": bytes_field(len(masked.commitments) * shamir.SHARE_BYTES)}
+    survivors, transcript = list(masked.survivors), masked.transcript
+    more = {"clients": survivors}
+    replies = yield from _support(UNMASK, survivors, transcript.attempt, deadline, fields, more)
+    answered, needed = list(replies), transcript.needed
+    subset("senders of shares that open the sum", answered, survivors, needed)
+    shares = {client: as_bytes(replies[client]["shares"]) for client in answered[:needed]}
+    return masked.secrets({client: pieces(text, shamir.SHARE_BYTES) for client, text in shares.items()})
+
+
+def _support(
+    op: str,
+    clients: Sequence[ClientId],
+    attempt: Attempt,
+    deadline: float | None,
+    fields: Mapping[str, Field],
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Generator[Ask, Answers, dict[ClientId, Payload]]:
+    """The replies to an ask that supports the training, by client. Refuses keys that are points of small order."""
+    shared = {ATTEMPT: {"attempt": attempt.payload, **more}}
+    requests = [Request(client) for client in clients]
+    answers = yield Ask(op, requests, shared, Schema(fields), deadline=deadline, counts=False, logged=True)
+    replies: dict[ClientId, Payload] = {}
+    for answer in answers:
+        if isinstance(answer, Reply):
+            try:
+                if op == KEYS:
+                    member = Member.of(as_bytes(answer.payload["keys"]))
+                    for key in (member.sealing, member.masking):
+                        agreed(
+                            private_key(bytes(KEY_BYTES)), key
+                        )  # with any private key, it would give zeros
+                replies[answer.client] = answer.payload
+            except SecureSumRefused as error:
+                answer.refuse(str(error))
+    return replies
