@@ -779,7 +779,10 @@ MUTATIONS = [
         "unit/aggregate/secure/test_secagg_attacks.py",
     ),
     Mutation(
-        "aggregate/secure/secagg_client.py", "rng.seed_torch(client.device)  #", "rng", "identity/test_secagg.py"
+        "aggregate/secure/secagg_client.py",
+        "rng.seed_torch(client.device)  #",
+        "rng",
+        "identity/test_secagg.py",
     ),
     Mutation(
         "aggregate/secure/secagg_client.py",
