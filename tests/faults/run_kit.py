@@ -106,6 +106,8 @@ def of_another_kind(directory: Path, algorithm: str) -> Path:
     if "fednas" in algorithm:
         network = 'name = "darts-search"\nchannels = 2\ncells = 1\nnodes = 2'
         text = text.replace('name = "small-cnn"\nwidth = 4', network)
+    if "secagg" in algorithm:
+        text = text.replace("[record]\nclients = true\n", "")
     path.write_text(text, encoding="utf-8")
     return path
 

@@ -70,6 +70,7 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
         'name = "vertical"',
         'name = "fedgkt"\ncut = "1"\nclient = { name = "small-cnn", width = 4, norm = "none" }',
         'name = "fednas"',
+        'name = "own.py:stateful"\n[aggregate]\nname = "secagg"\nthreshold = 0.75',
     ],
     ids=[
         "dsgd",
@@ -81,6 +82,7 @@ def test_killed_at_each_step_of_writing_it_ends_with_the_same_bits(tmp_path: Pat
         "vertical",
         "fedgkt",
         "fednas",
+        "secagg",
     ],
 )
 def test_algorithms_of_other_kinds_killed_while_they_write_end_with_the_same_bits(

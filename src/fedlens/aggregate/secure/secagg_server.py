@@ -203,11 +203,10 @@ def _collect(
     )
     total = np.zeros(layout.words, layout.unsigned)
     survivors = []
-    for answer in answers:
-        if isinstance(answer, Reply):
-            total += answer.payload[VECTOR].numpy().view(layout.unsigned)
-            survivors.append(answer.client)
-        del answer  # frees its words before the next answer comes
+    for reply in _without_metrics(answers):
+        total += reply.payload[VECTOR].numpy().view(layout.unsigned)
+        survivors.append(reply.client)
+        del reply  # frees its words before the next one comes
     subset("survivors", survivors, senders, transcript.needed)
     return Masked(transcript, commitments, survivors, total)
 
@@ -241,16 +240,23 @@ def _support(
     requests = [Request(client) for client in clients]
     answers = yield Ask(op, requests, shared, Schema(fields), deadline=deadline, counts=False, logged=True)
     replies: dict[ClientId, Payload] = {}
-    for answer in answers:
-        if isinstance(answer, Reply):
-            try:
-                if op == KEYS:
-                    member = Member.of(as_bytes(answer.payload["keys"]))
-                    for key in (member.sealing, member.masking):
-                        agreed(
-                            private_key(bytes(KEY_BYTES)), key
-                        )  # with any private key, it would give zeros
-                replies[answer.client] = answer.payload
-            except SecureSumRefused as error:
-                answer.refuse(str(error))
+    for reply in _without_metrics(answers):
+        try:
+            if op == KEYS:
+                member = Member.of(as_bytes(reply.payload["keys"]))
+                for key in (member.sealing, member.masking):
+                    agreed(private_key(bytes(KEY_BYTES)), key)  # with any private key, it would give zeros
+            replies[reply.client] = reply.payload
+        except SecureSumRefused as error:
+            reply.refuse(str(error))
     return replies
+
+
+def _without_metrics(answers: Answers) -> Iterator[Reply]:
+    """The replies; refuses those with metrics, which a client could choose the best round by."""
+    for answer in answers:
+        if isinstance(answer, Reply) and answer.metrics:
+            answer.refuse("it has metrics, and a secure sum has none")
+        elif isinstance(answer, Reply):
+            yield answer
+        del answer

@@ -224,6 +224,22 @@ def test_a_word_that_no_client_can_have_sent_opens_no_sum() -> None:
         federation.drive(federation.asked(), replied=replied)
 
 
+@pytest.mark.parametrize("op", [KEYS, MASKED])
+def test_a_forged_metric_is_refused(op: str) -> None:
+    federation = SumFederation()
+
+    def replied(ask: Ask, answer: Any) -> Any:
+        if ask.op == op and answer.client == 1:
+            answer.metrics = {"loss": 0.0, "examples": 1e9}
+        return answer
+
+    total, n = federation.drive(federation.asked(), replied=replied)
+    assert n == 4
+    assert np.array_equal(total, federation.plain([0, 2, 3, 4]))
+    (refused,) = [a.refused for ask, answers in federation.view if ask.op == op for a in answers if a.refused]
+    assert "metrics" in refused
+
+
 def test_the_server_refuses_keys_of_small_order() -> None:
     federation = SumFederation()
 
