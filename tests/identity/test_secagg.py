@@ -28,6 +28,8 @@ from fedlens.local.vectorized import batched_train
 from fedlens.run.journal_file import JournalFile
 from tests.identity.identity_kit import Course, course, model, parts, same, world
 from tests.identity.test_quantized import FAMILY, LOCAL, RANGES
+from tests.unit.engines import ray_kit
+from tests.unit.engines.ray_kit import NEEDS_RAY
 
 STEPS = (KEYS, SHARES, MASKED, UNMASK)
 FIVE = (3, 8, 6, 12, 11)
@@ -102,9 +104,10 @@ def states_of(states: ClientStates) -> list[bytes]:
     return [digest(states.get(client)) for client in range(len(FIVE))]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, pytest.param("ray", marks=[NEEDS_RAY, pytest.mark.nightly])])
 def test_whoever_drops_out_the_others_are_summed(engine: str, quick_workers: None) -> None:
     draw, opened = random.Random(3), 0
+    made = ENGINES.get(engine, partial(ray_kit.made, cpus=0.2))
     for attempt in range(6 if engine == "inline" else 2):
         rate = 0.08 if attempt % 2 == 0 else 0.25
         fates = [
@@ -118,9 +121,7 @@ def test_whoever_drops_out_the_others_are_summed(engine: str, quick_workers: Non
             return fates[client] <= STEPS.index(MASKED)
 
         how: dict[str, Any] = {"sizes": TWENTY, "select": Everyone(), "rounds": 1, "norm": False}
-        secure = partial(
-            run, "scaffold", SecAgg, engine=Lossy(ENGINES[engine](), lost), threshold=0.51, **how
-        )
+        secure = partial(run, "scaffold", SecAgg, engine=Lossy(made(), lost), threshold=0.51, **how)
         if sum(fate == 4 for fate in fates) < 11:
             with pytest.raises(RoundRefused, match="and 11 must last"):
                 secure()
@@ -128,7 +129,7 @@ def test_whoever_drops_out_the_others_are_summed(engine: str, quick_workers: Non
         opened += 1
         assert same(
             secure().final,
-            run("scaffold", Quantized, engine=Lossy(ENGINES[engine](), untrained), **how).final,
+            run("scaffold", Quantized, engine=Lossy(made(), untrained), **how).final,
         )
     assert opened >= 1
 
