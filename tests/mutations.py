@@ -738,7 +738,7 @@ MUTATIONS = [
     ),
     Mutation(
         "aggregate/secure/secagg_client.py",
-        "        client.secrets.forget(of_run(attempt.run))\n        step = ",
+        "        client.secrets.forget(keys.of_run(attempt.run))\n        step = ",
         "        step = ",
         "unit/aggregate/secure/test_secagg_attacks.py",
     ),

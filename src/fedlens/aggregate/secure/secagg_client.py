@@ -16,27 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedlens.aggregate.secure import shamir
+from fedlens.aggregate.secure import keys, shamir
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.encoding import VECTOR
-from fedlens.aggregate.secure.keys import (
-    KEY_BYTES,
-    SEALING,
-    UNSIGNED,
-    Attempt,
-    Identity,
-    Member,
-    SecureSumRefused,
-    Terms,
-    Transcript,
-    digest,
-    of_run,
-    pieces,
-    private_key,
-    public,
-    same,
-    subset,
-)
 from fedlens.aggregate.secure.masks import add_masks
 from fedlens.core.calls import Calls
 from fedlens.core.protocol import Call, Client, Id, Obstacle, Outcome, Payload
@@ -49,7 +31,7 @@ if TYPE_CHECKING:
 ATTEMPT, OWN = "secagg", "sealed"  # the names of what every ask holds, and of what it holds for one client
 _OWN_NAMES = (ATTEMPT, OWN, "log", "work")  # of a payload, besides what all clients train with
 _PLACES = struct.Struct(">II")  # sender and receiver, as the points of their shares
-SEALED_BYTES = SEALING + _PLACES.size + 2 * shamir.SHARE_BYTES
+SEALED_BYTES = keys.SEALING + _PLACES.size + 2 * shamir.SHARE_BYTES
 _HOUR = 3600.0
 # The last step that a client answered.
 _KEYS, _SHARES, _MASKED, _UNMASKED = "keys", "shares", "masked", "unmasked"
@@ -75,27 +57,27 @@ class _Step:
 
     log: Payload
     entry: Mapping[str, Any]
-    attempt: Attempt
+    attempt: keys.Attempt
     client: Client
     masks: Sequence[tuple[bytes, int]] = ()  # keys and signs, read before the training, which may take long
 
-    def secret(self, purpose: str, length: int = KEY_BYTES) -> bytes:
+    def secret(self, purpose: str, length: int = keys.KEY_BYTES) -> bytes:
         """A secret of this attempt."""
         return self.client.secrets.token(self.attempt.secrets + purpose, length)
 
     @cached_property
     def sealing(self) -> PrivateKey:
         """The private key for the shares that others send."""
-        return private_key(self.secret("sealing"))
+        return keys.private_key(self.secret("sealing"))
 
     @cached_property
     def masking(self) -> PrivateKey:
         """The private key for the masks in common with others."""
-        return private_key(self.secret("masking"))
+        return keys.private_key(self.secret("masking"))
 
-    def member(self) -> Member:
+    def member(self) -> keys.Member:
         """What this client publishes."""
-        return Member(public(self.sealing), public(self.masking), self.secret("nonce", 16))
+        return keys.Member(keys.public(self.sealing), keys.public(self.masking), self.secret("nonce", 16))
 
     def logged(self, **changes: Any) -> dict[str, Any]:
         """The client's log with these changes of the attempt."""
@@ -108,23 +90,23 @@ class _Step:
         try:
             yield
         except BaseException:
-            self.client.secrets.forget(of_run(self.attempt.run))
+            self.client.secrets.forget(keys.of_run(self.attempt.run))
             raise
 
 
-def _announced(payload: Payload, client: Client) -> tuple[Attempt, Payload, Mapping[str, Any] | None]:
+def _announced(payload: Payload, client: Client) -> tuple[keys.Attempt, Payload, Mapping[str, Any] | None]:
     """The attempt of this ask, the log, and what it has of the run. Deletes secrets that are not used any more."""
     client.secrets.forget("secagg/", unused=_HOUR)
-    attempt, log = Attempt.of(payload[ATTEMPT]["attempt"]), payload["log"]
+    attempt, log = keys.Attempt.of(payload[ATTEMPT]["attempt"]), payload["log"]
     return attempt, log, log.get("runs", {}).get(attempt.run)
 
 
 def _step(payload: Payload, client: Client, after: str) -> _Step:
     """The attempt of this ask. Raises `SecureSumRefused` unless `after` was the last step in it that was answered."""
     attempt, log, entry = _announced(payload, client)
-    if entry is None or Attempt.of(entry["attempt"]) != attempt or entry["step"] != after:
+    if entry is None or keys.Attempt.of(entry["attempt"]) != attempt or entry["step"] != after:
         last = "nothing" if entry is None else f"'{entry['step']}' of round {entry['attempt']['round']}"
-        raise SecureSumRefused(
+        raise keys.SecureSumRefused(
             f"attempt {attempt.number} at round {attempt.round} goes on after '{after}', and the client answered "
             f"{last} before"
         )
@@ -141,47 +123,47 @@ class RoundKeys:
     `seen` instead.
     """
 
-    identity: Identity = UNSIGNED
+    identity: keys.Identity = keys.UNSIGNED
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `keys` [80], the `signature` of them, and `seen`."""
         attempt, log, last = _announced(payload, client)
         if last is not None:
-            before = Attempt.of(last["attempt"])
+            before = keys.Attempt.of(last["attempt"])
             done = before.round + (last["step"] == _UNMASKED)
             if attempt.round < done or (attempt.round, attempt.number) <= (before.round, before.number):
-                raise SecureSumRefused(
+                raise keys.SecureSumRefused(
                     f"attempt {attempt.number} at round {attempt.round} comes after attempt {before.number} at round "
                     f"{before.round} ('{last['step']}')"
                 )
         if client.id not in attempt.cohort:
-            raise SecureSumRefused("the cohort leaves out the client")
+            raise keys.SecureSumRefused("the cohort leaves out the client")
         peers = self.identity.peers
         if peers is not None and not peers.issuperset(attempt.cohort):
-            raise SecureSumRefused("the cohort has clients that this one does not know")
+            raise keys.SecureSumRefused("the cohort has clients that this one does not know")
         seen = _seen(attempt, log, client)
-        client.secrets.forget(of_run(attempt.run))
+        client.secrets.forget(keys.of_run(attempt.run))
         step = _Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
         member = step.member()
         signature = self.identity.sign(signed(attempt, client.id, member))
-        keys = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
-        return Outcome({**keys, "log": step.logged()})
+        sent = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
+        return Outcome({**sent, "log": step.logged()})
 
 
-def _seen(attempt: Attempt, log: Payload, client: Client) -> bool:
+def _seen(attempt: keys.Attempt, log: Payload, client: Client) -> bool:
     """Whether the model was in an opened sum. Raises `SecureSumRefused` if it was, unless this is a simulation."""
     seen = attempt.model in log.get("models", ())
     if seen and client.secrets.simulation is None:
-        raise SecureSumRefused(
+        raise keys.SecureSumRefused(
             "the client has been in an opened sum of updates of the same model: the difference of two such sums may be "
             "the update of one client"
         )
     return seen
 
 
-def signed(attempt: Attempt, client: ClientId, member: Member) -> bytes:
+def signed(attempt: keys.Attempt, client: ClientId, member: keys.Member) -> bytes:
     """What a client signs: its keys, for this attempt."""
-    return attempt.hash + digest([client, bytes(member)])
+    return attempt.hash + keys.digest([client, bytes(member)])
 
 
 @dataclass(frozen=True)
@@ -192,8 +174,8 @@ class SendShares:
     one is a point of small order, if a signature is wrong, and if the members are too few or not of the cohort.
     """
 
-    terms: Terms
-    identity: Identity = UNSIGNED
+    terms: keys.Terms
+    identity: keys.Identity = keys.UNSIGNED
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `sealed` [102 x members], and the `commitment` [32] to the seed of the client's own mask."""
@@ -202,13 +184,13 @@ class SendShares:
             return self._shared(payload[ATTEMPT], step)
 
     def _shared(self, asked: Payload, step: _Step) -> Outcome:
-        transcript, own = Transcript.of(self.terms, asked), step.client.id
+        transcript, own = keys.Transcript.of(self.terms, asked), step.client.id
         members = transcript.members
         if members.get(own) != step.member():
-            raise SecureSumRefused("the keys that came back are not those that the client sent")
+            raise keys.SecureSumRefused("the keys that came back are not those that the client sent")
         for (client, member), signature in zip(members.items(), asked["signatures"], strict=True):
             if not self.identity.verify(client, signed(step.attempt, client, member), signature):
-                raise SecureSumRefused(f"the signature of client {client} is wrong")
+                raise keys.SecureSumRefused(f"the signature of client {client} is wrong")
         needed, nonces = transcript.needed, step.secret("gcm", 12 * len(members))
         shares = []
         for purpose in ("masking", "seed"):
@@ -237,7 +219,7 @@ class MaskedTrain:
     """
 
     train: EncodedTrain
-    terms: Terms
+    terms: keys.Terms
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `vector`, the masked words."""
@@ -277,12 +259,14 @@ class MaskedTrain:
         step = _step(payload, client, _SHARES)
         with step.ending():
             if found != (step.attempt.model, step.attempt.shared):
-                raise SecureSumRefused("the model, or what comes with it, is not what the round announced")
+                raise keys.SecureSumRefused(
+                    "the model, or what comes with it, is not what the round announced"
+                )
             senders, sealed = list(payload[ATTEMPT]["clients"]), as_bytes(payload[OWN])
-            transcript = Transcript.of(self.terms, step.entry)
-            subset("senders of shares", senders, step.entry["members"], transcript.needed)
+            transcript = keys.Transcript.of(self.terms, step.entry)
+            keys.subset("senders of shares", senders, step.entry["members"], transcript.needed)
             if client.id not in senders:
-                raise SecureSumRefused("the senders of shares leave out the client")
+                raise keys.SecureSumRefused("the senders of shares leave out the client")
             begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
             _opened(begun, transcript)
             masks = [(transcript.own_mask(client.id, step.secret("seed")), 1)]
@@ -313,20 +297,22 @@ def _plain(step: _Step) -> Id:
 
 def digests(shared: Payload) -> tuple[bytes, bytes]:
     """SHA-256 of the model in the shared payload of a training, and of all of that payload."""
-    model = digest(shared["model"])
-    return model, digest({**shared, "model": model})
+    model = keys.digest(shared["model"])
+    return model, keys.digest({**shared, "model": model})
 
 
-def _opened(step: _Step, transcript: Transcript) -> dict[ClientId, tuple[bytes, bytes]]:
+def _opened(step: _Step, transcript: keys.Transcript) -> dict[ClientId, tuple[bytes, bytes]]:
     """The shares of each sender: of its masking key, and of its seed."""
     own, opened = step.client.id, {}
     if transcript.members[own] != step.member():
-        raise SecureSumRefused("the client has deleted its secrets of this attempt")
-    for client, sealed in zip(step.entry["senders"], pieces(step.entry["sealed"], SEALED_BYTES), strict=True):
+        raise keys.SecureSumRefused("the client has deleted its secrets of this attempt")
+    for client, sealed in zip(
+        step.entry["senders"], keys.pieces(step.entry["sealed"], SEALED_BYTES), strict=True
+    ):
         plain = transcript.open(step.sealing, client, own, sealed)
         if _PLACES.unpack_from(plain) != (transcript.points[client], transcript.points[own]):
-            raise SecureSumRefused(f"what client {client} sealed is meant for another client")
-        key, seed = pieces(plain[_PLACES.size :], shamir.SHARE_BYTES)
+            raise keys.SecureSumRefused(f"what client {client} sealed is meant for another client")
+        key, seed = keys.pieces(plain[_PLACES.size :], shamir.SHARE_BYTES)
         opened[client] = key, seed
     return opened
 
@@ -340,31 +326,31 @@ class Unmask:
     were not asked for the masked words, and for the model as `RoundKeys` does.
     """
 
-    terms: Terms
+    terms: keys.Terms
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `shares` [33 x senders]."""
         survivors = list(payload[ATTEMPT]["clients"])
         asked, log = payload[ATTEMPT]["attempt"], payload["log"]
         entry = log.get("runs", {}).get(asked["run"], {})
-        again = entry.get("step") == _UNMASKED and same(entry["asked"], digest([asked, survivors]))
+        again = entry.get("step") == _UNMASKED and keys.same(entry["asked"], keys.digest([asked, survivors]))
         if again:
             return Outcome({"shares": as_tensor(entry["answer"])})
         step = _step(payload, client, _MASKED)
         with step.ending():
             _seen(step.attempt, log, client)  # another run may have opened one since *Keys*
             answer = self._shares(survivors, step)
-        client.secrets.forget(of_run(step.attempt.run))
+        client.secrets.forget(keys.of_run(step.attempt.run))
         new = step.logged(
-            step=_UNMASKED, asked=digest([asked, survivors]), answer=answer, keys=b"", sealed=b""
+            step=_UNMASKED, asked=keys.digest([asked, survivors]), answer=answer, keys=b"", sealed=b""
         )
         new["models"] = [*(m for m in log.get("models", ()) if m != step.attempt.model), step.attempt.model]
         return Outcome({"shares": as_tensor(answer), "log": new})
 
     def _shares(self, survivors: Sequence[ClientId], step: _Step) -> bytes:
-        transcript = Transcript.of(self.terms, step.entry)
-        subset("survivors", survivors, step.entry["senders"], transcript.needed)
+        transcript = keys.Transcript.of(self.terms, step.entry)
+        keys.subset("survivors", survivors, step.entry["senders"], transcript.needed)
         if step.client.id not in survivors:
-            raise SecureSumRefused("the survivors leave out the client")
+            raise keys.SecureSumRefused("the survivors leave out the client")
         opened = _opened(step, transcript)
         return b"".join(seed if client in survivors else key for client, (key, seed) in opened.items())

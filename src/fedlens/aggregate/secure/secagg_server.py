@@ -10,22 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.aggregate.secure import shamir
+from fedlens.aggregate.secure import keys, shamir
 from fedlens.aggregate.secure.encoding import VECTOR, SumLayout
-from fedlens.aggregate.secure.keys import (
-    KEY_BYTES,
-    Attempt,
-    Member,
-    SecureSumRefused,
-    Terms,
-    Transcript,
-    agreed,
-    pieces,
-    private_key,
-    public,
-    same,
-    subset,
-)
 from fedlens.aggregate.secure.masks import Words, add_masks
 from fedlens.aggregate.secure.secagg_client import (
     ATTEMPT,
@@ -64,14 +50,14 @@ class Masked:
         total: unsigned [words].
     """
 
-    transcript: Transcript
+    transcript: keys.Transcript
     commitments: Mapping[ClientId, bytes]
     survivors: Sequence[ClientId]
     total: Words
 
     @property
     def payload(self) -> dict[str, Any]:
-        """The same as plain values and tensors, for the journal."""
+        """The keys.same as plain values and tensors, for the journal."""
         return {
             **self.transcript.payload,
             "senders": list(self.commitments),
@@ -81,11 +67,11 @@ class Masked:
         }
 
     @classmethod
-    def of(cls, terms: Terms, payload: Payload) -> Masked:
+    def of(cls, terms: keys.Terms, payload: Payload) -> Masked:
         """The masked sum whose `payload` this is."""
         commitments = dict(zip(payload["senders"], payload["commitments"], strict=True))
         total = payload["total"].numpy()
-        transcript = Transcript.of(terms, payload)
+        transcript = keys.Transcript.of(terms, payload)
         return cls(transcript, commitments, payload["survivors"], total.view(f"u{total.itemsize}"))
 
     def secrets(self, shares: Mapping[ClientId, Sequence[bytes]]) -> dict[ClientId, bytes]:
@@ -99,13 +85,15 @@ class Masked:
         for at, client in enumerate(self.commitments):
             parts = (int.from_bytes(row[at]) for row in shares.values())
             number = sum(w * part for w, part in zip(weights, parts, strict=True)) % shamir.PRIME
-            secret = (number % 2 ** (8 * KEY_BYTES)).to_bytes(KEY_BYTES)
+            secret = (number % 2 ** (8 * keys.KEY_BYTES)).to_bytes(keys.KEY_BYTES)
             if client in self.survivors:
-                right = same(self.transcript.commitment(client, secret), self.commitments[client])
+                right = keys.same(self.transcript.commitment(client, secret), self.commitments[client])
             else:
-                right = same(public(private_key(secret)), self.transcript.members[client].masking)
+                right = keys.same(
+                    keys.public(keys.private_key(secret)), self.transcript.members[client].masking
+                )
             if not right:
-                raise SecureSumRefused(
+                raise keys.SecureSumRefused(
                     f"the shares of a secret of client {client} do not give what it announced"
                 )
             secrets[client] = secret
@@ -122,14 +110,14 @@ class Masked:
             if client in self.survivors:
                 yield self.transcript.own_mask(client, secret), -1
                 continue
-            private = private_key(secret)
+            private = keys.private_key(secret)
             # A survivor added the mask with the other sign than this client, so its own sign removes it.
             for survivor in self.survivors:
                 yield self.transcript.common_mask(private, client, survivor)
 
 
 def masked_sum(
-    ask: Ask, terms: Terms, layout: SumLayout, ctx: RoundContext
+    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext
 ) -> Generator[Ask, Answers, tuple[Words, Sequence[ClientId]]]:
     """The sum of the words of a cohort, unsigned [words], and the clients that are in it.
 
@@ -145,7 +133,9 @@ def masked_sum(
         masked = Masked.of(terms, kept)
         attempt = masked.transcript.attempt
         if (attempt.cohort, attempt.model, attempt.shared) != (_cohort(ask), *digests(ask.shared)):
-            raise SecureSumRefused("the round was masked with other settings before, and is not repeated")
+            raise keys.SecureSumRefused(
+                "the round was masked with other settings before, and is not repeated"
+            )
     else:
         number = (journal.noted(round, _ATTEMPT) or {"number": 0})["number"] + 1
         journal.note(round, _ATTEMPT, {"number": number})  # each is used once
@@ -153,26 +143,26 @@ def masked_sum(
         journal.note(round, _MASKED_SUM, masked.payload)
     total = masked.opened((yield from _secrets(masked, ask.deadline)))
     if (fault := layout.fault(total, len(masked.survivors))) is not None:
-        raise SecureSumRefused(fault)
+        raise keys.SecureSumRefused(fault)
     return total, masked.survivors
 
 
 def _collect(
-    ask: Ask, terms: Terms, layout: SumLayout, ctx: RoundContext, number: int
+    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext, number: int
 ) -> Generator[Ask, Answers, Masked]:
     cohort = _cohort(ask)
-    attempt = Attempt.of({
+    attempt = keys.Attempt.of({
         "run": ctx.journal.run, "round": ctx.round, "number": number, "nonce": ctx.entropy(16), "cohort": cohort,
         **dict(zip(("model", "shared"), digests(ask.shared), strict=True)),
     })  # fmt: skip
     fields: dict[str, Field] = {
-        "keys": bytes_field(Member.BYTES),
+        "keys": bytes_field(keys.Member.BYTES),
         "signature": bytes_field(-1, most=_SIGNATURE_BYTES),
         "seen": NumberField(above=-1, most=1),
     }
     replies = yield from _support(KEYS, cohort, attempt, ask.deadline, fields)
-    members = {client: Member.of(as_bytes(reply["keys"])) for client, reply in replies.items()}
-    transcript = Transcript(terms, attempt, members)
+    members = {client: keys.Member.of(as_bytes(reply["keys"])) for client, reply in replies.items()}
+    transcript = keys.Transcript(terms, attempt, members)
     if seen := sum(reply["seen"] for reply in replies.values()):
         ctx.sums["models_seen"] = seen
 
@@ -180,10 +170,10 @@ def _collect(
         **transcript.payload,
         "signatures": [as_bytes(reply["signature"]) for reply in replies.values()],
     }
-    fields = {"sealed": bytes_field(len(members) * SEALED_BYTES), "commitment": bytes_field(KEY_BYTES)}
+    fields = {"sealed": bytes_field(len(members) * SEALED_BYTES), "commitment": bytes_field(keys.KEY_BYTES)}
     replies = yield from _support(SHARES, list(members), attempt, ask.deadline, fields, more)
     senders = list(replies)
-    subset("senders of shares", senders, list(members), transcript.needed)
+    keys.subset("senders of shares", senders, list(members), transcript.needed)
     commitments = {client: as_bytes(reply["commitment"]) for client, reply in replies.items()}
 
     asked = {request.client: request.payload for request in ask.requests}
@@ -207,7 +197,7 @@ def _collect(
         total += reply.payload[VECTOR].numpy().view(layout.unsigned)
         survivors.append(reply.client)
         del reply  # frees its words before the next one comes
-    subset("survivors", survivors, senders, transcript.needed)
+    keys.subset("survivors", survivors, senders, transcript.needed)
     return Masked(transcript, commitments, survivors, total)
 
 
@@ -222,15 +212,15 @@ def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
     more = {"clients": survivors}
     replies = yield from _support(UNMASK, survivors, transcript.attempt, deadline, fields, more)
     answered, needed = list(replies), transcript.needed
-    subset("senders of shares that open the sum", answered, survivors, needed)
+    keys.subset("senders of shares that open the sum", answered, survivors, needed)
     shares = {client: as_bytes(replies[client]["shares"]) for client in answered[:needed]}
-    return masked.secrets({client: pieces(text, shamir.SHARE_BYTES) for client, text in shares.items()})
+    return masked.secrets({client: keys.pieces(text, shamir.SHARE_BYTES) for client, text in shares.items()})
 
 
 def _support(
     op: str,
     clients: Sequence[ClientId],
-    attempt: Attempt,
+    attempt: keys.Attempt,
     deadline: float | None,
     fields: Mapping[str, Field],
     more: Mapping[str, Any] = MappingProxyType({}),
@@ -243,11 +233,13 @@ def _support(
     for reply in _without_metrics(answers):
         try:
             if op == KEYS:
-                member = Member.of(as_bytes(reply.payload["keys"]))
+                member = keys.Member.of(as_bytes(reply.payload["keys"]))
                 for key in (member.sealing, member.masking):
-                    agreed(private_key(bytes(KEY_BYTES)), key)  # with any private key, it would give zeros
+                    keys.agreed(
+                        keys.private_key(bytes(keys.KEY_BYTES)), key
+                    )  # with any private key, it would give zeros
             replies[reply.client] = reply.payload
-        except SecureSumRefused as error:
+        except keys.SecureSumRefused as error:
             reply.refuse(str(error))
     return replies
 
