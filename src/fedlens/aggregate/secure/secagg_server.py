@@ -57,7 +57,7 @@ class Masked:
 
     @property
     def payload(self) -> dict[str, Any]:
-        """The keys.same as plain values and tensors, for the journal."""
+        """The same as plain values and tensors, for the journal."""
         return {
             **self.transcript.payload,
             "senders": list(self.commitments),

@@ -111,9 +111,9 @@ class SumFederation:
         return total
 
     def asked(
-        self, round: int = 1, model: float = 0.0, cohort: Any = None
+        self, round: int = 1, model: float = 0.0, cohort: Any = None, terms: Terms | None = None
     ) -> Generator[Ask, Any, tuple[Any, Any]]:
-        """The asks of a round."""
+        """The asks of a round; `terms` are those of a server that has others than its clients."""
         context = RoundContext(
             round,
             9,
@@ -125,7 +125,7 @@ class SumFederation:
         )
         requests = [Request(k, {"work": 1}) for k in (range(self.n) if cohort is None else cohort)]
         ask = Ask("train", requests, {"model": {"w": torch.tensor([model])}, "lr": 0.1})
-        return masked_sum(ask, self.terms, self.layout, context)
+        return masked_sum(ask, terms or self.terms, self.layout, context)
 
     def answer(self, ask: Ask, request: Request, slot: int = 0) -> Any:
         """The answer of a site to one request, over a network, and its new log."""
@@ -189,6 +189,16 @@ class SumFederation:
 
 class Killed(Exception):
     """The server was killed."""
+
+
+def in_hex(value: Any) -> str:
+    """All bytes and tensors of bytes in a payload, in hex."""
+    if isinstance(value, torch.Tensor):
+        return in_hex(value.numpy().tobytes())
+    if isinstance(value, bytes):
+        return value.hex() + " "
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return "".join(map(in_hex, items))
 
 
 def altered(ask: Ask, **changes: Any) -> Ask:

@@ -18,7 +18,7 @@ from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK
 from fedlens.core.protocol import Reply
 from fedlens.core.random import Secrets, derive
 from fedlens.core.states import Journal
-from tests.unit.aggregate.secure.secagg_kit import STEPS, Killed, SumFederation, layout_of
+from tests.unit.aggregate.secure.secagg_kit import STEPS, Killed, SumFederation, in_hex, layout_of
 
 FATES = range(len(STEPS) + 1)  # how many asks a client answers before it is lost
 
@@ -186,16 +186,6 @@ def test_no_secret_of_a_client_is_in_what_it_keeps_or_sends() -> None:
         for name in names.keys() - {"nonce", "gcm"}:
             assert names[name].hex() not in kept
             assert repr(names[name])[2:-1] not in shown
-
-
-def in_hex(value: Any) -> str:
-    """All bytes and tensors of bytes in a payload, in hex."""
-    if isinstance(value, torch.Tensor):
-        return in_hex(value.numpy().tobytes())
-    if isinstance(value, bytes):
-        return value.hex() + " "
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return "".join(map(in_hex, items))
 
 
 def test_seeds_of_63_bits_make_no_real_secret(monkeypatch: pytest.MonkeyPatch) -> None:

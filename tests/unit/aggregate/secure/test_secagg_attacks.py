@@ -224,6 +224,14 @@ def test_a_word_that_no_client_can_have_sent_opens_no_sum() -> None:
         federation.drive(federation.asked(), replied=replied)
 
 
+def test_clients_hold_the_server_to_their_own_threshold() -> None:
+    federation = SumFederation(threshold=1.0)
+    terms = replace(federation.terms, threshold=0.51)
+    with pytest.raises(SecureSumRefused, match="0 senders of shares of 4 clients, and 3"):
+        federation.drive(federation.asked(terms=terms), lambda op, k: k == 4)
+    assert "there are 4 senders of keys of 5 clients, and 5 must last" in federation.failures()
+
+
 @pytest.mark.parametrize("op", [KEYS, MASKED])
 def test_a_forged_metric_is_refused(op: str) -> None:
     federation = SumFederation()

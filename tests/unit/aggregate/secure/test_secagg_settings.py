@@ -15,11 +15,13 @@ from fedlens.aggregate.secure.keys import Attempt, Member, Transcript
 from fedlens.aggregate.secure.secagg_server import Masked
 from fedlens.api import Experiment
 from fedlens.base.errors import ConfigError
+from fedlens.core.random import Secrets
 from fedlens.run.build import build
+from fedlens.run.journal_file import JournalFile
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan
-from tests.unit.aggregate.secure.secagg_kit import SumFederation
+from tests.unit.aggregate.secure.secagg_kit import SumFederation, in_hex
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
@@ -99,6 +101,26 @@ def test_the_summary_says_that_a_simulation_protects_nothing(tmp_path: Path) -> 
     )
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "run" / "journal").iterdir()}
     assert modes == {0o600}
+
+
+def test_no_file_of_a_run_has_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[Any, bytes] = {}
+
+    def token(self: Secrets, name: str, length: int = 32) -> bytes:
+        return drawn.setdefault((self.simulation, name), original(self, name, length))
+
+    original = Secrets.token
+    monkeypatch.setattr(Secrets, "token", token)
+    Experiment(**SETTINGS).run(tmp_path / "run", report=False)
+    secrets = [secret for (_, name), secret in drawn.items() if not name.endswith(("/nonce", "/gcm"))]
+    assert len(secrets) == 2 * 4 * 5  # rounds, clients, and five each
+    logs = JournalFile(tmp_path / "run" / "journal")
+    kept = in_hex([logs.log_of(client) for client in range(10)])
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            kept += " " + path.read_bytes().hex()
+    assert len(kept) > 10_000
+    assert not any(secret.hex() in kept for secret in secrets)
 
 
 def test_opening_a_sum_needs_one_more_vector() -> None:
