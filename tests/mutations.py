@@ -808,7 +808,7 @@ MUTATIONS = [
         "pass",
         "unit/aggregate/secure/test_secagg.py",
     ),
-    Mutation("aggregate/secure/secagg_server.py", "        holds=True,\n", "", "identity/test_secagg.py"),
+    Mutation("aggregate/secure/secagg_server.py", "holds=True, ", "", "identity/test_secagg.py"),
     Mutation(
         "aggregate/secure/secagg_server.py",
         "total = self.total.copy()",

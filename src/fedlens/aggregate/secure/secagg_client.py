@@ -341,9 +341,8 @@ class Unmask:
             _seen(step.attempt, log, client)  # another run may have opened one since *Keys*
             answer = self._shares(survivors, step)
         client.secrets.forget(keys.of_run(step.attempt.run))
-        new = step.logged(
-            step=_UNMASKED, asked=keys.digest([asked, survivors]), answer=answer, keys=b"", sealed=b""
-        )
+        done = {"step": _UNMASKED, "asked": keys.digest([asked, survivors]), "answer": answer}
+        new = step.logged(**done, keys=b"", sealed=b"")
         new["models"] = [*(m for m in log.get("models", ()) if m != step.attempt.model), step.attempt.model]
         return Outcome({"shares": as_tensor(answer), "log": new})
 

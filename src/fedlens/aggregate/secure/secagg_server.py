@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,13 @@ import torch
 from fedlens.aggregate.secure import keys, shamir
 from fedlens.aggregate.secure.encoding import VECTOR, SumLayout
 from fedlens.aggregate.secure.masks import Words, add_masks
-from fedlens.aggregate.secure.secagg_client import (
-    ATTEMPT,
-    OWN,
-    SEALED_BYTES,
-    as_bytes,
-    digests,
-)
+from fedlens.aggregate.secure.secagg_client import ATTEMPT, OWN, SEALED_BYTES, as_bytes, digests
 from fedlens.core.protocol import Answers, Ask, Reply, Request, RoundContext
 from fedlens.core.schema import Field, NumberField, Schema, TensorField
 from fedlens.core.types import ClientId, Payload
 
-KEYS, SHARES, MASKED, UNMASK = (
-    "keys",
-    "shares",
-    "train",
-    "unmask",
-)  # *Masked* takes the place of plain training
+# The four operations; *Masked* takes the place of plain training.
+KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "train", "unmask"
 _ATTEMPT, _MASKED_SUM = "attempt", "masked-sum"  # notes in the journal
 _SIGNATURE_BYTES = 512  # at most
 
@@ -160,36 +149,30 @@ def _collect(
         "signature": bytes_field(-1, most=_SIGNATURE_BYTES),
         "seen": NumberField(above=-1, most=1),
     }
-    replies = yield from _support(KEYS, cohort, attempt, ask.deadline, fields)
+    replies = yield from _support(KEYS, cohort, {"attempt": attempt.payload}, ask.deadline, fields)
     members = {client: keys.Member.of(as_bytes(reply["keys"])) for client, reply in replies.items()}
     transcript = keys.Transcript(terms, attempt, members)
     if seen := sum(reply["seen"] for reply in replies.values()):
         ctx.sums["models_seen"] = seen
 
-    more = {
-        **transcript.payload,
-        "signatures": [as_bytes(reply["signature"]) for reply in replies.values()],
-    }
+    signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
+    asked = {**transcript.payload, "signatures": signatures}
     fields = {"sealed": bytes_field(len(members) * SEALED_BYTES), "commitment": bytes_field(keys.KEY_BYTES)}
-    replies = yield from _support(SHARES, list(members), attempt, ask.deadline, fields, more)
+    replies = yield from _support(SHARES, list(members), asked, ask.deadline, fields)
     senders = list(replies)
     keys.subset("senders of shares", senders, list(members), transcript.needed)
     commitments = {client: as_bytes(reply["commitment"]) for client, reply in replies.items()}
 
-    asked = {request.client: request.payload for request in ask.requests}
+    own = {request.client: request.payload for request in ask.requests}
     rows = torch.stack([reply["sealed"] for reply in replies.values()]).view(len(senders), len(members), -1)
     requests = [
-        Request(client, {**asked[client], OWN: rows[:, transcript.points[client] - 1].flatten()})
+        Request(client, {**own[client], OWN: rows[:, transcript.points[client] - 1].flatten()})
         for client in senders
     ]
+    shared = {**ask.shared, ATTEMPT: {"attempt": attempt.payload, "clients": senders}}
+    expect = Schema({VECTOR: TensorField((layout.words,), layout.dtype)})
     answers = yield replace(
-        ask,
-        op=MASKED,
-        requests=requests,
-        shared={**ask.shared, ATTEMPT: {"attempt": attempt.payload, "clients": senders}},
-        expect=Schema({VECTOR: TensorField((layout.words,), layout.dtype)}),
-        holds=True,
-        logged=True,
+        ask, op=MASKED, requests=requests, shared=shared, expect=expect, holds=True, logged=True
     )
     total = np.zeros(layout.words, layout.unsigned)
     survivors = []
@@ -209,8 +192,8 @@ def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
     """Asks for the secrets that open the sum, and checks them."""
     fields: dict[str, Field] = {"shares": bytes_field(len(masked.commitments) * shamir.SHARE_BYTES)}
     survivors, transcript = list(masked.survivors), masked.transcript
-    more = {"clients": survivors}
-    replies = yield from _support(UNMASK, survivors, transcript.attempt, deadline, fields, more)
+    asked = {"attempt": transcript.attempt.payload, "clients": survivors}
+    replies = yield from _support(UNMASK, survivors, asked, deadline, fields)
     answered, needed = list(replies), transcript.needed
     keys.subset("senders of shares that open the sum", answered, survivors, needed)
     shares = {client: as_bytes(replies[client]["shares"]) for client in answered[:needed]}
@@ -218,16 +201,10 @@ def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
 
 
 def _support(
-    op: str,
-    clients: Sequence[ClientId],
-    attempt: keys.Attempt,
-    deadline: float | None,
-    fields: Mapping[str, Field],
-    more: Mapping[str, Any] = MappingProxyType({}),
+    op: str, clients: Sequence[ClientId], asked: Payload, deadline: float | None, fields: Mapping[str, Field]
 ) -> Generator[Ask, Answers, dict[ClientId, Payload]]:
     """The replies to an ask that supports the training, by client. Refuses keys that are points of small order."""
-    shared = {ATTEMPT: {"attempt": attempt.payload, **more}}
-    requests = [Request(client) for client in clients]
+    requests, shared = [Request(client) for client in clients], {ATTEMPT: asked}
     answers = yield Ask(op, requests, shared, Schema(fields), deadline=deadline, counts=False, logged=True)
     replies: dict[ClientId, Payload] = {}
     for reply in _without_metrics(answers):
