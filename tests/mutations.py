@@ -192,6 +192,49 @@ MUTATIONS = [
         "while pick > bounds[j] + 2**20",
         "unit/data/fractals/test_rendering.py",
     ),
+    # -- differential privacy --
+    *(
+        Mutation("local/client_privacy.py", text, broken, "identity/test_client_privacy.py")
+        for text, broken in (
+            ("(1 - _MARGIN) * clip / norms", "clip / norms"),
+            ("share = update.replies / expected", "share = 1.0"),
+            ("deviation = self.update_multiplier * clip", "deviation = self.settings.noise_multiplier * clip"),
+            ("- update.replies / 2", "- self.expected / 2"),
+            ("(2 * self.count_noise) ** -2", "self.count_noise**-2"),
+            ("value.cpu().double() * share", "value.cpu() * share"),
+            ("key if self.settings.seeded else ctx.entropy(KEY_BYTES)", "key"),
+        )
+    ),
+    Mutation(
+        "algorithms/client_sampling.py",
+        "replace(ctx, rng=SystemRng(ctx.rng.key, ctx.entropy))",
+        "ctx",
+        "identity/test_client_privacy.py",
+    ),
+    Mutation(
+        "local/training.py",
+        "piece.double().square_()",
+        "piece.square()",
+        "identity/test_client_privacy.py",
+    ),
+    Mutation(
+        "local/training.py",
+        "bounded=self.rule.limit is None",
+        "bounded=True",
+        "unit/run/test_private_runs.py",
+    ),
+    Mutation(
+        "run/private_rounds.py",
+        "return Tally(sums=defaultdict(float, sums))",
+        "return tally",
+        "unit/run/test_private_runs.py",
+    ),
+    Mutation(
+        "privacy/noise.py",
+        ".bitwise_right_shift_(11)",
+        ".bitwise_right_shift_(10)",
+        "unit/privacy/test_noise.py",
+    ),
     # -- identities: the equations of the algorithms --
     Mutation(
         "aggregate/mean.py",

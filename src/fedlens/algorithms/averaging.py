@@ -32,11 +32,18 @@ from fedlens.algorithms.client_evaluation import (
 )
 from fedlens.algorithms.client_sampling import (
     BySize,
+    SecretCohorts,
     Select,
     Uniform,
     candidates,
     refuse_all_dropped,
     straggling,
+)
+from fedlens.algorithms.private_averaging import (
+    privacy_notes,
+    private_mean,
+    refuse_measured,
+    refuse_unprotected,
 )
 from fedlens.base.errors import ConfigError
 from fedlens.base.signatures import check_methods, follows_device, place_of
@@ -57,11 +64,13 @@ from fedlens.core.protocol import (
 from fedlens.core.reduction import Update
 from fedlens.core.tree import Leaf, Tree, part, select, tree_of, zeros_like
 from fedlens.local.chain import chain
+from fedlens.local.client_privacy import client_privacy
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
+from fedlens.privacy.settings import PrivacySettings
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
@@ -88,6 +97,7 @@ class Parts:
     evaluation_size: EvaluationSize = FULL
     test_peers: Who | None = None  # how many peers' models are measured on the test data
     selection_seed: int = 0  # of what an algorithm draws once a run, such as a graph of peers
+    privacy: PrivacySettings | None = None  # of the averaging family; others are refused
 
     @property
     def slots(self) -> dict[str, Any]:
@@ -141,9 +151,20 @@ class Averaging(AlgorithmBase):
         )
 
     @property
+    def protects(self) -> bool:
+        """Whether `[privacy]` is set: a subclass or a model that clients tune sends or measures more."""
+        return self.parts.privacy is not None and type(self) is Averaging and self.tune is None
+
+    @property
+    def private(self) -> bool:
+        """Whether noise and cohorts come from the system's entropy; seeded ones promise nothing."""
+        return self.protects and self.parts.privacy is not None and not self.parts.privacy.seeded
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """Those of the aggregate."""
-        return self.aggregate.notes
+        """Those of the aggregate, and whom `[privacy]` trusts."""
+        privacy, clients = self.parts.privacy, len(self.parts.federation.eligible)
+        return (*self.aggregate.notes, *(() if privacy is None else privacy_notes(privacy, clients)))
 
     @property
     def measured(self) -> Who:
@@ -360,7 +381,8 @@ def averaging(
 
     Raises `ConfigError` with the reason if the components do not fit together.
     """
-    aggregation = parts.aggregate or aggregate or Mean()
+    plain_mean = Mean("examples" if parts.privacy is None else "uniform")
+    aggregation = parts.aggregate or aggregate or plain_mean
     choose = parts.select or select or Uniform()
     step = parts.server or server or ServerSGD()
     own = client or ClientRule()
@@ -371,13 +393,19 @@ def averaging(
         ("client rule", own),
     )
     for kind, component in components:
-        refuse_foreign(component, kind)
+        fit.refuse_foreign(component, kind)
         check_methods(component, kind)
     rule = joined(own, parts.client)
     if rule.check is not None:
         rule.check(parts.local)
     scales = model_scales(parts.local, parts.model)
     fit.refuse_steep(rule, parts.local, max(scales, default=1.0))
+    if parts.privacy is not None:
+        stays = bool(personal) or bool(parts.task.local_leaves(parts.spec))
+        refuse_unprotected(rule, aggregation, parts.local, stays)
+        refuse_measured(parts.federation, parts.measure, parts.measure_clients)
+        rule = chain(rule, client_privacy(private_mean(parts.privacy, choose, parts.federation)))
+        choose = choose if parts.privacy.seeded else SecretCohorts(choose)
     if scales:
         fit.refuse_scaled(rule, aggregation)
     fit.refuse_task(rule, parts.task)
@@ -410,30 +438,9 @@ def averaging(
     if aggregation.blind:
         aggregation = aggregation.fitted(train, choose.size(parts.federation), parts.federation)
     more = {name: make(train) for name, make in {**rule.ops, **aggregation.ops}.items()}
-    papers: dict[str, Any] = {"aggregate": aggregate or Mean(), "server": server or ServerSGD()}
+    papers: dict[str, Any] = {"aggregate": aggregate or plain_mean, "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
     return Averaging(parts, choose, train, aggregation, step, rule, personal, more, replaced=replaced)
-
-
-_TYPES: Mapping[str, type] = {"aggregate": Aggregate, "client rule": ClientRule}
-
-
-def refuse_foreign(component: object, kind: str) -> None:
-    """Raises `ConfigError` for a class in place of an object, and for an object without the base class it needs."""
-    if isinstance(component, type):
-        name = component.__name__
-        raise ConfigError(
-            f"the {kind} is the class {name}, but must be an object",
-            where="algorithm",
-            hint=f"write {name}()",
-        )
-    base = _TYPES.get(kind, object)
-    if not isinstance(component, base):
-        raise ConfigError(
-            f"the {kind} is of the class {type(component).__name__}, which does not inherit from {base.__name__}",
-            where="algorithm",
-            hint=f"inherit from {base.__module__}.{base.__name__}",
-        )
 
 
 def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:

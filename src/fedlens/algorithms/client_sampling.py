@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +12,7 @@ from pydantic import Field
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Entry, Registry
 from fedlens.core.protocol import FederationInfo, RoundContext
+from fedlens.core.random import SystemRng
 from fedlens.local.settings import LocalSettings
 
 
@@ -23,8 +24,26 @@ class Select(Protocol):
         ...
 
     def size(self, federation: FederationInfo) -> int:
-        """The size of a cohort. Raises `ConfigError` if the population is too small."""
+        """The size of a cohort, or its expectation. Raises `ConfigError` if the population is too small."""
         ...
+
+
+@dataclass(frozen=True)
+class SecretCohorts:
+    """The cohorts of another selection, drawn from the operating system's entropy in place of the seed.
+
+    Who can compute a cohort knows who was not in it, and that clients were drawn at random protects nobody.
+    """
+
+    select: Select
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """A cohort that no seed repeats."""
+        return self.select.cohort(replace(ctx, rng=SystemRng(ctx.rng.key, ctx.entropy)))
+
+    def size(self, federation: FederationInfo) -> int:
+        """That of the selection."""
+        return self.select.size(federation)
 
 
 @runtime_checkable
@@ -124,6 +143,33 @@ def cohort_size(federation: FederationInfo, clients_per_round: int | None, fract
             hint=f"take at most {eligible}",
         )
     return asked
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each client that holds data by itself, with the same probability; perhaps nobody.
+
+    The cohorts of differential privacy: whether a client is in one does not depend on any other client (McMahan et al.
+    2018, arXiv 1710.06963, Algorithm 1).
+
+    >>> from fedlens.core.random import Rng
+    >>> federation = FederationInfo(np.full(1000, 10), 10, (1, 28, 28))
+    >>> cohorts = [Poisson(0.04).cohort(RoundContext(1, 3, federation, Rng((seed,)))) for seed in range(3)]
+    >>> [len(cohort) for cohort in cohorts], Poisson(0.04).size(federation)
+    ([46, 39, 33], 40)
+    """
+
+    fraction: float
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """A new draw each round, from the round's own seed, in a random order."""
+        draw, eligible = ctx.rng.numpy("select"), ctx.federation.eligible
+        cohort: list[int] = draw.permutation(eligible[draw.random(len(eligible)) < self.fraction]).tolist()
+        return cohort
+
+    def size(self, federation: FederationInfo) -> int:
+        """The expected number of clients, rounded, and at least 1."""
+        return max(round(self.fraction * len(federation.eligible)), 1)
 
 
 Method = Literal["systematic", "replacement"]
@@ -263,6 +309,13 @@ def uniform(*, clients_per_round: PerRound = None, fraction: Fraction = None) ->
     return Uniform(clients_per_round, fraction)
 
 
+def poisson(
+    *, fraction: Annotated[float, Field(gt=0, le=1, description="the probability of each client")]
+) -> Poisson:
+    """Each client by itself, perhaps nobody."""
+    return Poisson(fraction)
+
+
 def by_size(
     *,
     clients_per_round: PerRound = None,
@@ -303,6 +356,9 @@ SELECTS = Registry(
     {
         "uniform": Entry(
             "fedlens.algorithms.client_sampling:uniform", "uniformly at random, without replacement"
+        ),
+        "poisson": Entry(
+            "fedlens.algorithms.client_sampling:poisson", "each client by itself, perhaps nobody"
         ),
         "by-size": Entry(
             "fedlens.algorithms.client_sampling:by_size", "in proportion to the clients' examples (FedVC)"

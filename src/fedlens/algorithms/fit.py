@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fedlens.aggregate.mean import Aggregate
 from fedlens.algorithms.client_sampling import BySize, Select, repeats
 from fedlens.base.errors import ConfigError
@@ -11,6 +13,26 @@ from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
 from fedlens.tasks.task import Task
+
+_TYPES: Mapping[str, type] = {"aggregate": Aggregate, "client rule": ClientRule}
+
+
+def refuse_foreign(component: object, kind: str) -> None:
+    """Raises `ConfigError` for a class in place of an object, and for an object without the base class it needs."""
+    if isinstance(component, type):
+        name = component.__name__
+        raise ConfigError(
+            f"the {kind} is the class {name}, but must be an object",
+            where="algorithm",
+            hint=f"write {name}()",
+        )
+    base = _TYPES.get(kind, object)
+    if not isinstance(component, base):
+        raise ConfigError(
+            f"the {kind} is of the class {type(component).__name__}, which does not inherit from {base.__name__}",
+            where="algorithm",
+            hint=f"inherit from {base.__module__}.{base.__name__}",
+        )
 
 
 def refuse_task(rule: ClientRule, task: Task) -> None:

@@ -149,7 +149,7 @@ class SplitFed(Averaging):
         local, sizes = self.parts.local, ctx.federation.sizes
         steps = {client: local.steps_at(int(sizes[client])) for client in cohort}
         rate, gone = local.shared_rate(ctx.round, ctx.rounds), set[int]()
-        for at in range(max(steps.values()) + 1):
+        for at in range(max(steps.values(), default=-1) + 1):
             shared: dict[str, Any] = {**rate, "step": at}
             going = [client for client in cohort if client not in gone and at <= steps[client]]
             requests, first = [Request(client) for client in going], at_client if at == 0 else {}

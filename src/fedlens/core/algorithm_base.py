@@ -159,6 +159,19 @@ class AlgorithmBase(Algorithm):
         return ()
 
     @property
+    def private(self) -> bool:
+        """Whether the run keeps to itself who took part, as the promise of `[privacy]` needs; see `docs/run-directory`.
+
+        Counts, names, norms, bytes and seconds of rounds then go to `private.jsonl`, which its owner alone can read.
+        """
+        return False
+
+    @property
+    def protects(self) -> bool:
+        """Whether its rounds keep the promise of the table `[privacy]`, which it is refused with otherwise."""
+        return False
+
+    @property
     def follows_device(self) -> bool:
         """Whether the server's code computes on the device of its inputs, so that state and replies may stay on a GPU.
 

@@ -346,7 +346,7 @@ class Driver:
                     if isinstance(answer, Reply) and answer.refused is None:
                         self._post(ask, round, answer.client, posted, letters)
                     posted = ()
-                    if bounded:
+                    if bounded and ask.expect.bounded:
                         self.norms.answered(ask.op, answer)
                     self._answered(ask, answer, work)
                 del answer  # frees its tree before the next answer comes

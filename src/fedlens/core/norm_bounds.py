@@ -117,7 +117,7 @@ class NormBounds:
 
     def bounded(self, ask: Ask) -> Ask:
         """The ask, with the typical norms in its schema."""
-        if not ask.requests or not is_client(ask.requests[0].client):
+        if not ask.requests or not is_client(ask.requests[0].client) or not ask.expect.bounded:
             return ask  # replies from data at the server are not bounded
         samples = self._samples.get(ask.op, {})
         typical = {name: t for name, sample in samples.items() if (t := sample.typical()) is not None}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -114,6 +114,27 @@ class Rng:
         import numpy as np
 
         return np.random.default_rng(self.seed(purpose))
+
+
+@dataclass(frozen=True)
+class SystemRng(Rng):
+    """A node whose numpy generators start from 256 bits of entropy each time, so that no seed repeats what they draw.
+
+    For draws that nobody may foresee and whose numbers nobody sees, such as a secret cohort: the generator itself is
+    not a cryptographic one.
+
+    >>> rng = SystemRng((), os.urandom)
+    >>> bool(rng.numpy("select").integers(2**62) == rng.numpy("select").integers(2**62))
+    False
+    """
+
+    entropy: Callable[[int], bytes]
+
+    def numpy(self, purpose: str) -> np.random.Generator:
+        """A new generator, unlike any before."""
+        import numpy as np
+
+        return np.random.default_rng(int.from_bytes(self.entropy(32)))
 
 
 @dataclass(frozen=True)

@@ -176,6 +176,9 @@ class Schema:
     `metrics` declares the metrics that the operation sends besides `loss`, `examples` and `batches`, each with its
     bounds. A reply with any other metric, or with one outside its bounds, is rejected.
 
+    With `bounded=False` the driver sets no `typical` norm, as for replies whose norms the clients limit themselves:
+    whether one is rejected then depends on that reply alone.
+
     `log` allows one more field of this name, a mapping: the client's log, which stays where it is; see `Ask.logged`.
 
     Raises `HookError` if a metric has a name that the server computes, such as `test_accuracy`.
@@ -202,6 +205,7 @@ class Schema:
     letter: Schema | None = None
     aligned: tuple[str, ...] = ()
     log: bool = False
+    bounded: bool = True
 
     def __post_init__(self) -> None:
         for name in self.metrics:

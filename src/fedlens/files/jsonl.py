@@ -21,8 +21,8 @@ from fedlens.files.atomic_files import (
 )
 
 
-def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Append `rows` in one write, all or none, and return what was written.
+def append(path: Path, rows: Sequence[Mapping[str, Any]], private: bool = False) -> bytes:
+    """Append `rows` in one write, all or none, and return what was written. Only its owner can read a `private` file.
 
     Raises `RunFailed` if the disk is full or refuses, `RunDirectoryError` if `path` is a link or not a regular file.
 
@@ -40,6 +40,8 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> bytes:
             if os.fstat(descriptor).st_nlink > 1:  # the line would appear in the file of the other name, too
                 hint = "replace it with a copy: cp FILE COPY, then mv COPY FILE"
                 raise RunDirectoryError(f"{path.name} is a hard link", where=str(path), hint=hint)
+            if private:
+                os.fchmod(descriptor, 0o600)
             before = os.fstat(descriptor).st_size
             try:
                 _write_all(file.fileno(), content)

@@ -60,6 +60,7 @@ def _both(a: ClientRule, b: ClientRule) -> ClientRule:
         else a.references or b.references,
         grad=partial(_grad, a.grad, b.grad) if a.grad and b.grad else a.grad or b.grad,
         solve=a.solve or b.solve,
+        limit=a.limit or b.limit,
         finish=partial(_finish, a.finish, b.finish) if a.finish and b.finish else a.finish or b.finish,
         expect=partial(_expect, a.expect, b.expect) if a.expect and b.expect else a.expect or b.expect,
         fields={**a.fields, **b.fields},
@@ -136,7 +137,12 @@ def _agree(rules: Sequence[ClientRule]) -> None:
             hint="remove it from [client], and set it in [algorithm]",
         )
     weighing, solving = [r.name for r in rules if r.risk], [r.name for r in rules if r.solve]
-    for both, does in ((weighing, "weigh the examples"), (solving, "bring a local solver of their own")):
+    limiting = [r.name for r in rules if r.limit]
+    for both, does in (
+        (weighing, "weigh the examples"),
+        (solving, "bring a local solver of their own"),
+        (limiting, "limit the norm of an update"),
+    ):
         if len(both) > 1:
             raise ConfigError(
                 f"'{both[0]}' and '{both[1]}' both {does}", where="client", hint="take one of the two"

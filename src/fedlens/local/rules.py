@@ -130,6 +130,9 @@ GradHook = Callable[[Tensors, Tensors, LocalContext], Tensors]
 FinishHook = Callable[[Tensors, LocalContext], tuple[Mapping[str, Any], Payload | None]]
 """(parameters, context) -> (fields for the reply, changes of the client's state or None)."""
 
+LimitHook = Callable[[Tensor, Payload], tuple[Tensor, Mapping[str, Tensor]]]
+"""(norms, payload) -> (a factor for each update, at most 1, and numbers for each reply)."""
+
 
 # The arguments of each hook of a rule.
 HOOKS: Mapping[str, Sequence[str]] = {
@@ -141,6 +144,7 @@ HOOKS: Mapping[str, Sequence[str]] = {
     "start": ("context",),
     "risk": ("outputs", "targets", "context"),
     "solve": ("context",),
+    "limit": ("norms", "payload"),
     "check": ("settings",),
     "fits": ("federation", "model"),
 }
@@ -263,6 +267,12 @@ class ClientRule:
     solve: Callable[[LocalContext], Solved] | None = None
     """Replaces all steps of the local optimizer."""
 
+    limit: LimitHook | None = None
+    """(norms, payload) -> (factors, fields): makes updates smaller, those of one or several clients at once.
+
+    It gets their Euclidean norms over all trainable leaves, float64 [A], and what the server sent to all of them. It
+    returns what each update is multiplied by, float64 [A], and further numbers of each reply, [A] by name."""
+
     fields: Mapping[str, How] = field(default_factory=dict)
     """How the fields of `finish` are aggregated: "mean" (weighted like updates) or "sum"; see `update.more`."""
 
@@ -312,6 +322,13 @@ class ClientRule:
     def plain(self) -> bool:
         """Whether it does nothing."""
         return self == ClientRule(name=self.name)
+
+    @cached_property
+    def steps_plainly(self) -> bool:
+        """Whether no hook sees a client's steps or weights; `limit` sees norms alone."""
+        return all(
+            vars(self)[hook] is None for hook in HOOKS if hook not in ("limit", "expect", "check", "fits")
+        )
 
 
 def plain() -> ClientRule:

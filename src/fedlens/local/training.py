@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fedlens.base.errors import HookError
 from fedlens.base.profiling import scope, scoped
 from fedlens.base.threads import first
 from fedlens.core.arithmetic import gradients_of
@@ -105,7 +107,9 @@ class Train:
                 update = [torch.sub(w, p, out=p) for w, p in zip(context.anchor, trained, strict=True)]
             else:
                 update = list(torch._foreach_sub(context.anchor, trained))
-            outcome = self.outcome(client, context, trained, context.tree(update), solved, kept)
+            limited = limited_together(self.rule, [leaf.unsqueeze(0) for leaf in update], payload)
+            alone = {name: values[0] for name, values in limited.items()}
+            outcome = self.outcome(client, context, trained, context.tree(update), solved, kept, alone)
             # A rule that sends another update instead may reuse its memory.
             own = {id(tensor) for tensor in update}
             donated = self.normalized or all(id(t) in own for t in outcome.payload["update"].values())
@@ -119,6 +123,7 @@ class Train:
         update: Tree,
         solved: Solved,
         kept: OptimizerState | None = None,
+        limited: Mapping[str, float] = MappingProxyType({}),
     ) -> Outcome:
         """The reply and the new state of a trained client.
 
@@ -129,10 +134,18 @@ class Train:
             update: anchor - weights.
             solved: loss, examples and batches of its steps or its solver.
             kept: the state of the optimizer.
+            limited: fields that the rule's `limit` adds to the reply.
+
+        Raises `HookError` if `finish` sends an update in place of one that `limit` has made smaller.
         """
-        problem, more, changes = context.problem, dict[str, Any](), None
+        problem, more, changes = context.problem, dict[str, Any](limited), None
         if self.rule.finish is not None:
             found, changes = self.rule.finish(parameters, context)
+            if "update" in found and self.rule.limit is not None:
+                raise HookError(
+                    f"{self.rule.called} limits the norm of updates, and `finish` sends another update",
+                    hint="declare traits=Traits(replaces_update=True), and leave `limit` out",
+                )
             more.update(found)
         reply = self._reply(problem.learner, update, more, context, len(problem.data))
         state = self._state(client.state, changes, problem.learner, kept or {})
@@ -318,7 +331,47 @@ class Train:
             fields["tau"] = NumberField(above=0)
         if self.rule.expect is not None:
             fields |= self.rule.expect(sent)
-        return Schema(fields, metrics=self.rule.metrics)
+        return Schema(fields, metrics=self.rule.metrics, bounded=self.rule.limit is None)
+
+
+_PIECE = 1 << 16  # numbers at a time, which stay in a processor's cache
+
+
+def limited_together(rule: ClientRule, updates: Tensors, payload: Payload) -> dict[str, list[float]]:
+    """Multiplies the updates of A clients, [A, ...] each leaf, in place as the rule's `limit` says.
+
+    Norms are computed in float64. Returns what the hook adds to each reply, by name.
+
+    >>> rule = ClientRule(limit=lambda norms, payload: (1 / norms, {"norm": norms}))
+    >>> update = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
+    >>> limited_together(rule, [update], {}), update
+    ({'norm': [5.0, 0.5]}, tensor([[0.6000, 0.8000],
+            [0.0000, 1.0000]]))
+    """
+    if rule.limit is None:
+        return {}
+    norms = torch.stack([norm for leaf in _few(updates) for norm in _norms_of(leaf)]).norm(dim=0)
+    factors, fields = rule.limit(norms, payload)
+    if len(factors) == 1:
+        torch._foreach_mul_(updates, float(factors))
+    else:
+        for leaf in updates:
+            leaf.mul_(factors.to(leaf.dtype).view(-1, *[1] * (leaf.dim() - 1)))
+    return {name: values.tolist() for name, values in fields.items()}
+
+
+def _few(updates: Tensors) -> Tensors:
+    """The leaves as [A, n], the small ones joined: each costs some operations."""
+    flat = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in updates]
+    small = [leaf for leaf in flat if leaf.numel() <= _PIECE]
+    joined = [torch.cat(small, 1)] if len(small) > 1 else small
+    return [*joined, *(leaf for leaf in flat if leaf.numel() > _PIECE)]
+
+
+def _norms_of(leaf: Tensor) -> Iterator[Tensor]:
+    """The norms of the pieces of [A, n], each float64 [A]."""
+    for piece in torch.split(leaf, max(1, _PIECE // len(leaf)), 1):
+        yield piece.double().square_().sum(1).sqrt_()
 
 
 def virtual(data: Any, examples: int | None, rng: Rng) -> Any:

@@ -43,12 +43,7 @@ from fedlens.models.weights import InitialWeights
 from fedlens.run.initial_weights import initial_weights, settings_read, with_trained_widths
 from fedlens.run.neighbours import LabelledImages, labelled_images
 from fedlens.run.session import Session, SharedDataset
-from fedlens.settings.algorithm_check import (
-    check_combinations,
-    check_evaluation,
-    refuse_frozen,
-    refuse_replaced,
-)
+from fedlens.settings import algorithm_check
 from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.memory_check import check_letters, check_memory
@@ -142,7 +137,7 @@ def _build(
     session: Session | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
-    check_combinations(config)
+    algorithm_check.check_combinations(config)
     prepare = chosen["model"].shared
     if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
         prepare.initial_weights.look_in(data_dir / "weights")
@@ -160,8 +155,9 @@ def _build(
     at_clients = task.local_leaves(parts.spec) | algorithm.personal
     if weights is not None:  # clients begin with their own leaves of the initial model
         weights.travels = bool(at_clients)
-    refuse_frozen(algorithm, config)
-    refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
+    algorithm_check.refuse_frozen(algorithm, config)
+    algorithm_check.check_privacy(config, algorithm, parts.spec, data.moments_of)
+    algorithm_check.refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
     size = algorithm.clients_per_round(federation)
     recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
     _refuse_single_images(config.local, model, task, client_data, partition, algorithm, federation)
@@ -281,6 +277,7 @@ def _parts(
         evaluation_size=size,
         test_peers=config.evaluation.test_peers,
         selection_seed=config.seeds.selection,
+        privacy=config.privacy,
     )
 
 
@@ -468,7 +465,7 @@ def _fitting(
     for sentence in announcements(hardware(), table, line, chosen):
         say(sentence)
     config = filled(config, {"engine": table})
-    check_evaluation(config.evaluation, algorithm, engine.ahead)
+    algorithm_check.check_evaluation(config.evaluation, algorithm, engine.ahead)
     return config
 
 

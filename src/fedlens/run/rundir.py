@@ -75,6 +75,7 @@ class RunDir:
     states_path = _Inside("states")
     recordings_path = _Inside("recordings")
     journal_path = _Inside("journal")
+    private_path = _Inside("private.jsonl")
     model_path = _Inside("model.safetensors")
     best_path = _Inside("best.safetensors")
     evaluation_path = _Inside("evaluation.npz")

@@ -21,6 +21,7 @@ from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
 from fedlens.run.changes import Change
 from fedlens.run.journal_file import JournalFile
+from fedlens.run.private_rounds import PrivateRounds
 from fedlens.run.round_context import new_state, refuse_no_mapping, round_context, round_work
 from fedlens.run.round_outcome import SkippedRounds, better, in_microseconds, missing_score, round_metrics
 from fedlens.run.run_saver import RunSaver
@@ -62,12 +63,14 @@ class Runner:
         self.run_state, self.changes = run_state, changes
         # By client and reason. Unlike those of `run_state`, they include a round that failed.
         self.failures = {} if run_state is None else run_state.failures
-        self._elapsed = 0.0 if run_state is None else float(run_state.line["elapsed"])
+        # A private run counts the seconds of this process alone.
+        self._elapsed = 0.0 if run_state is None else float(run_state.line.get("elapsed", 0.0))
         self._cpu_before = 0.0 if run_state is None else run_state.cpu_seconds
         self._ahead: _Trained | None = None  # the last round, until it is recorded
         self._skips = SkippedRounds(built, 0 if run_state is None else run_state.skipped)
         self._saver = RunSaver(built, directory, observers, changes, run_state)
         self._journal = JournalFile(directory.journal_path)
+        self.private = PrivateRounds(built, directory)
         if run_state is not None:
             observers.restore(run_state.parts)
 
@@ -114,6 +117,10 @@ class Runner:
             self.observers.note(line)
 
     @property
+    def _cpu_seconds(self) -> float:
+        return self._cpu_before + time.process_time() - self._cpu_began
+
+    @property
     def done(self) -> int:
         """The last round that is recorded."""
         return self._reached.round
@@ -147,6 +154,7 @@ class Runner:
                 raise
             state, refused = self._state, error
         seconds = time.perf_counter() - began
+        tally = self.private.kept(round, tally, context.sums, seconds)
         self._record(driver)
         self._measured(round, state, driver, tally, seconds, refused)
         if self._saver.due or self.built.algorithm.blind:
@@ -214,7 +222,9 @@ class Runner:
             }
             tally.add_evaluation(trained.measuring)
         elapsed = self._elapsed + time.monotonic() - self._began
-        line = round_metrics(round, measured, tally, trained.seconds, elapsed, trained.skipped)
+        line = self.private.published(
+            round_metrics(round, measured, tally, trained.seconds, elapsed, trained.skipped)
+        )
         self.failures = self._with(tally)
         observers.round_done(trained.state, tally, line, complete=False)
         if round == 0 and (sentence := missing_score(self.built, line)):
@@ -233,7 +243,7 @@ class Runner:
             observers.digests(),
             trained.norms,
             traffic.to_payload(),
-            in_microseconds(self._cpu_before + time.process_time() - self._cpu_began),
+            0.0 if self.private.hidden else in_microseconds(self._cpu_seconds),
             self._skips.in_a_row,
         )
         # From here on the round is complete: a run that is stopped below writes its lines when it is resumed.

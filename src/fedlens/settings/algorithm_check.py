@@ -10,11 +10,13 @@ import numpy as np
 import torch
 
 from fedlens.algorithms.averaging import Parts
+from fedlens.algorithms.private_averaging import refuse_statistics
 from fedlens.algorithms.registry import ALGORITHMS, SLOTS, AlgorithmEntry
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import feeding, settings_model
 from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import FederationInfo, ModelSpec
+from fedlens.core.tree import TreeSpec
 from fedlens.local.chain import chain
 from fedlens.settings.config import Config, Evaluation
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
@@ -69,13 +71,16 @@ def check_algorithm(planned: Plan) -> None:
         ("@test", "@train") if config.evaluation.train else ("@test",),
         measure_clients=config.evaluation.clients,
         test_peers=config.evaluation.test_peers,
+        privacy=config.privacy,
         **{slot: chosen[slot]() for slot in SLOT_REGISTRIES if slot in chosen},
     )
     rule = chain(*(one() for one in planned.rules)) if planned.rules else None
     algorithm = chosen["algorithm"]
     if isinstance(entry := ALGORITHMS.entries.get(algorithm.name), AlgorithmEntry):
         algorithm = replace(algorithm, settings={**algorithm.settings, **entry.stand_in})
-    check_evaluation(config.evaluation, algorithm(replace(parts, client=rule)))
+    made = algorithm(replace(parts, client=rule))
+    check_evaluation(config.evaluation, made)
+    check_privacy(config, made)
 
 
 def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bool = False) -> None:
@@ -99,6 +104,40 @@ def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bo
             "next round can ask once",
             where="evaluation.overlap",
             hint="set evaluation.overlap = false, or evaluation.clients = 'none' and no evaluation.test_peers",
+        )
+
+
+def check_privacy(
+    config: Config, algorithm: AlgorithmBase, spec: TreeSpec | None = None, moments_of: int = 0
+) -> None:
+    """Raises `ConfigError` if `[privacy]` is set and something else breaks its promise.
+
+    Args:
+        config: all settings.
+        algorithm: which has to clip and to add noise.
+        spec: of the model, if it is known.
+        moments_of: the training images that the dataset's mean and deviation were computed of.
+    """
+    if config.privacy is None:
+        if config.record.unsafe:
+            raise ConfigError(
+                "without [privacy] everything is recorded anyway",
+                where="record.unsafe",
+                hint="remove it",
+            )
+        return
+    if moments_of and config.data.normalize == "standard":
+        what = (
+            "images are normalized by the mean and the deviation of all clients' images, which have no noise"
+        )
+        raise ConfigError(what, where="data.normalize", hint="set it to 'unit' or 'half'")
+    if spec is not None:
+        refuse_statistics(spec)
+    if not algorithm.protects:
+        raise ConfigError(
+            f"'{config.algorithm['name']}' does not clip what clients send and adds no noise, or measures more",
+            where="privacy",
+            hint="remove the table, or choose an algorithm that averages, such as algorithm.name = 'fedavg'",
         )
 
 

@@ -22,6 +22,7 @@ from fedlens.base.setting_errors import refuse_loose, validated
 from fedlens.core.random import derive
 from fedlens.data.catalogue import keeps_images
 from fedlens.local.settings import LocalSettings
+from fedlens.privacy.settings import PrivacySettings
 from fedlens.settings.party_settings import PartySettings
 
 
@@ -287,6 +288,11 @@ class Record(_Table):
         description="also write each client's training metrics to clients.jsonl, one object per client "
         "and round; the values that `evaluation.clients` measures are always written",
     )
+    unsafe: bool = Field(
+        False,
+        description="with [privacy]: record the local loss and, if they are asked for, lines and models by client all "
+        "the same. The run is then not private, and its summary says so",
+    )
     images: bool | Literal["auto"] = Field(
         "auto",
         description="keep test images in the run directory and in report.html: the most confident mistakes, and "
@@ -341,6 +347,9 @@ class Config(_Table):
     aggregate: Named | None = Field(None, description="how client updates are aggregated")
     server: Named | None = Field(
         None, description="server step: how the aggregated update changes the global model"
+    )
+    privacy: PrivacySettings | None = Field(
+        None, description="differential privacy: how much the published model may say about any one client"
     )
     evaluation: Evaluation = Field(default_factory=Evaluation)
     checkpoint: CheckpointSettings = Field(default_factory=CheckpointSettings)

@@ -31,9 +31,7 @@ def check_recording(
     models, or if the server sees sums alone.
     """
     record = config.record
-    sentences: list[str] = []
-    if algorithm.blind:
-        _refuse_single(config)
+    sentences = _of_single_clients(config, algorithm.blind)
     for key, wanted in (("local_models", record.local_models), ("updates", record.updates)):
         where = f"record.{key}"
         if wanted is not None and algorithm.pools_data:
@@ -71,17 +69,30 @@ def check_recording(
     return [*sentences, *([price] if price else [])]
 
 
-def _refuse_single(config: Config) -> None:
-    """Raises `ConfigError` if records of single clients are wanted, of which the server sees the sum alone."""
-    record = config.record
+def _of_single_clients(config: Config, blind: bool) -> list[str]:
+    """A sentence if a private run records single clients all the same.
+
+    Raises `ConfigError` if records of single clients are wanted, and the server sees their sum alone or `[privacy]`
+    hides them.
+    """
+    record, private = config.record, config.privacy is not None
     wanted = {"clients": record.clients, "local_models": record.local_models, "updates": record.updates}
     for key in (key for key, value in wanted.items() if value):
-        raise ConfigError(
-            f"with aggregate.name = '{(config.aggregate or {}).get('name')}' the server sees the sum over the clients "
-            "alone, so there is nothing of single clients to record",
-            where=f"record.{key}",
-            hint="remove it, or set aggregate.name = 'mean'",
-        )
+        if blind:
+            raise ConfigError(
+                f"with aggregate.name = '{(config.aggregate or {}).get('name')}' the server sees the sum over the "
+                "clients alone, so there is nothing of single clients to record",
+                where=f"record.{key}",
+                hint="remove it, or set aggregate.name = 'mean'",
+            )
+        if private and not record.unsafe:
+            raise ConfigError(
+                f"[privacy] hides what single clients sent, and record.{key} keeps it",
+                where=f"record.{key}",
+                hint="remove it, or set record.unsafe = true for a run that is not private",
+            )
+    unsafe = "not private: record.unsafe = true records what single clients sent, without noise"
+    return [unsafe] if private and record.unsafe else []
 
 
 def no_clients(config: Config) -> str:

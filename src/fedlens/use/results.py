@@ -67,7 +67,7 @@ def summarize(
     evaluated = [line for line in metrics if any(name.startswith(("test_", "validation_")) for name in line)]
     added = runner.observers.summary()
     totals = {
-        name: sum(line.get(name) or 0 for line in metrics)
+        name: None if runner.private.hidden else sum(line.get(name) or 0 for line in metrics)
         for name in ("examples", "bytes_up", "bytes_down", "clients", "failed")
     }
     totals |= {"bytes_peer": peer} if (peer := sum(line.get("bytes_peer") or 0 for line in metrics)) else {}
@@ -82,8 +82,8 @@ def summarize(
         "details": details(built, directory, metrics[-1]["round"] if metrics else 0),
         "best": run_state.best if run_state else None,
         "totals": {
-            "seconds": metrics[-1]["elapsed"] if metrics else 0.0,
-            "cpu_seconds": run_state.cpu_seconds if run_state else 0.0,
+            "seconds": metrics[-1].get("elapsed") if metrics else 0.0,
+            "cpu_seconds": None if runner.private.hidden else run_state.cpu_seconds if run_state else 0.0,
             **totals,
             "skipped": sum("skipped" in line for line in metrics),
         },

@@ -1,14 +1,22 @@
 """Who takes part: uniformly, by size, everyone, or as told."""
 
+import json
+from dataclasses import replace
+from math import comb
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from fedlens import Experiment
 from fedlens.aggregate.mean import Mean
 from fedlens.algorithms.client_sampling import (
     SELECTS,
     BySize,
     Everyone,
     Fixed,
+    Poisson,
+    SecretCohorts,
     Uniform,
     by_size,
     fixed,
@@ -52,6 +60,48 @@ def test_the_draw_depends_on_seed_and_round_alone() -> None:
     assert Uniform(4).cohort(context(3)) == Uniform(4).cohort(context(3))
     draws = {tuple(Uniform(4).cohort(context(r, s))) for r in range(10) for s in range(3)}
     assert len(draws) > 20
+
+
+def test_poisson_draws_each_client_by_itself_in_any_slot() -> None:
+    info = FederationInfo(np.array([1, 0, *[1] * 9]), 10, (1, 8, 8))
+    cohorts = [Poisson(0.3).cohort(context(round, info=info)) for round in range(4000)]
+    assert all(len(set(cohort)) == len(cohort) and 1 not in cohort for cohort in cohorts)
+    # Of independent draws the number of clients is binomial, and two clients are together in q^2 of the rounds.
+    counts = np.bincount([len(cohort) for cohort in cohorts], minlength=11)
+    expected = np.array([comb(10, k) * 0.3**k * 0.7 ** (10 - k) for k in range(11)])
+    assert chi_squared(counts[:8], 4000 * expected[:8]) < limit(7)
+    assert counts[0] > 0
+    together = np.mean([{0, 5} <= set(cohort) for cohort in cohorts])
+    assert together == pytest.approx(0.09, abs=0.02)
+    first = np.bincount([cohort[0] for cohort in cohorts if cohort], minlength=11)[[0, *range(2, 11)]]
+    assert chi_squared(first, np.full(10, first.sum() / 10)) < limit(9)
+    assert Poisson(0.3).cohort(context(7, info=info)) == cohorts[7]
+
+
+def test_secret_cohorts_come_from_the_entropy_alone() -> None:
+    def drawn(entropy: bytes, round: int = 1, seed: int = 0) -> list[int]:
+        ctx = replace(context(round, seed), entropy=lambda n: entropy * n)
+        return SecretCohorts(Poisson(0.5)).cohort(ctx)
+
+    assert drawn(b"a") == drawn(b"a", round=2) == drawn(b"a", seed=3)
+    assert len({tuple(drawn(bytes([k]))) for k in range(50)}) > 20
+    assert SecretCohorts(Uniform(4)).size(INFO) == 4
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "splitfed", "split-relay"])
+def test_a_round_may_draw_nobody(algorithm: str, tmp_path: Path) -> None:
+    cut = {"cut": "1"} if algorithm.startswith("split") else {}
+    Experiment(
+        rounds=3,
+        model="mlp",
+        algorithm={"name": algorithm, **cut},
+        select={"name": "poisson", "fraction": 0.05},
+        local={"lr": 0.1, "steps": 1} if not cut else {"lr": 0.1},
+        data={"dataset": "digits", "partition": {"name": "iid", "clients": 12}},
+        engine="inline",
+    ).run(tmp_path / "run")
+    rounds = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["clients"] == 0 for line in rounds[1:]].count(True) in (1, 2)
 
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.1, 1), (0.5, 4), (0.01, 1), (1.0, 6), (0.74, 6)])

@@ -444,6 +444,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "states_path": "states",
         "recordings_path": "recordings",
         "journal_path": "journal",
+        "private_path": "private.jsonl",
         "pretraining_path": "pretraining.json",
         "best_path": "best.safetensors",
         "client_tests_path": "client_tests.json",

@@ -26,7 +26,7 @@ from fedlens.core.tree import Tree
 from fedlens.local.hook_checks import watching
 from fedlens.local.rate_scales import learner_scales
 from fedlens.local.rules import LocalContext, Solved, Tensors
-from fedlens.local.training import Train, virtual
+from fedlens.local.training import Train, limited_together, virtual
 from fedlens.local.vectorized.batches import Group, stretches
 from fedlens.local.vectorized.model import StackedModel
 from fedlens.local.vectorized.objectives import Objectives
@@ -97,11 +97,11 @@ def _by_kind(
 
 
 def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
-    """Training without hooks, of clients with the same model and rate, without an object per client.
+    """Training without hooks but `limit`, of clients with the same model and rate, without an object per client.
 
     None for any other training, and if a client fails: `_by_kind` reports which.
     """
-    special = train.normalized or train.personal or train.keep_optimizer or not train.rule.plain
+    special = train.normalized or train.personal or train.keep_optimizer or not train.rule.steps_plainly
     special = special or train.settings.changes_by_step
     if (
         special
@@ -141,6 +141,7 @@ def _in_columns(train: Train, calls: Sequence[Call]) -> StackedOutcomes | None:
         "buffers": {name: learner.rest[name].clone() for name in learner.buffers},
         "counters": {name: learner.rest[name].clone() for name in learner.counters},
         "weight": [float(counts[k]) if by_examples else 1.0 for k in order],
+        **limited_together(train.rule, list(updates.leaves.values()), calls.shared),
     }
     metrics: dict[str, Sequence[float]] = {
         "loss": [mean * seen for mean, seen in losses],
@@ -172,7 +173,7 @@ def _moved(
     trained, losses = Steps(train, model, group).run()
     # The update reuses the memory of weights that no hook reads any more.
     moved = [
-        torch.sub(anchor, now, out=now) if train.rule.plain else anchor - now
+        torch.sub(anchor, now, out=now) if train.rule.steps_plainly else anchor - now
         for anchor, now in zip(group.anchor, trained, strict=True)
     ]
     return StackedTrees(dict(zip(group.names, moved, strict=True))), losses, trained
@@ -247,10 +248,16 @@ def _train(train: Train, model: StackedModel, members: Sequence[_Member]) -> Res
     updates, losses, trained = _moved(train, model, Group.of(contexts, rngs, masks))
     # Split into clients only for a rule that reads them.
     ends = list(zip(*trained, strict=True)) if train.rule.finish is not None else [()] * len(members)
-    for member, loss, end, update in zip(members, losses, ends, updates.rows(), strict=True):
+    limited = limited_together(train.rule, list(updates.leaves.values()), contexts[0].payload)
+    for row, (member, loss, end, update) in enumerate(
+        zip(members, losses, ends, updates.rows(), strict=True)
+    ):
         solved = Solved([], loss[0], loss[1], member.context.steps)
+        own = {name: values[row] for name, values in limited.items()}
         try:
-            results[member.at] = train.outcome(member.call.client, member.context, list(end), update, solved)
+            results[member.at] = train.outcome(
+                member.call.client, member.context, list(end), update, solved, limited=own
+            )
         except BaseException as error:
             results[member.at] = _failure(error)
     return results

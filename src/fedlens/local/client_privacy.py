@@ -1,0 +1,187 @@
+"""The client rule of client-level differential privacy: DP-FedAvg, with a fixed or an adaptive clip.
+
+Sources: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1 with the estimator f_f; Andrew et al. 2021
+(arXiv 1905.03871), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedlens.base.errors import ConfigError
+from fedlens.core.protocol import FederationInfo, Payload, RoundContext
+from fedlens.core.reduction import Update
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.schema import NumberField
+from fedlens.core.tree import Tree, TreeSpec
+from fedlens.local.rules import ClientRule, ServerRule, Traits
+from fedlens.privacy.noise import KEY_BYTES, KeyedStream
+from fedlens.privacy.settings import PrivacySettings
+
+NAME = "client-privacy"
+_MARGIN = 1e-6  # of a clipped norm below C, more than the rounding of float32
+_RATE = 0.2  # of the adaptive clip, eta_C of Andrew et al. 2021
+_COUNT_NOISE = 0.05  # the deviation of the noise in the count of unclipped clients, as a share of q N
+
+
+@dataclass(frozen=True)
+class PrivateMean:
+    """The release of a round: the sum of clipped updates, divided by the expected cohort, with normal noise.
+
+    Equation, for the cohort S^t, the expected cohort q N and the clip C:
+
+        client k:  b_k = 1 if ||Delta_k|| <= C, else 0
+                   Delta_k <- min(1, (1 - 1e-6) C / ||Delta_k||) Delta_k
+        server:    Delta = (sum_{k in S^t} Delta_k + N(0, (z_u C)^2 I)) / (q N)
+
+    With a fixed clip z_u = z. An adaptive one follows the median of the norms:
+
+                   b = 1/2 + (sum_{k in S^t} (b_k - 1/2) + N(0, s^2)) / (q N),   s = 0.05 q N
+                   C <- max(C exp(-0.2 (b - 1/2)), floor)
+                   z_u = (z^-2 - (2 s)^-2)^-1/2
+
+    Both noised sums together are as private as one with the multiplier z. With z = 0 nothing is added.
+
+    Attributes:
+        settings: of `[privacy]`.
+        sampling: how the clients of a round are drawn. poisson: each by itself; fixed: a number of them, without
+            replacement; all: everyone.
+        clients: N, all that can be drawn.
+        expected: q N, the expected number of clients in a round.
+
+    Raises `ConfigError` if an adaptive clip has no z_u, because the cohort is small.
+
+    >>> settings = PrivacySettings(clip="adaptive", noise_multiplier=1.0, delta=1e-5)
+    >>> round(PrivateMean(settings, "poisson", 1000, 40.0).update_multiplier, 4)  # 2 s = 4
+    1.0328
+    """
+
+    settings: PrivacySettings
+    sampling: Literal["poisson", "fixed", "all"]
+    clients: int
+    expected: float
+
+    def __post_init__(self) -> None:
+        z, least = self.settings.noise_multiplier, self.settings.noise_multiplier / (2 * _COUNT_NOISE)
+        if self.settings.adaptive and self.expected <= least and z:
+            raise ConfigError(
+                f"an adaptive clip with noise_multiplier = {z:g} needs more than {least:g} clients a round, and "
+                f"{self.expected:g} are expected: the noise of their count alone would spend more",
+                where="privacy.clip",
+                hint="set a number, or draw more clients a round",
+            )
+
+    @property
+    def count_noise(self) -> float:
+        """s, the deviation of the noise in the count of unclipped clients."""
+        return _COUNT_NOISE * self.expected if self.settings.noise_multiplier else 0.0
+
+    @property
+    def update_multiplier(self) -> float:
+        """z_u: the deviation of the noise in the sum of the updates, in units of C."""
+        z = self.settings.noise_multiplier
+        if not self.settings.adaptive or not z:
+            return z
+        return float((z**-2 - (2 * self.count_noise) ** -2) ** -0.5)
+
+    def init(self, weights: Tree, federation: FederationInfo) -> Payload:
+        """The clip of the first round."""
+        return {"clip": self.settings.first_clip}
+
+    def limit(self, norms: Tensor, payload: Payload) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The factors that clip, float64 [A], and with an adaptive clip b_k as `unclipped`, [A]."""
+        clip = payload["clip"] if self.settings.adaptive else self.settings.first_clip
+        factors = ((1 - _MARGIN) * clip / norms).clamp(
+            max=1.0
+        )  # an update within C stays as it is, to the bit
+        return factors, {"unclipped": (norms <= clip).double()} if self.settings.adaptive else {}
+
+    def shared(self, state: Payload) -> Payload:
+        """The clip of this round."""
+        return {"clip": state["clip"]}
+
+    def after(self, state: Payload, update: Update, ctx: RoundContext) -> tuple[Payload, Update]:
+        """The next clip, and the noised update; noise is drawn and added in float64."""
+        stream, clip, expected = self._stream(ctx), float(state["clip"]), self.expected
+        deviation = self.update_multiplier * clip / expected
+        share = update.replies / expected
+        noised = {name: _noised(value, share, deviation, stream) for name, value in update.update.items()}
+        ctx.sums["clip"] = clip
+        new = {"clip": clip, "released": {"round": ctx.round, "clip": clip}}
+        if self.settings.adaptive:
+            centred = float(update.more["unclipped"]) - update.replies / 2
+            if self.count_noise:
+                centred += self.count_noise * float(stream.normal(1))
+            unclipped = 0.5 + centred / expected
+            ctx.sums["unclipped"] = unclipped
+            new["clip"] = max(clip * math.exp(-_RATE * (unclipped - 0.5)), self.settings.clip_floor)
+        return new, replace(update, update=noised)
+
+    def spent(self, state: Payload) -> Sequence[Mapping[str, Any]]:
+        """The release of the round that made this state, for the accountant; none before the first."""
+        if "released" not in state:
+            return ()
+        return [
+            {
+                **state["released"],
+                "event": self.settings.mechanism,
+                "q": self.expected / self.clients,
+                "z": self.settings.noise_multiplier,
+                "relation": "replace" if self.sampling == "fixed" else "add-or-remove",
+                "sampling": self.sampling,
+                "cohort": self.expected,
+                "clients": self.clients,
+            }
+        ]
+
+    def _stream(self, ctx: RoundContext) -> KeyedStream:
+        key = hashlib.sha256(str(ctx.rng.seed(NAME)).encode()).digest()
+        return KeyedStream(key if self.settings.seeded else ctx.entropy(KEY_BYTES))
+
+
+def client_privacy(mechanism: PrivateMean) -> ClientRule:
+    """The rule that clips updates at the clients, and adds noise to their mean at the server.
+
+    It is the last of a chain, and needs the uniform mean.
+
+    >>> import torch
+    >>> settings = PrivacySettings(clip=1.0, noise_multiplier=0.0, delta=1e-5)
+    >>> rule = client_privacy(PrivateMean(settings, "all", 2, 2.0))
+    >>> rule.limit(torch.tensor([0.5, 4.0], dtype=torch.float64), {})[0]
+    tensor([1.0000, 0.2500], dtype=torch.float64)
+    """
+    adaptive = mechanism.settings.adaptive
+    at_server = ServerRule(
+        init=mechanism.init,
+        shared=mechanism.shared if adaptive else None,
+        after=mechanism.after,
+        spent=mechanism.spent,
+        follows_device=True,
+    )
+    return ClientRule(
+        name=NAME,
+        limit=mechanism.limit,
+        expect=_expect if adaptive else None,
+        fields={"unclipped": "sum"} if adaptive else {},
+        server_rules={NAME: at_server},
+        traits=Traits(stackable=True, releases=True),
+    )
+
+
+def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
+    return {"unclipped": NumberField(above=-0.5, most=1)}
+
+
+def _noised(value: Tensor, share: float, deviation: float, stream: KeyedStream) -> Tensor:
+    """The mean of the replies as a sum over the expected cohort, with noise of this deviation."""
+    # Not every device has float64.
+    total = value.cpu().double() * share
+    if deviation:
+        total += stream.normal(total.numel()).view_as(total).mul_(deviation)
+    return total.to(value)

@@ -1,0 +1,68 @@
+"""The settings of differential privacy: the `[privacy]` table. No import of torch: the command line reads this."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Clip = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+_FIRST, _FLOOR = 0.1, 1e-6
+
+
+class PrivacySettings(BaseModel):
+    """The `[privacy]` table.
+
+    >>> PrivacySettings(clip="adaptive", noise_multiplier=1.0, delta=1e-5).first_clip
+    0.1
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    unit: Literal["client"] = Field(
+        "client", description="whose presence the model hides: a client with all of its examples"
+    )
+    clip: Clip | Literal["adaptive"] = Field(
+        description="C, the largest Euclidean norm of a client's update; adaptive: the median of the norms, which is "
+        "estimated under noise from round to round (Andrew et al. 2021, arXiv 1905.03871)"
+    )
+    clip_first: Clip = Field(_FIRST, description="C of the first round, of an adaptive clip only")
+    clip_floor: Clip = Field(_FLOOR, description="the smallest C, of an adaptive clip only")
+    noise_multiplier: float = Field(
+        ge=0, description="z: the noise in the sum of the updates has the deviation z C; 0 for no noise"
+    )
+    delta: float = Field(gt=0, lt=1, description="the delta of (epsilon, delta); far below 1 / clients")
+    mechanism: Literal["gaussian"] = Field(
+        "gaussian", description="the noise of a round: independent normals"
+    )
+    noise: Literal["system", "seeded"] = Field(
+        "system",
+        description="what noise and cohorts are drawn from. system: the operating system's entropy, so that no run can "
+        "be repeated; seeded: the seed, for studies, where who knows the seed can subtract the noise",
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> PrivacySettings:
+        if self.adaptive and self.clip_first < self.clip_floor:
+            raise ValueError(f"clip_first is {self.clip_first:g}, below clip_floor, {self.clip_floor:g}")
+        if not self.adaptive and (self.clip_first, self.clip_floor) != (_FIRST, _FLOOR):
+            raise ValueError(
+                "clip_first and clip_floor are of an adaptive clip: remove them, or set clip = 'adaptive'"
+            )
+        return self
+
+    @property
+    def seeded(self) -> bool:
+        """Whether who knows the seed knows the noise."""
+        return self.noise == "seeded"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether C changes from round to round."""
+        return self.clip == "adaptive"
+
+    @property
+    def first_clip(self) -> float:
+        """C of the first round."""
+        return self.clip_first if self.clip == "adaptive" else self.clip
