@@ -20,6 +20,7 @@ GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
 NAS = ["digits-fednas", "cifar10/fednas-paper"]
 PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum", "fashion-mnist/vertical-quadrants"]
 MATCHED = ["fashion-mnist/fedma", "cifar10/fedma-paper"]
+PRIVATE = ["fashion-mnist/dp-fedavg"]
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(
@@ -92,6 +93,7 @@ def test_they_are_these() -> None:
             *PEERS,
             *SPLIT,
             *MATCHED,
+            *PRIVATE,
             MOCO,
             SECURE,
             *TABLE_2,
@@ -115,6 +117,7 @@ def test_they_are_these() -> None:
         *PEERS,
         *SPLIT,
         *MATCHED,
+        *PRIVATE,
         MOCO,
         *TABLE_2,
         *TABLES,
