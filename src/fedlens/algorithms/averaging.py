@@ -423,7 +423,8 @@ def averaging(
     if aggregation.normalized:
         fit.refuse_unequal(rule, parts.local)
     fit.refuse_unprepared(aggregation, rule)
-    fit.refuse_unsummed(aggregation, rule, bool(personal), parts.measure_clients not in (None, "none"))
+    at_clients = parts.measure_clients not in (None, "none")
+    fit.refuse_unsummed(aggregation, rule, choose, bool(personal), at_clients)
     fit.refuse_server_data(aggregation, rule, parts.federation, personal)
     fit.refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)
     train = BatchedTrain(

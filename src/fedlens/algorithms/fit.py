@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedlens.aggregate.mean import Aggregate
-from fedlens.algorithms.client_sampling import BySize, Select, repeats
+from fedlens.algorithms.client_sampling import BySize, Poisson, Select, repeats
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec
@@ -91,10 +91,13 @@ def refuse_unprepared(aggregate: Aggregate, rule: ClientRule) -> None:
         )
 
 
-def refuse_unsummed(aggregate: Aggregate, rule: ClientRule, personal: bool, measured: bool) -> None:
+def refuse_unsummed(
+    aggregate: Aggregate, rule: ClientRule, select: Select, personal: bool, measured: bool
+) -> None:
     """Raises `ConfigError` if the server sees sums alone, and the rule or the evaluation needs single clients.
 
     Args:
+        select: whose cohorts have to be of one size, for which the words of a sum are chosen.
         personal: whether parts of the model stay at the clients.
         measured: whether `evaluation.clients` is set.
     """
@@ -108,6 +111,12 @@ def refuse_unsummed(aggregate: Aggregate, rule: ClientRule, personal: bool, meas
             f"with {type(aggregate).__name__} the server sees the sum over the clients alone, and {rule.called} {what}",
             where="aggregate.name",
             hint=_OTHER,
+        )
+    if aggregate.blind and isinstance(select, Poisson):
+        raise ConfigError(
+            f"{type(aggregate).__name__} sums over cohorts of one size, and those of 'poisson' may be of any",
+            where="select.name",
+            hint="set select.name = 'uniform'",
         )
     if personal:
         refuse_measured(aggregate, "parts of the model stay at the clients, which alone can measure it")

@@ -84,6 +84,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "iceadmm": ({"algorithm": ALGORITHMS["iceadmm"], "local": {"lr": 0.05}}, "aggregate.name", "a solver of its own"),
     "fedbn": ({"algorithm": "fedbn", "data": HELD_OUT}, "evaluation.clients", "stay at the clients"),
     "finetune": ({"algorithm": "finetune", "data": HELD_OUT}, "evaluation.clients", "each client's tuned model"),
+    "poisson": ({"select": {"name": "poisson", "fraction": 0.5}}, "select.name", "cohorts of one size"),
     "evaluation at clients": (
         {"evaluation": {"clients": "all"}, "data": HELD_OUT},
         "evaluation.clients",
