@@ -198,7 +198,10 @@ MUTATIONS = [
         for text, broken in (
             ("(1 - _MARGIN) * clip / norms", "clip / norms"),
             ("share = update.replies / expected", "share = 1.0"),
-            ("deviation = self.update_multiplier * clip", "deviation = self.settings.noise_multiplier * clip"),
+            (
+                "deviation = self.update_multiplier * clip",
+                "deviation = self.settings.noise_multiplier * clip",
+            ),
             ("- update.replies / 2", "- self.expected / 2"),
             ("(2 * self.count_noise) ** -2", "self.count_noise**-2"),
             ("value.cpu().double() * share", "value.cpu() * share"),
