@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 
 from fedlens import Experiment, cost
+from fedlens.algorithms.private_averaging import privacy_curves
 from fedlens.benchmark import picture
 from fedlens.benchmark.comparison import ComparisonRow, Ratio
 from fedlens.cli.cost import show
@@ -31,6 +32,7 @@ from fedlens.pages.cost.answer import cost_answer
 from fedlens.pages.cost.page import write_cost_page
 from fedlens.pages.partition_page import write_captions, write_page
 from fedlens.pages.run_page import write_report
+from fedlens.privacy.settings import PrivacySettings
 from fedlens.results.comparison import Comparison, readable
 from fedlens.results.figures import analysis_figures, pictures
 from fedlens.results.figures.partition_figures import places_map
@@ -112,6 +114,17 @@ def _of_peers() -> str:
     }
     counts = class_counts(4, 3, even=False)
     return of_fake(rounds=5, metrics=rows, summary={"shown": shown}, counts=counts, algorithm="dsgd")
+
+
+def _private() -> str:
+    hidden = ("clients", "examples", "bytes_up", "bytes_down", "seconds", "elapsed", "local_loss")
+    rows = [
+        {k: v for k, v in line(at, epsilon=at / 2, clip=0.5).items() if k not in hidden} for at in range(4)
+    ]
+    settings = PrivacySettings(clip="adaptive", noise_multiplier=1.5, delta=1e-5)
+    curves = [each._asdict() for each in privacy_curves(settings)]
+    privacy = {"sentence": "After 3 rounds the model is private.", "assumed": ["The server is trusted."]}
+    return of_fake(rounds=3, metrics=rows, summary={"privacy": privacy, "shown": {"curves": curves}})
 
 
 def _of_a_search() -> str:
@@ -330,6 +343,7 @@ SNAPSHOTS: Snapshots = {
     **{f"pages/run-{name}.txt": partial(of_task, name) for name in _TASKS},
     "pages/run-interrupted.txt": _interrupted,
     "pages/run-of-peers.txt": _of_peers,
+    "pages/run-private.txt": _private,
     "pages/run-of-a-search.txt": _of_a_search,
     "pages/run-of-parties.txt": _of_parties,
     "pages/run-bounded.txt": _bounded,

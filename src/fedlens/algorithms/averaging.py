@@ -31,7 +31,6 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_sampling import (
-    BySize,
     SecretCohorts,
     Select,
     Uniform,
@@ -40,14 +39,16 @@ from fedlens.algorithms.client_sampling import (
     straggling,
 )
 from fedlens.algorithms.private_averaging import (
+    privacy_curves,
     privacy_notes,
     private_mean,
     refuse_measured,
     refuse_unprotected,
+    summed_blindly,
 )
 from fedlens.base.errors import ConfigError
 from fedlens.base.signatures import check_methods, follows_device, place_of
-from fedlens.core.algorithm_base import AlgorithmBase
+from fedlens.core.algorithm_base import AlgorithmBase, OwnCurve
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
 from fedlens.core.protocol import (
     Ask,
@@ -98,6 +99,7 @@ class Parts:
     test_peers: Who | None = None  # how many peers' models are measured on the test data
     selection_seed: int = 0  # of what an algorithm draws once a run, such as a graph of peers
     privacy: PrivacySettings | None = None  # of the averaging family; others are refused
+    rounds: int | None = None  # None in a check without data, which solves no epsilon
 
     @property
     def slots(self) -> dict[str, Any]:
@@ -195,6 +197,16 @@ class Averaging(AlgorithmBase):
     def blind(self) -> bool:
         """Whether the aggregate is."""
         return self.aggregate.blind
+
+    @property
+    def release(self) -> Mapping[str, Any] | None:
+        """What the rule that adds noise releases."""
+        return next((rule.release for rule in self.rule.server_rules.values() if rule.release), None)
+
+    @property
+    def curves(self) -> tuple[OwnCurve, ...]:
+        """What a private run has spent, and an adaptive clip."""
+        return privacy_curves(self.parts.privacy)
 
     def spent(self, state: State) -> Sequence[Mapping[str, Any]]:
         """What the server rules have released in the round that made this state."""
@@ -395,24 +407,20 @@ def averaging(
     for kind, component in components:
         fit.refuse_foreign(component, kind)
         check_methods(component, kind)
-    rule = joined(own, parts.client)
+    rule = fit.joined(own, parts.client)
     if rule.check is not None:
         rule.check(parts.local)
     scales = model_scales(parts.local, parts.model)
     fit.refuse_steep(rule, parts.local, max(scales, default=1.0))
     if parts.privacy is not None:
-        stays = bool(personal) or bool(parts.task.local_leaves(parts.spec))
-        refuse_unprotected(rule, aggregation, parts.local, stays)
-        refuse_measured(parts.federation, parts.measure, parts.measure_clients)
-        rule = chain(rule, client_privacy(private_mean(parts.privacy, choose, parts.federation)))
-        choose = choose if parts.privacy.seeded else SecretCohorts(choose)
+        rule, aggregation, choose = _private(parts, parts.privacy, rule, aggregation, choose, personal)
     if scales:
         fit.refuse_scaled(rule, aggregation)
     fit.refuse_task(rule, parts.task)
     if rule.fits is not None:
         rule.fits(parts.federation, parts.model)
     fit.refuse_twice(rule, aggregation, choose, parts.federation)
-    refuse_counted_twice(choose, aggregation, parts)
+    fit.refuse_counted_twice(choose, aggregation, parts.local, parts.federation)
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
         personal = frozenset(name for name in personal if not parts.spec[name].fixed)
@@ -444,33 +452,21 @@ def averaging(
     return Averaging(parts, choose, train, aggregation, step, rule, personal, more, replaced=replaced)
 
 
-def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
-    """The algorithm's rule with the user's added.
-
-    Raises `ConfigError` if the user's is 'plain' and the algorithm has a rule.
-    """
-    if added is None:
-        return own
-    if added.name == "plain" and not own.plain:
-        raise ConfigError(
-            "the client rule 'plain' has no effect, because the algorithm keeps its own rule",
-            where="client.name",
-            hint="set algorithm.name = 'fedavg' for plain local training",
-        )
-    return chain(own, added)
-
-
-def refuse_counted_twice(select: Select, aggregate: Aggregate, parts: Parts) -> None:
-    """Raises `ConfigError` if a client's size counts twice: in how often it is drawn and in its weight."""
-    if not isinstance(select, BySize) or aggregate.weighting != "examples" or parts.local.examples:
-        return
-    sizes = parts.federation.sizes[parts.federation.eligible]
-    if len(sizes) and sizes.min() < sizes.max():
-        raise ConfigError(
-            "clients are selected and weighted by their number of examples, so their size counts twice",
-            where="select.name",
-            hint="set aggregate.weighting = 'uniform', or set select.name = 'uniform'",
-        )
+def _private(
+    parts: Parts,
+    privacy: PrivacySettings,
+    rule: ClientRule,
+    aggregation: Aggregate,
+    choose: Select,
+    personal: frozenset[str],
+) -> tuple[ClientRule, Aggregate, Select]:
+    """The components with client-level privacy. Raises `ConfigError` for those that would break its promise."""
+    refuse_unprotected(rule, aggregation, parts.local, bool(personal or parts.task.local_leaves(parts.spec)))
+    refuse_measured(parts.federation, parts.measure, parts.measure_clients)
+    mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
+    aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
+    rule = chain(rule, client_privacy(mechanism))
+    return rule, aggregation, choose if privacy.seeded else SecretCohorts(choose)
 
 
 def refuse_unfit(rule: ClientRule, parts: Parts) -> None:

@@ -9,6 +9,7 @@ from fedlens.algorithms.client_sampling import BySize, Poisson, Select, repeats
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec
+from fedlens.local.chain import chain
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
@@ -275,3 +276,34 @@ def _single(select: Select, federation: FederationInfo) -> str:
     if select.method == "replacement":
         return "take select.method = 'systematic'" + (f", and at most {most} clients a round" if most else "")
     return f"take at most {most} clients a round: the largest client holds one in {most + 1} examples or more"
+
+
+def joined(own: ClientRule, added: ClientRule | None) -> ClientRule:
+    """The algorithm's rule with the user's added.
+
+    Raises `ConfigError` if the user's is 'plain' and the algorithm has a rule.
+    """
+    if added is None:
+        return own
+    if added.name == "plain" and not own.plain:
+        raise ConfigError(
+            "the client rule 'plain' has no effect, because the algorithm keeps its own rule",
+            where="client.name",
+            hint="set algorithm.name = 'fedavg' for plain local training",
+        )
+    return chain(own, added)
+
+
+def refuse_counted_twice(
+    select: Select, aggregate: Aggregate, local: LocalSettings, federation: FederationInfo
+) -> None:
+    """Raises `ConfigError` if a client's size counts twice: in how often it is drawn and in its weight."""
+    if not isinstance(select, BySize) or aggregate.weighting != "examples" or local.examples:
+        return
+    sizes = federation.sizes[federation.eligible]
+    if len(sizes) and sizes.min() < sizes.max():
+        raise ConfigError(
+            "clients are selected and weighted by their number of examples, so their size counts twice",
+            where="select.name",
+            hint="set aggregate.weighting = 'uniform', or set select.name = 'uniform'",
+        )

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from fedlens.aggregate.mean import Aggregate, Mean
+from fedlens.aggregate.secure.blind_sum import BlindSum
 from fedlens.algorithms.client_sampling import BySize, Everyone, Poisson, Select, Uniform
 from fedlens.base.errors import ConfigError
+from fedlens.core.algorithm_base import OwnCurve
 from fedlens.core.protocol import FederationInfo
-from fedlens.core.tree import TreeSpec, part
-from fedlens.local.client_privacy import PrivateMean
+from fedlens.core.tree import TreeSpec, count, part
+from fedlens.local.client_privacy import PrivateMean, Sampling
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
+from fedlens.privacy.accounting import noise_for
 from fedlens.privacy.settings import PrivacySettings
 
+_UNKNOWN = 1e-3  # the noise in a check without data: small, so that any cohort is large enough
 _OTHER = "choose another algorithm, such as 'fedavg', 'fedprox' or 'fedadam', or remove [privacy]"
 
 
-def private_mean(settings: PrivacySettings, select: Select, federation: FederationInfo) -> PrivateMean:
-    """The mechanism for these cohorts.
+def private_mean(
+    settings: PrivacySettings, select: Select, federation: FederationInfo, rounds: int | None = None
+) -> PrivateMean:
+    """The mechanism for these cohorts; the noise for an epsilon is solved for these rounds.
 
     Raises `ConfigError` if the selection is none of 'poisson', 'uniform' and 'all', or if an adaptive clip does not
     fit the cohort.
     """
     clients = len(federation.eligible)
     if isinstance(select, Poisson):
-        return PrivateMean(settings, "poisson", clients, select.fraction * clients)
+        return _solved(settings, "poisson", clients, select.fraction * clients, rounds)
     if isinstance(select, Uniform | Everyone):
         size = select.size(federation)
-        return PrivateMean(settings, "all" if size == clients else "fixed", clients, float(size))
+        return _solved(settings, "all" if size == clients else "fixed", clients, float(size), rounds)
     what = (
         "clients are drawn in proportion to their examples, so that a large one is protected less"
         if isinstance(select, BySize)
@@ -38,6 +45,72 @@ def private_mean(settings: PrivacySettings, select: Select, federation: Federati
     )
     hint = "set select = {name = 'poisson', fraction = 0.04}, or remove [privacy]"
     raise ConfigError(what, where="select.name", hint=hint)
+
+
+def _solved(
+    settings: PrivacySettings, sampling: Sampling, clients: int, expected: float, rounds: int | None
+) -> PrivateMean:
+    if settings.epsilon is None:
+        return PrivateMean(settings, sampling, clients, expected)
+    first = settings.model_copy(update={"noise_multiplier": _UNKNOWN})
+    mechanism = PrivateMean(first, sampling, clients, expected)
+    if rounds is None:
+        return mechanism
+    z = noise_for(settings.epsilon, settings.delta, rounds, mechanism.release)
+    return PrivateMean(settings.model_copy(update={"noise_multiplier": z}), sampling, clients, expected)
+
+
+def summed_blindly(
+    aggregate: Aggregate, mechanism: PrivateMean, spec: TreeSpec
+) -> tuple[Aggregate, PrivateMean]:
+    """A blind sum with C as the range of updates, and a clip that leaves room for the rounding of their words.
+
+    Other aggregates stay as they are. Rounding d words of the range C at b bits moves an update by at most
+    sqrt(d) C / 2^(b+1).
+
+    Raises `ConfigError` for cohorts of any size, for an adaptive clip, which is no range, and if the rounding leaves
+    nothing of C.
+    """
+    if not isinstance(aggregate, BlindSum):
+        return aggregate, mechanism
+    if mechanism.sampling == "poisson":
+        what = (
+            f"{type(aggregate).__name__} sums over cohorts of one size, and those of 'poisson' may be of any"
+        )
+        raise ConfigError(what, where="select.name", hint="set select.name = 'uniform'")
+    if mechanism.settings.adaptive:
+        what = "an adaptive clip changes from round to round, and the range of a secure sum is fixed"
+        raise ConfigError(what, where="privacy.clip", hint="set a number")
+    clip = mechanism.settings.first_clip
+    words = count(spec, trainable=True)
+    rounding = float(words**0.5 * clip / 2 ** (aggregate.bits + 1))
+    if rounding >= clip:
+        raise ConfigError(
+            f"rounding {words:,} words at {aggregate.bits} bits moves an update by up to {rounding / clip:.3g} C, so "
+            "nothing is left of the clip",
+            where="aggregate.bits",
+            hint=f"set aggregate.bits = {aggregate.bits + 8}",
+        )
+    ranges = dict(aggregate.ranges) if isinstance(aggregate.ranges, Mapping) else {"loss": aggregate.ranges}
+    summed = replace(aggregate, ranges={**ranges, "update": clip})
+    return summed, replace(mechanism, rounding=rounding)
+
+
+def privacy_curves(settings: PrivacySettings | None) -> tuple[OwnCurve, ...]:
+    """What a private run draws over rounds: epsilon, and an adaptive clip with the noised share within it."""
+    if settings is None:
+        return ()
+    spent = OwnCurve(
+        "epsilon", f"spent by all rounds so far, at delta = {settings.delta:g}", {"epsilon": "epsilon"}
+    )
+    if not settings.adaptive:
+        return (spent,)
+    clip = OwnCurve("clip", "the largest norm of an update", {"clip": "C"})
+    return (
+        spent,
+        clip,
+        OwnCurve("share", "of clients within the clip, under noise", {"unclipped": "unclipped"}),
+    )
 
 
 def refuse_unprotected(rule: ClientRule, aggregate: Aggregate, local: LocalSettings, personal: bool) -> None:
@@ -55,7 +128,8 @@ def refuse_unprotected(rule: ClientRule, aggregate: Aggregate, local: LocalSetti
         raise ConfigError(
             "parts of the model stay at clients; the promise is about one model", where="privacy", hint=_OTHER
         )
-    if not isinstance(aggregate, Mean) or aggregate.weighting != "uniform":
+    computed = aggregate.of if isinstance(aggregate, BlindSum) else aggregate
+    if not isinstance(computed, Mean) or computed.weighting != "uniform":
         what = "the noise fits the uniform mean of updates: a client that decides its weight may change it by more"
         hint = "set aggregate = {name = 'mean', weighting = 'uniform'}, or choose another algorithm"
         raise ConfigError(what, where="aggregate", hint=hint)

@@ -33,6 +33,7 @@ from fedlens.cli.list import list_names
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
 from fedlens.cli.pretrain import pretrain
+from fedlens.cli.privacy import privacy
 from fedlens.cli.report import report
 from fedlens.cli.reproduce import reproduce
 from fedlens.cli.resume import resume
@@ -129,6 +130,7 @@ app.command("list")(list_names)
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("cost")(cost)
+app.command("privacy")(privacy)
 app.command("sweep")(sweep)
 app.command("reproduce")(reproduce)
 app.command("report")(report)

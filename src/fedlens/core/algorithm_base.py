@@ -151,6 +151,11 @@ class AlgorithmBase(Algorithm):
         """
         return False
 
+    @property
+    def release(self) -> Mapping[str, Any] | None:
+        """What each round will release, in the terms of differential privacy; None if nothing with noise."""
+        return None
+
     def spent(self, state: State) -> Sequence[Mapping[str, Any]]:
         """What the round that made this state released of the clients' data, in the terms of differential privacy.
 

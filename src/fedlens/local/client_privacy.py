@@ -24,6 +24,7 @@ from fedlens.local.rules import ClientRule, ServerRule, Traits
 from fedlens.privacy.noise import KEY_BYTES, KeyedStream
 from fedlens.privacy.settings import PrivacySettings
 
+Sampling = Literal["poisson", "fixed", "all"]
 NAME = "client-privacy"
 _MARGIN = 1e-6  # of a clipped norm below C, more than the rounding of float32
 _RATE = 0.2  # of the adaptive clip, eta_C of Andrew et al. 2021
@@ -54,6 +55,8 @@ class PrivateMean:
             replacement; all: everyone.
         clients: N, all that can be drawn.
         expected: q N, the expected number of clients in a round.
+        rounding: how much the norm of a clipped update may grow on its way to the server, as by the words of a secure
+            sum: clients clip to C less that.
 
     Raises `ConfigError` if an adaptive clip has no z_u, because the cohort is small.
 
@@ -63,12 +66,13 @@ class PrivateMean:
     """
 
     settings: PrivacySettings
-    sampling: Literal["poisson", "fixed", "all"]
+    sampling: Sampling
     clients: int
     expected: float
+    rounding: float = 0.0
 
     def __post_init__(self) -> None:
-        z, least = self.settings.noise_multiplier, self.settings.noise_multiplier / (2 * _COUNT_NOISE)
+        z, least = self.settings.z, self.settings.z / (2 * _COUNT_NOISE)
         if self.settings.adaptive and self.expected <= least and z:
             raise ConfigError(
                 f"an adaptive clip with noise_multiplier = {z:g} needs more than {least:g} clients a round, and "
@@ -80,12 +84,12 @@ class PrivateMean:
     @property
     def count_noise(self) -> float:
         """s, the deviation of the noise in the count of unclipped clients."""
-        return _COUNT_NOISE * self.expected if self.settings.noise_multiplier else 0.0
+        return _COUNT_NOISE * self.expected if self.settings.z else 0.0
 
     @property
     def update_multiplier(self) -> float:
         """z_u: the deviation of the noise in the sum of the updates, in units of C."""
-        z = self.settings.noise_multiplier
+        z = self.settings.z
         if not self.settings.adaptive or not z:
             return z
         return float((z**-2 - (2 * self.count_noise) ** -2) ** -0.5)
@@ -97,9 +101,9 @@ class PrivateMean:
     def limit(self, norms: Tensor, payload: Payload) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The factors that clip, float64 [A], and with an adaptive clip b_k as `unclipped`, [A]."""
         clip = payload["clip"] if self.settings.adaptive else self.settings.first_clip
-        factors = ((1 - _MARGIN) * clip / norms).clamp(
-            max=1.0
-        )  # an update within C stays as it is, to the bit
+        clip = clip - self.rounding
+        factors = (1 - _MARGIN) * clip / norms
+        factors = factors.clamp(max=1.0)  # an update within C stays as it is, to the bit
         return factors, {"unclipped": (norms <= clip).double()} if self.settings.adaptive else {}
 
     def shared(self, state: Payload) -> Payload:
@@ -125,20 +129,20 @@ class PrivateMean:
 
     def spent(self, state: Payload) -> Sequence[Mapping[str, Any]]:
         """The release of the round that made this state, for the accountant; none before the first."""
-        if "released" not in state:
-            return ()
-        return [
-            {
-                **state["released"],
-                "event": self.settings.mechanism,
-                "q": self.expected / self.clients,
-                "z": self.settings.noise_multiplier,
-                "relation": "replace" if self.sampling == "fixed" else "add-or-remove",
-                "sampling": self.sampling,
-                "cohort": self.expected,
-                "clients": self.clients,
-            }
-        ]
+        return [{**self.release, **state["released"]}] if "released" in state else ()
+
+    @property
+    def release(self) -> Mapping[str, Any]:
+        """What each round releases, as `fedlens.privacy.accounting` reads it."""
+        return {
+            "event": self.settings.mechanism,
+            "q": self.expected / self.clients,
+            "z": self.settings.z,
+            "relation": "replace" if self.sampling == "fixed" else "add-or-remove",
+            "sampling": self.sampling,
+            "cohort": self.expected,
+            "clients": self.clients,
+        }
 
     def _stream(self, ctx: RoundContext) -> KeyedStream:
         key = hashlib.sha256(str(ctx.rng.seed(NAME)).encode()).digest()
@@ -161,6 +165,7 @@ def client_privacy(mechanism: PrivateMean) -> ClientRule:
         init=mechanism.init,
         shared=mechanism.shared if adaptive else None,
         after=mechanism.after,
+        release=mechanism.release,
         spent=mechanism.spent,
         follows_device=True,
     )

@@ -170,6 +170,7 @@ class ServerRule:
             rules send.
         after: (state, update, context) -> (the new state, the update that the server step takes). `update.more` has
             the aggregated `fields` of the rule, `update.replies` the number of replies.
+        release: what each round releases of the clients' data, if `after` does; see `fedlens.privacy.accounting`.
         spent: state -> what `after` has released of the clients' data in this round, in the terms of differential
             privacy, a mapping each; see `fedlens.privacy`.
         follows_device: the functions compute on the device of their inputs, which may then be on a GPU; otherwise
@@ -185,6 +186,7 @@ class ServerRule:
         | None
     ) = None
     after: Callable[[Payload, Update, RoundContext], tuple[Payload, Update]] | None = None
+    release: Mapping[str, Any] | None = None
     spent: Callable[[Payload], Sequence[Mapping[str, Any]]] | None = None
     follows_device: bool = False
 

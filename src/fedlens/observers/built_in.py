@@ -10,6 +10,7 @@ from fedlens.observers.last_evaluation import LastEvaluation
 from fedlens.observers.metrics_and_clients import ClientsFile, MetricsFile
 from fedlens.observers.nearest_neighbours import NearestNeighbours
 from fedlens.observers.predict_examples import ExampleStages
+from fedlens.observers.privacy_ledger import PrivacyLedger
 from fedlens.observers.record_models import Recorder
 from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
@@ -22,6 +23,7 @@ def observers_of(built: Built, directory: RunDir, own: Sequence[Observer], liste
     """All observers of a run. Raises `ConfigError` if two of them have the same file or part of the checkpoint."""
     watch = DivergenceWatch(built)
     every = [
+        PrivacyLedger(built),
         NearestNeighbours(built),
         watch,
         Recorder(built),

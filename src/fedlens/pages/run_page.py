@@ -67,6 +67,7 @@ def write_report(run_dir: Path) -> Path:
         "curves": curves,
         "bound": bound_sentence(run, bound) if bound and curves else "",
         "warnings": [(rounds_of(w), str(w.get("sentence")), str(w.get("try"))) for w in run.warnings],
+        "privacy": subtable(run.summary, "privacy"),
         "graphs": graphs_of(run),
         "cells": cells_of(run),
         "details": section_of_test(run),

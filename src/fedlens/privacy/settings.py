@@ -29,8 +29,13 @@ class PrivacySettings(BaseModel):
     )
     clip_first: Clip = Field(_FIRST, description="C of the first round, of an adaptive clip only")
     clip_floor: Clip = Field(_FLOOR, description="the smallest C, of an adaptive clip only")
-    noise_multiplier: float = Field(
-        ge=0, description="z: the noise in the sum of the updates has the deviation z C; 0 for no noise"
+    noise_multiplier: float | None = Field(
+        None, ge=0, description="z: the noise in the sum of the updates has the deviation z C; 0 for no noise"
+    )
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="in place of noise_multiplier: the smallest z with which all rounds stay within epsilon",
     )
     delta: float = Field(gt=0, lt=1, description="the delta of (epsilon, delta); far below 1 / clients")
     mechanism: Literal["gaussian"] = Field(
@@ -44,6 +49,8 @@ class PrivacySettings(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> PrivacySettings:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("set noise_multiplier or epsilon, one of the two")
         if self.adaptive and self.clip_first < self.clip_floor:
             raise ValueError(f"clip_first is {self.clip_first:g}, below clip_floor, {self.clip_floor:g}")
         if not self.adaptive and (self.clip_first, self.clip_floor) != (_FIRST, _FLOOR):
@@ -51,6 +58,13 @@ class PrivacySettings(BaseModel):
                 "clip_first and clip_floor are of an adaptive clip: remove them, or set clip = 'adaptive'"
             )
         return self
+
+    @property
+    def z(self) -> float:
+        """The noise multiplier. Raises `ValueError` if it is yet to be solved for an epsilon."""
+        if self.noise_multiplier is None:
+            raise ValueError("the noise for this epsilon is not solved")
+        return self.noise_multiplier
 
     @property
     def seeded(self) -> bool:

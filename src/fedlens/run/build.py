@@ -278,6 +278,7 @@ def _parts(
         test_peers=config.evaluation.test_peers,
         selection_seed=config.seeds.selection,
         privacy=config.privacy,
+        rounds=config.rounds,
     )
 
 

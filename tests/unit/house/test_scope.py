@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from fedlens import Experiment, Result
+from fedlens.aggregate.mean import AGGREGATES
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.models.prepare import Preparation
+from fedlens.privacy.settings import PrivacySettings
 from fedlens.settings.config import Config
 from fedlens.tasks.registry import TASKS
 
@@ -22,7 +24,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLES = DOCS / "examples"
 PAGE = DOCS / "scope.md"
 TODAY = ("built in", "one file", "not today")
-REGISTRIES = {"algorithm": ALGORITHMS, "select": SELECTS, "task": TASKS}
+REGISTRIES = {"aggregate": AGGREGATES, "algorithm": ALGORITHMS, "select": SELECTS, "task": TASKS}
 
 OWN = {"validation": 0.2, "validation_from": "client"}
 MEASURED = {"clients": "all"}
@@ -189,7 +191,10 @@ def exists(text: str) -> bool:
     top, _, name = key.partition(".")
     if name == "name":
         return tomllib.loads(f"it = {value}")["it"] in list(REGISTRIES[top])
-    kind = Preparation if top == "model" else Config.model_fields[top].annotation
+    if top in ("model", "privacy"):
+        kind: Any = {"model": Preparation, "privacy": PrivacySettings}[top]
+    else:
+        kind = Config.model_fields[top].annotation
     return name in getattr(kind, "model_fields", {})
 
 

@@ -31,7 +31,15 @@ LEAST: dict[str, Any] = {
     "engine": "inline",
     "checkpoint": {"seconds": 0},
 }
-PUBLIC = {"clip", "round", "test_loss", "test_accuracy", "test_accuracy_top5", "test_accuracy_balanced"}
+PUBLIC = {
+    "clip",
+    "epsilon",
+    "round",
+    "test_loss",
+    "test_accuracy",
+    "test_accuracy_top5",
+    "test_accuracy_balanced",
+}
 
 
 def run(path: Path, **changes: Any) -> Result:
@@ -135,7 +143,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "weights by examples": ({"aggregate": "mean"}, "aggregate", "weighting = 'uniform'"),
     "weights by tau": ({"algorithm": "fednova"}, "aggregate", "uniform mean"),
     "weights by validation": ({"aggregate": {"name": "optimal-convex", "on": "test"}}, "aggregate", "uniform mean"),
-    "secure sums": ({"aggregate": {"name": "quantized", "range": 10.0}}, "aggregate", "uniform mean"),
+    "secure sums by examples": ({"aggregate": {"name": "quantized", "range": 10.0}}, "aggregate", "uniform mean"),
     "selection by size": ({"select": "by-size"}, "select.name", "poisson"),
     "fixed selection": ({"select": {"name": "fixed", "clients": [1]}}, "select.name", "not known for"),
     "small cohort": (

@@ -240,9 +240,12 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
         cost.append(f"{many(totals['failed'], 'reply', 'replies')} lost or rejected")
     if totals.get("skipped"):
         cost.append(f"{many(totals['skipped'], 'round')} skipped")
+    if finite(totals.get("seconds")) is None and summary.get("privacy"):
+        cost = ["who took part, with bytes and seconds, is in private.jsonl"]
+    ends = [", ".join(cost), *filter(None, [(summary.get("privacy") or {}).get("sentence")])]
     values = tested(final)
     if not values:
-        return [f"{summary.get('status')} after {summary.get('rounds_done')} rounds", ", ".join(cost)]
+        return [f"{summary.get('status')} after {summary.get('rounds_done')} rounds", *ends]
     best_of = split_of(str((summary.get("best") or {}).get("metric")))
     split = "test" if any(name.startswith("test_") for name in final) else "validation"
     metric, value = values[0]
@@ -255,11 +258,11 @@ def closing_lines(summary: dict[str, Any]) -> list[str]:
     mean, worst = (finite(final.get(f"clients_{metric}_{of}")) for of in ("mean", "worst_decile"))
     at_worst = worst_text(summary, metric, worst)
     if f"clients_{metric}_mean_before" not in final:
-        return [f"{status}: {outcome}{at_worst}{best}", ", ".join(cost)]
+        return [f"{status}: {outcome}{at_worst}{best}", *ends]
     # Clients use the tuned models; all other metrics are of the global model.
     return [
         f"{status}: {measure(metric, 'clients')} {metric_value(metric, mean)}, each after tuning, "
         f"in round {round}{at_worst}",
         f"global model, not tuned: {outcome}{best}",
-        ", ".join(cost),
+        *ends,
     ]

@@ -1,0 +1,198 @@
+"""How much privacy releases spend: their epsilon at a delta, by the accountants of the package dp-accounting.
+
+An event is a mapping, one for each release: `z`, the noise multiplier; `q`, the probability that a client takes part;
+`sampling`, "poisson" (each client by itself), "fixed" (a number of clients, without replacement) or "all"; `cohort`,
+the expected clients a release, of `clients`; and `relation`, between the data sets that the guarantee compares:
+
+- "add-or-remove": one client more or less. The sum of clipped updates changes by C at most.
+- "replace": one client in place of another. The sum changes by 2 C at most, so that noise of z C is worth z / 2.
+
+Two accountants are asked. PLD composes the distributions of the privacy loss numerically and is tight; it does not know
+sampling without replacement. RDP composes Rényi divergences; it is looser, and knows Poisson sampling under
+"add-or-remove" alone. Both see the multiplier z as the settings mean it: RDP is given z / 2 under "replace", and PLD z,
+since its relation REPLACE_ONE halves by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedlens.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent, PrivacyAccountant
+
+_QUICK = (*range(2, 64), 128, 256, 512)  # whole orders alone, which take no series
+_HINT = "pip install 'fedlens[privacy]'"
+
+
+class Release(NamedTuple):
+    """What the privacy loss of a release depends on; see the module for its parts."""
+
+    z: float
+    q: float
+    sampling: str
+    relation: str
+    cohort: float
+    clients: int
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Release:
+        """The kind of an event."""
+        return cls(**{name: event[name] for name in cls._fields})
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """The epsilon of releases at a delta, by each accountant; infinite if a release had no noise.
+
+    Attributes:
+        pld: by privacy loss distributions; None where they do not know the sampling.
+        rdp: by Rényi divergences.
+    """
+
+    pld: float | None
+    rdp: float
+
+    @property
+    def best(self) -> float:
+        """The smaller one: both are upper bounds."""
+        return self.rdp if self.pld is None else min(self.pld, self.rdp)
+
+
+def epsilons(events: Iterable[Mapping[str, Any]], delta: float) -> Epsilons:
+    """The epsilon of all these releases together. Raises `ConfigError` without the package that accounts.
+
+    >>> event = {"z": 1.5, "q": 0.04, "sampling": "poisson", "relation": "add-or-remove", "cohort": 40, "clients": 1000}
+    >>> found = epsilons([event] * 100, delta=1e-5)
+    >>> round(found.pld, 3), round(found.rdp, 3)
+    (1.314, 1.485)
+    """
+    kinds = Counter(map(Release.of, events))
+    return _epsilons(tuple(sorted(kinds.items())), delta)
+
+
+def noise_for(epsilon: float, delta: float, rounds: int, event: Mapping[str, Any]) -> float:
+    """The smallest noise multiplier z, to 3 digits after the point, with which `rounds` releases stay within epsilon.
+
+    Args:
+        event: a release; its `z` does not matter.
+
+    Raises `ConfigError` if no z up to 10,000 is enough.
+
+    >>> event = {"z": 0, "q": 0.04, "sampling": "fixed", "relation": "replace", "cohort": 40, "clients": 1000}
+    >>> noise_for(6.77, 1e-5, 2250, event)
+    5.819
+    """
+
+    from scipy.optimize import brentq
+
+    def excess(log_z: float, by_rdp: bool) -> float:
+        kinds = ((Release.of({**event, "z": math.exp(log_z)}), rounds),)
+        spent = None if by_rdp else _by_pld(kinds, delta)
+        if spent is None:
+            spent = _by_rdp(kinds, delta, _QUICK if by_rdp else None)
+        return math.log(max(spent, 1e-12) / epsilon)
+
+    # RDP is looser and takes a part of the time: its answer bounds the search.
+    high = 0.0
+    while excess(high, True) > 0:
+        high += math.log(2)
+        if high > math.log(10_000):
+            raise ConfigError(
+                f"no noise_multiplier up to 10,000 keeps {rounds:,} rounds within epsilon = {epsilon:g} at delta = "
+                f"{delta:g}",
+                where="privacy.epsilon",
+                hint="set a larger epsilon, fewer rounds, or a smaller cohort",
+            )
+    low = high - math.log(2)
+    while excess(low, False) <= 0:
+        low -= math.log(2)
+    thousandths = math.ceil(1000 * math.exp(brentq(excess, low, high, args=(False,), xtol=2e-4)))
+    while excess(math.log(thousandths / 1000), False) > 0:
+        thousandths += 1
+    return thousandths / 1000
+
+
+@lru_cache(maxsize=256)
+def _epsilons(kinds: tuple[tuple[Release, int], ...], delta: float) -> Epsilons:
+    if not kinds:
+        return Epsilons(0.0, 0.0)
+    if any(kind.z <= 0 for kind, _ in kinds):
+        return Epsilons(math.inf, math.inf)
+    relations = {kind.relation for kind, _ in kinds}
+    if len(relations) > 1:
+        raise ValueError("releases under different relations between data sets have no common epsilon")
+    return Epsilons(_by_pld(kinds, delta), _by_rdp(kinds, delta))
+
+
+def _by_pld(kinds: tuple[tuple[Release, int], ...], delta: float) -> float | None:
+    if any(kind.sampling == "fixed" for kind, _ in kinds):
+        return None
+    _require()
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    replaced = kinds[0][0].relation == "replace"
+    relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
+    return _composed(PLDAccountant(relation), kinds, delta, 1.0)
+
+
+def _by_rdp(
+    kinds: tuple[tuple[Release, int], ...], delta: float, orders: Sequence[float] | None = None
+) -> float:
+    _require()
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    replaced = kinds[0][0].relation == "replace"
+    relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
+    return _composed(RdpAccountant(orders, relation), kinds, delta, 0.5 if replaced else 1.0)
+
+
+def _composed(
+    accountant: PrivacyAccountant, kinds: tuple[tuple[Release, int], ...], delta: float, factor: float
+) -> float:
+    with _silent():
+        for kind, times in kinds:
+            accountant.compose(_event(kind, factor), times)
+        return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the accountant's warnings of orders that it leaves out: its bound holds without them."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _event(kind: Release, factor: float) -> DpEvent:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
+
+    release = GaussianDpEvent(kind.z * factor)
+    if kind.sampling == "fixed":
+        return SampledWithoutReplacementDpEvent(kind.clients, round(kind.cohort), release)
+    return PoissonSampledDpEvent(kind.q, release) if kind.q < 1 else release
+
+
+def _require() -> None:
+    try:
+        import dp_accounting  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "counting the privacy that a run spends needs dp-accounting, which is not installed",
+            where="privacy",
+            hint=_HINT,
+        ) from None

@@ -1,0 +1,92 @@
+"""The ledger has every release: before the round is written, after a kill, and of repeated rounds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens import Experiment, Observer, resume
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files import jsonl
+from fedlens.privacy.accounting import epsilons
+
+PRIVATE: dict[str, Any] = {
+    "rounds": 4,
+    "model": "linear",
+    "local": {"lr": 0.1, "steps": 1},
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 20}},
+    "select": {"name": "poisson", "fraction": 0.3},
+    "engine": "inline",
+    "privacy": {"clip": 0.1, "noise_multiplier": 2.0, "delta": 1e-3},
+    "checkpoint": {"seconds": 0},
+}
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Killer(Observer):
+    """Ends the run in a hook of a round, as a kill does."""
+
+    ends_run = True
+
+    def __init__(self, hook: str, round: int) -> None:
+        self._hook, self._round = hook, round
+
+    def released(self, round: int, state: Any, tally: Any) -> None:
+        if (self._hook, self._round) == ("released", round):
+            raise Killed
+
+    def round_done(self, state: Any, tally: Any, metrics: dict[str, Any]) -> None:
+        if (self._hook, self._round) == ("round_done", metrics["round"]):
+            raise Killed
+
+
+def test_each_round_has_its_release_and_its_epsilon(tmp_path: Path) -> None:
+    run = Experiment(**PRIVATE).run(tmp_path / "run", report=False)
+    events = jsonl.read(tmp_path / "run" / "privacy.jsonl")
+    assert [event["round"] for event in events] == [1, 2, 3, 4]
+    assert {(event["z"], event["q"], event["sampling"], event["clip"]) for event in events} == {
+        (2.0, 0.3, "poisson", 0.1)
+    }
+    spent = [line.get("epsilon") for line in run.metrics]
+    assert spent == [None, *(epsilons(events[:t], 1e-3).best for t in range(1, 5))]
+    assert run.summary["privacy"]["epsilon"] == spent[-1]
+    assert run.summary["privacy"]["sentence"].startswith("After 4 rounds the model is (")
+
+
+@pytest.mark.parametrize("hook", ["released", "round_done"])
+def test_a_repeated_round_counts_again(hook: str, tmp_path: Path) -> None:
+    """The first noise of round 3 is drawn, and perhaps seen, when the run is killed."""
+    with pytest.raises(Killed):
+        Experiment(**PRIVATE).run(tmp_path / "run", report=False, progress=Killer(hook, 3))
+    with (tmp_path / "run" / "privacy.jsonl").open("a") as file:
+        file.write('{"event": "gau')  # a line that a power cut has cut
+    run = resume(tmp_path / "run", report=False)
+    events = jsonl.read(tmp_path / "run" / "privacy.jsonl")
+    assert [event["round"] for event in events] == [1, 2, 3, 3, 4]
+    assert run.metrics[-1]["epsilon"] == epsilons(events, 1e-3).best
+    assert [line["round"] for line in run.metrics] == [0, 1, 2, 3, 4]
+
+
+def test_a_ledger_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    Experiment(**PRIVATE).run(tmp_path / "run", report=False, until=3)
+    path = tmp_path / "run" / "privacy.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(RunDirectoryError, match="has 2 releases, and the checkpoint knows of 3"):
+        resume(tmp_path / "run", report=False)
+
+
+def test_a_run_without_the_table_has_no_ledger(tmp_path: Path) -> None:
+    settings = {name: value for name, value in PRIVATE.items() if name not in ("privacy", "select")}
+    run = Experiment(**settings, select={"fraction": 0.3}).run(tmp_path / "run", report=False, until=1)
+    assert not (tmp_path / "run" / "privacy.jsonl").exists()
+    assert "privacy" not in run.summary
+    assert "epsilon" not in run.metrics[-1]
+
+
+def test_an_epsilon_is_solved_for_the_rounds_of_the_run(tmp_path: Path) -> None:
+    privacy, six = {"clip": 0.1, "epsilon": 4.0, "delta": 1e-3}, {"clients_per_round": 6}
+    run = Experiment(**{**PRIVATE, "privacy": privacy, "select": six}).run(tmp_path / "run", report=False)
+    assert 3.9 < run.summary["privacy"]["epsilon"] <= 4.0

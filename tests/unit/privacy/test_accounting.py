@@ -1,0 +1,109 @@
+"""The accountants against published numbers, and the traps between them."""
+
+import math
+from typing import Any
+
+import pytest
+
+from fedlens.base.errors import ConfigError
+from fedlens.privacy.accounting import Epsilons, epsilons, noise_for
+from fedlens.privacy.guarantee import guarantee
+from fedlens.privacy.settings import PrivacySettings
+
+DELTA = 1e-5
+
+
+def event(q: float, z: float, sampling: str = "poisson", clients: int = 1000) -> dict[str, Any]:
+    relation = "replace" if sampling == "fixed" else "add-or-remove"
+    drawn = {"sampling": sampling, "relation": relation, "cohort": q * clients, "clients": clients}
+    return {"event": "gaussian", "q": q, "z": z, **drawn}
+
+
+@pytest.mark.parametrize(
+    ("q", "z", "rounds", "rdp", "pld"),
+    [(0.04, 1.5, 2250, 7.329335, 6.768787), (1.0, 4.0, 50, 9.234959, 8.595866)],
+)
+def test_poisson_cohorts_and_everyone(q: float, z: float, rounds: int, rdp: float, pld: float) -> None:
+    found = epsilons([event(q, z, "poisson" if q < 1 else "all")] * rounds, DELTA)
+    assert found == Epsilons(pytest.approx(pld, rel=1e-4), pytest.approx(rdp, rel=1e-4))
+    assert found.best == found.pld
+
+
+def test_a_cohort_of_fixed_size_pays_for_a_sensitivity_of_two_clips() -> None:
+    """RDP is given z / 2, since it halves nothing itself; PLD knows no sampling without replacement."""
+    found = epsilons([event(0.04, 1.5, "fixed")] * 2250, DELTA)
+    assert found.pld is None
+    assert found.best == pytest.approx(52.32856, rel=1e-4)
+
+
+def test_replacing_one_of_all_clients_is_halved_once_by_each_accountant() -> None:
+    replaced = {**event(1.0, 4.0, "all"), "relation": "replace"}
+    found = epsilons([replaced] * 50, DELTA)
+    assert found.pld == pytest.approx(20.675508, rel=1e-4)
+    # z = 4 under "replace" is z = 2 under "add-or-remove", where RDP has no relation to look at.
+    assert found.rdp == epsilons([event(1.0, 2.0, "all")] * 50, DELTA).rdp
+
+
+def test_releases_of_two_kinds_add_up() -> None:
+    one, other = [event(0.04, 1.5)] * 100, [event(0.04, 1.0)] * 100
+    both = epsilons([*one, *other], DELTA)
+    assert both == epsilons([*other, *one], DELTA)
+    assert max(epsilons(one, DELTA).best, epsilons(other, DELTA).best) < both.best
+    assert epsilons([], DELTA) == Epsilons(0.0, 0.0)
+    with pytest.raises(ValueError, match="no common epsilon"):
+        epsilons([*one, event(0.04, 1.5, "fixed")], DELTA)
+
+
+def test_without_noise_epsilon_is_infinite() -> None:
+    assert epsilons([event(0.04, 1.5), event(0.04, 0.0)], DELTA) == Epsilons(math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "found", "sampling"),
+    [pytest.param(6.77, 1.5, "poisson", marks=pytest.mark.nightly), (6.77, 5.819, "fixed")],
+)
+def test_the_noise_for_an_epsilon_is_the_smallest(epsilon: float, found: float, sampling: str) -> None:
+    """The price of cohorts of fixed size: 5.82 instead of 1.5."""
+    wanted = event(0.04, 0.0, sampling)
+    assert noise_for(epsilon, DELTA, 2250, wanted) == found
+    for z, within in ((found, True), (found - 0.002, False)):
+        assert (epsilons([{**wanted, "z": z}] * 2250, DELTA).best <= epsilon) is within
+
+
+def test_an_epsilon_out_of_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no noise_multiplier up to 10,000 .*privacy\.epsilon"):
+        noise_for(1e-4, 1e-9, 10**6, event(1.0, 0.0, "all"))
+
+
+def settings(**changes: Any) -> PrivacySettings:
+    return PrivacySettings.model_validate({"clip": 0.1, "noise_multiplier": 1.5, "delta": DELTA, **changes})
+
+
+def test_a_guarantee_says_what_is_promised_and_to_whom() -> None:
+    found = guarantee(settings(), [event(0.04, 1.5)] * 2250)
+    assert found["sentence"] == (
+        "After 2,250 rounds the model is (6.77, 1e-05)-differentially private in whether any one client takes part, "
+        "with all of its examples."
+    )
+    assert found["assumed"][0] == (
+        "Each of 1,000 clients takes part in a round by itself, with probability 0.04."
+    )
+    assert "The server is trusted" in found["assumed"][1]
+    assert (found["epsilon_pld"], found["epsilon_rdp"]) == (
+        pytest.approx(6.768787, rel=1e-4), pytest.approx(7.329335, rel=1e-4)
+    )  # fmt: skip
+    fixed = guarantee(settings(), [event(0.04, 1.5, "fixed")])
+    assert "private in which data any one client has" in fixed["sentence"]
+    assert fixed["assumed"][0] == "40 of 1,000 clients are drawn for each round, without replacement."
+
+
+def test_nothing_is_promised_without_noise_or_with_noise_that_can_be_subtracted() -> None:
+    seeded = guarantee(settings(noise="seeded"), [event(0.04, 1.5)] * 2250)
+    assert seeded["sentence"].startswith("Nothing is promised: the noise comes from the seed")
+    bare = guarantee(settings(noise_multiplier=0.0), [event(0.04, 0.0)])
+    assert bare["sentence"] == "Not private: noise_multiplier is 0, so no noise was added."
+    assert bare["epsilon"] is None
+    assert guarantee(settings(), [event(0.04, 1.5)], unsafe=True)["sentence"].startswith(
+        "Not private: record.unsafe"
+    )
+    assert guarantee(settings(), [])["sentence"] == "Nothing has been released yet."
