@@ -848,7 +848,7 @@ MUTATIONS = [
     ),
     Mutation(
         "aggregate/secure/secagg_client.py",
-        'subset("survivors", survivors, step.entry["senders"], transcript.needed)',
+        'keys.subset("survivors", survivors, step.entry["senders"], transcript.needed)',
         "pass",
         "unit/aggregate/secure/test_secagg_attacks.py",
     ),
