@@ -256,7 +256,7 @@ MUTATIONS = [
     ),
     Mutation(
         "run/private_rounds.py",
-        "return Tally(sums=defaultdict(float, sums))",
+        "return Tally(sums=defaultdict(float, kept))",
         "return tally",
         "unit/run/test_private_runs.py",
     ),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedlens.core.driver import Tally
+from fedlens.core.schema import METRICS
 from fedlens.core.types import client_name
 from fedlens.files import jsonl
 from fedlens.run.build import Built
@@ -57,7 +58,9 @@ class PrivateRounds:
                 "seconds": seconds,
             }
             jsonl.append(self._path, [row], private=True)
-            return Tally(sums=defaultdict(float, sums))
+            # A secure sum has the loss too, and neither a line nor the end of the run may depend on it.
+            kept = {name: value for name, value in sums.items() if name not in METRICS}
+            return Tally(sums=defaultdict(float, kept))
         if self._lossless:
             rows = {k: {n: v for n, v in row.items() if n != "loss"} for k, row in tally.rows.items()}
             kept = {name: value for name, value in tally.sums.items() if name != "loss"}

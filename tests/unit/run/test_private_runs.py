@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ from fedlens.algorithms.registry import ALGORITHMS, AlgorithmEntry
 from fedlens.base.errors import ConfigError
 from fedlens.cli.display.run_display import closing_lines, round_line
 from fedlens.core.algorithm_base import AlgorithmBase
+from fedlens.core.driver import Tally
 from fedlens.run import checkpoint
+from fedlens.run.private_rounds import PrivateRounds
+from fedlens.run.rundir import RunDir
 from fedlens.settings.algorithm_check import check_algorithm, check_privacy
 from fedlens.settings.config import read_config
 from fedlens.settings.config_source import Source
@@ -84,6 +89,30 @@ def test_a_private_run_is_resumed_with_new_cohorts(tmp_path: Path) -> None:
     again = tmp_path / "again"
     run(again)
     assert lines(again, "private.jsonl")[0]["replied"] != lines(path, "private.jsonl")[0]["replied"]
+
+
+def test_the_loss_in_a_secure_sum_is_not_recorded(tmp_path: Path) -> None:
+    sums = {"name": "secagg", "weighting": "uniform", "bits": 20}
+    select = {"name": "uniform", "clients_per_round": 5}
+    run(tmp_path / "run", aggregate=sums, select=select, rounds=2)
+    assert all(
+        {"local_loss", "loss", "examples", "batches"}.isdisjoint(line) for line in lines(tmp_path / "run")
+    )
+    assert [len(row["replied"]) for row in lines(tmp_path / "run", "private.jsonl")] == [5, 5]
+    run(tmp_path / "seeded", aggregate=sums, select=select, rounds=2, privacy={**PRIVACY, "noise": "seeded"})
+    assert all("local_loss" not in line for line in lines(tmp_path / "seeded"))
+
+
+def test_a_private_run_does_not_end_for_a_loss_in_a_secure_sum(tmp_path: Path) -> None:
+    """A loss that is not finite ends a run (`SkippedRounds`), and here it would tell of one client."""
+    built: Any = SimpleNamespace(
+        config=read_config(LEAST),
+        algorithm=SimpleNamespace(private=True),
+        partition=SimpleNamespace(ids=["a", "b"]),
+    )
+    sums = {"loss": math.inf, "examples": 20.0, "batches": 4.0, "clip": 0.5}
+    kept = PrivateRounds(built, RunDir(tmp_path)).kept(1, Tally(), sums, 1.0)
+    assert kept.sums == {"clip": 0.5}
 
 
 @pytest.mark.report_page
