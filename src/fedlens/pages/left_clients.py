@@ -10,10 +10,9 @@ from fedlens.base.format import MISSING, count, finite, many, size
 from fedlens.results.run import Run, subtable
 
 HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
-_LEAD = (
-    "Each exchange with the clients, with the number of values of each field. Nothing was encrypted, summed securely "
-    "or made private."
-)
+_LEAD = "Each exchange with the clients, with the number of values of each field."
+_PLAIN = " Nothing was encrypted, summed securely or made private."
+_HIDDEN = "The messages are left out: they tell how many clients took part, which the promise of privacy keeps secret."
 
 _HELD = {
     "@test": "the test data",
@@ -42,8 +41,15 @@ def left_clients(run: Run) -> dict[str, Any] | None:
         "rows": rows,
         "pooled": pooled,
         "told": told,
-        "lead": _LEAD if rows else "The server asked the clients nothing." * bool(pooled),
+        "lead": _lead(run, bool(rows), bool(pooled)),
     }
+
+
+def _lead(run: Run, rows: bool, pooled: bool) -> str:
+    private = bool(subtable(run.summary, "privacy"))
+    if not rows:
+        return _HIDDEN if private else "The server asked the clients nothing." * pooled
+    return _LEAD + _PLAIN * (not private and subtable(run.config, "aggregate").get("name") != "secagg")
 
 
 def _at_the_server(ran: Mapping[str, Any]) -> list[str]:

@@ -225,6 +225,12 @@ def test_what_left_the_clients_is_told_and_nothing_is_said_of_nothing(tmp_path: 
     assert (
         "train 1–3 model (650 values), lr update (650 values), weight; metrics: loss 8 2.6 kB 2.6 kB" in words
     )
+    plain = "Nothing was encrypted, summed securely or made private."
+    secure = make_run(tmp_path, name="secure", summary=summary, config={"aggregate": {"name": "secagg"}})
+    private = make_run(tmp_path, name="private", summary={**summary, "privacy": {"sentence": "Private."}})
+    assert plain in words
+    assert plain not in page_of(secure).words
+    assert plain not in page_of(private).words
     for name, summary in (("none", {"disclosures": []}), ("old", {}), ("odd", {"disclosures": "a word"})):
         assert title not in page_of(make_run(tmp_path, name=name, summary=summary)).words
 

@@ -120,6 +120,7 @@ def test_the_page_of_a_private_run_is_made(tmp_path: Path) -> None:
     Experiment(**LEAST).run(out=tmp_path / "run")
     page = (tmp_path / "run/report.html").read_text()
     assert "Poisson" in page or "poisson" in page
+    assert "The messages are left out: they tell how many clients took part" in page
 
 
 def test_with_seeded_noise_a_run_repeats_and_records_all_but_the_local_loss(tmp_path: Path) -> None:
