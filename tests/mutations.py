@@ -878,7 +878,7 @@ MUTATIONS = [
     ),
     Mutation(
         "aggregate/secure/secagg_server.py",
-        "journal.note(round, _MASKED_SUM, masked.payload)",
+        "journal.note(round, MASKED_SUM, masked.payload)",
         "pass",
         "unit/aggregate/secure/test_secagg.py",
     ),

@@ -1,18 +1,21 @@
 """Client-level privacy with blind sums: the same clipped mean, up to the rounding that the clip leaves room for."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedlens import Experiment, Observer
+from fedlens import Experiment, Observer, resume
+from fedlens.aggregate.secure.encoding import SumLayout
 from fedlens.aggregate.secure.quantized import quantized
 from fedlens.algorithms.private_averaging import summed_blindly
-from fedlens.base.errors import ConfigError
+from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.tree import Leaf, norm
 from fedlens.local.client_privacy import PrivateMean
 from fedlens.privacy.settings import PrivacySettings
+from fedlens.run.journal_file import JournalFile
 
 SETTINGS: dict[str, Any] = {
     "rounds": 3,
@@ -79,3 +82,64 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], match: str, tmp_p
     with pytest.raises(ConfigError, match=match):
         Experiment(**{**SETTINGS, "aggregate": SUMS["quantized"], **changes}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+SECRET = {
+    **SETTINGS,
+    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 30}},
+    "select": {"name": "uniform", "clients_per_round": 5},
+    "privacy": {**SETTINGS["privacy"], "noise_multiplier": 1.0, "noise": "system"},
+    "aggregate": SUMS["secagg"],
+}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", ["attempt", "held", "masked-sum"])
+def test_a_private_secure_sum_goes_on_after_a_kill(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cohort that was masked is never asked again, nor a second sum of it released: its round is noise alone."""
+    note = JournalFile.note
+
+    def killed(self: JournalFile, round: int, name: str, payload: Any) -> None:
+        note(self, round, name, payload)
+        if (round, name) == (2, after):
+            raise Killed
+
+    run = Experiment(**{**SECRET, "algorithm": "moon", "model": {"name": "mlp", "hidden": 8}})
+    with monkeypatch.context() as patched:
+        patched.setattr(JournalFile, "note", killed)
+        with pytest.raises(Killed):
+            run.run(tmp_path / "run", report=False)
+    resume(tmp_path / "run")
+    events = [json.loads(line) for line in (tmp_path / "run/privacy.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run/private.jsonl").read_text().splitlines()]
+    assert [event["round"] for event in events] == [row["round"] for row in rows] == [1, 2, 3]
+    assert [len(row["replied"]) for row in rows] == [5, 0 if after == "masked-sum" else 5, 5]
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_why_a_secure_sum_failed_is_in_the_private_file(
+    skipped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, calls = SumLayout.encode, [0]
+
+    def failing(self: SumLayout, payload: Any, metrics: Any) -> Any:
+        calls[0] += 1
+        if 5 < calls[0] <= 8:
+            raise ValueError("loss holds a value beyond its range")
+        return encode(self, payload, metrics)
+
+    monkeypatch.setattr(SumLayout, "encode", failing)
+    run = Experiment(**{**SECRET, "max_skipped": skipped})
+    if skipped:
+        run.run(tmp_path / "run", report=False)
+    else:
+        with pytest.raises(RunFailed, match=r"private\.jsonl says why"):
+            run.run(tmp_path / "run", report=False)
+    files = {path.name: path.read_text() for path in (tmp_path / "run").glob("*.json*")}
+    assert [name for name, text in files.items() if "2 survivors" in text] == ["private.jsonl"]
+    assert "private.jsonl says why" in files["metrics.jsonl" if skipped else "summary.json"]

@@ -38,7 +38,9 @@ class SecretCohorts:
     select: Select
 
     def cohort(self, ctx: RoundContext) -> list[int]:
-        """A cohort that no seed repeats."""
+        """A cohort that no seed repeats; nobody in a round that masked a sum of others before a kill."""
+        if ctx.journal.given_up(ctx.round):
+            return []
         return self.select.cohort(replace(ctx, rng=SystemRng(ctx.rng.key, ctx.entropy)))
 
     def size(self, federation: FederationInfo) -> int:

@@ -19,6 +19,7 @@ from fedlens.core.device_copies import downloaded
 from fedlens.core.schema import nbytes, tensors_in
 from fedlens.core.types import ClientId, Payload
 
+MASKED_SUM, _HELD = "masked-sum", "held"  # notes in a journal
 STATE_MEMORY = 1024  # MiB: the default budget of an engine
 
 
@@ -340,6 +341,16 @@ class Journal:
         """The identity of the run."""
         return self._run
 
+    def given_up(self, round: int) -> bool:
+        """Whether the round masked a sum before a kill; if it did, the states that its clients proposed are dropped.
+
+        For a round that draws its clients anew: those of the masked sum may have opened it, and answer no second one.
+        """
+        if self.noted(round, MASKED_SUM) is None:
+            return False
+        self.note(round, _HELD, {"clients": []})
+        return True
+
     def note(self, round: int, name: str, payload: Payload) -> None:
         """Keeps a note of a round; it replaces that of the same name."""
         self._notes[round, name] = payload
@@ -383,7 +394,7 @@ class Held:
 
     def put(self, client: ClientId, state: Payload) -> None:
         """Keeps the state of a client, which replaces an earlier one of it."""
-        self._journal.note(self._round, f"held-{client}", state)
+        self._journal.note(self._round, f"{_HELD}-{client}", state)
         self._new = [one for one in self._new if one != client] + [client]
 
     def complete(self) -> None:
@@ -392,14 +403,14 @@ class Held:
 
     def commit(self, states: ClientStates) -> None:
         """Commits the states, also those of the same round before a kill."""
-        for client in (self._journal.noted(self._round, "held") or {"clients": []})["clients"]:
-            state = self._journal.noted(self._round, f"held-{client}")
+        for client in (self._journal.noted(self._round, _HELD) or {"clients": []})["clients"]:
+            state = self._journal.noted(self._round, f"{_HELD}-{client}")
             assert state is not None  # written before the list
             states.commit(client, state)
 
     def _list(self) -> None:
-        if self._new or self._journal.noted(self._round, "held") is not None:
-            self._journal.note(self._round, "held", {"clients": list(self._new)})
+        if self._new or self._journal.noted(self._round, _HELD) is not None:
+            self._journal.note(self._round, _HELD, {"clients": list(self._new)})
 
 
 def rows(value: Any) -> Any:

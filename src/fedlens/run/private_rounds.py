@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedlens.base.errors import RoundRefused, RunFailed
 from fedlens.core.driver import Tally
 from fedlens.core.schema import METRICS
 from fedlens.core.types import client_name
@@ -66,6 +67,16 @@ class PrivateRounds:
             kept = {name: value for name, value in tally.sums.items() if name != "loss"}
             return replace(tally, sums=defaultdict(float, kept), rows=rows)
         return tally
+
+    def told(self, round: int, failed: RunFailed) -> RunFailed:
+        """The error that the run may record. Why a round was refused tells who replied: that is for the private file.
+
+        Raises `RunFailed` if the disk refuses.
+        """
+        if not self.hidden or not isinstance(failed, RoundRefused):
+            return failed
+        jsonl.append(self._path, [{"round": round, "refused": failed.what}], private=True)
+        return RoundRefused(f"round {round} gave no update; {self._path.name} says why")
 
     def published(self, line: dict[str, Any]) -> dict[str, Any]:
         """The line of metrics.jsonl without what it may not have."""

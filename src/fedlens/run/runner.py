@@ -147,11 +147,14 @@ class Runner:
             for name, value in context.sums.items():
                 tally.sums[name] += value
             refused = None
-        except RunFailed as error:
+        except RunFailed as failed:
+            error = self.private.told(round, failed)
             if not isinstance(error, RoundRefused) or self.built.config.max_skipped == 0:
                 with suppress(FedlensError):  # report the error that ended the round
                     self._record(driver)
-                raise
+                if error is failed:
+                    raise
+                raise error from None
             state, refused = self._state, error
         seconds = time.perf_counter() - began
         tally = self.private.kept(round, tally, context.sums, seconds)

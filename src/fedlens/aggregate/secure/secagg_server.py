@@ -15,11 +15,12 @@ from fedlens.aggregate.secure.masks import Words, add_masks
 from fedlens.aggregate.secure.secagg_client import ATTEMPT, OWN, SEALED_BYTES, as_bytes, digests
 from fedlens.core.protocol import Answers, Ask, Reply, Request, RoundContext
 from fedlens.core.schema import Field, NumberField, Schema, TensorField
+from fedlens.core.states import MASKED_SUM
 from fedlens.core.types import ClientId, Payload
 
 # The four operations; *Masked* takes the place of plain training.
 KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "train", "unmask"
-_ATTEMPT, _MASKED_SUM = "attempt", "masked-sum"  # notes in the journal
+_ATTEMPT = "attempt"  # a note in the journal
 _SIGNATURE_BYTES = 512  # at most
 
 
@@ -118,7 +119,7 @@ def masked_sum(
         ask: the training of the cohort.
     """
     journal, round = ctx.journal, ctx.round
-    if (kept := journal.noted(round, _MASKED_SUM)) is not None:
+    if (kept := journal.noted(round, MASKED_SUM)) is not None:
         masked = Masked.of(terms, kept)
         attempt = masked.transcript.attempt
         if (attempt.cohort, attempt.model, attempt.shared) != (_cohort(ask), *digests(ask.shared)):
@@ -129,7 +130,7 @@ def masked_sum(
         number = (journal.noted(round, _ATTEMPT) or {"number": 0})["number"] + 1
         journal.note(round, _ATTEMPT, {"number": number})  # each is used once
         masked = yield from _collect(ask, terms, layout, ctx, number)
-        journal.note(round, _MASKED_SUM, masked.payload)
+        journal.note(round, MASKED_SUM, masked.payload)
     total = masked.opened((yield from _secrets(masked, ask.deadline)))
     if (fault := layout.fault(total, len(masked.survivors))) is not None:
         raise keys.SecureSumRefused(fault)
