@@ -132,7 +132,8 @@ def refuse_measured(aggregate: Aggregate, why: str) -> None:
             f"with {type(aggregate).__name__} the server sees the sum over the clients alone, and {why}: its metrics "
             "are those of single clients, and are not summed",
             where="evaluation.clients",
-            hint="set evaluation.clients = 'none' with an algorithm of one model, or aggregate.name = 'mean'",
+            hint="set evaluation.clients = 'none' with an algorithm of one model, or aggregate.name = 'mean', which "
+            "'fedlens cost' needs",
         )
 
 

@@ -158,7 +158,10 @@ def refuse_measured(federation: FederationInfo, measure: Sequence[str], clients:
         if holds:
             what = "what the clients' own data measure or choose has no noise"
             raise ConfigError(
-                what, where=without.split()[0], hint=f"set {without}; the test data measure the model"
+                what,
+                where=without.split()[0],
+                hint=f"set {without}; the test data measure the model. 'fedlens cost' measures clients on their own "
+                "data, so it needs the experiment without [privacy]",
             )
 
 
