@@ -131,7 +131,10 @@ def refuse_unprotected(rule: ClientRule, aggregate: Aggregate, local: LocalSetti
     computed = aggregate.of if isinstance(aggregate, BlindSum) else aggregate
     if not isinstance(computed, Mean) or computed.weighting != "uniform":
         what = "the noise fits the uniform mean of updates: a client that decides its weight may change it by more"
-        hint = "set aggregate = {name = 'mean', weighting = 'uniform'}, or choose another algorithm"
+        uniform = (
+            "aggregate.weighting" if isinstance(computed, Mean) else "aggregate.name = 'mean', and weighting"
+        )
+        hint = f"set {uniform} = 'uniform', or choose another algorithm"
         raise ConfigError(what, where="aggregate", hint=hint)
     if local.stragglers:
         what = "stragglers are drawn among the cohort, so one client decides whether others take part"

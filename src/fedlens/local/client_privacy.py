@@ -96,7 +96,7 @@ class PrivateMean:
 
     def init(self, weights: Tree, federation: FederationInfo) -> Payload:
         """The clip of the first round."""
-        return {"clip": self.settings.first_clip}
+        return {"clip": self.settings.first_clip, "released": {}}
 
     def limit(self, norms: Tensor, payload: Payload) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The factors that clip, float64 [A], and with an adaptive clip b_k as `unclipped`, [A]."""
@@ -129,7 +129,7 @@ class PrivateMean:
 
     def spent(self, state: Payload) -> Sequence[Mapping[str, Any]]:
         """The release of the round that made this state, for the accountant; none before the first."""
-        return [{**self.release, **state["released"]}] if "released" in state else ()
+        return [{**self.release, **state["released"]}] if state["released"] else ()
 
     @property
     def release(self) -> Mapping[str, Any]:

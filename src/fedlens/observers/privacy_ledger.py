@@ -59,6 +59,14 @@ class PrivacyLedger(Observer):
                 where=str(path),
                 hint="put the file back: what was released stays spent",
             )
+        release = self._algorithm.release or {}
+        if any(event["relation"] != release["relation"] for event in self._events):
+            raise RunDirectoryError(
+                f"the releases so far have the relation '{self._events[-1]['relation']}' between data sets, those to "
+                f"come '{release['relation']}', and the two have no common epsilon",
+                where=str(path),
+                hint="undo the change of select, or start a new run",
+            )
 
     def released(self, round: int, state: State, tally: Tally) -> None:
         """Writes the releases of the round, and waits until the disk has them."""

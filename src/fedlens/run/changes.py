@@ -119,6 +119,7 @@ def check_settings(
             where=source.locate("rounds"),
             hint=f"set rounds to {round} or more, or start a new run with {new}",
         )
+    _refuse_private_from_now(run, changes, source)
     one = len(changes) == 1
     where = source.locate(changes[0]["key"]) if one else str(run.config_path)
     if changes and finished and config.rounds == round:
@@ -136,6 +137,17 @@ def check_settings(
             f"{shell_command('resume', run.path, accept_changes=True)}",
         )
     return [{"after_round": round, **change} for change in changes]
+
+
+def _refuse_private_from_now(run: RunDir, changes: Sequence[Change], source: Source) -> None:
+    """Raises `RunDirectoryError` for a run whose rounds were not private and that would promise privacy from now on."""
+    for change in changes:
+        if (change["key"], change["before"]) in (("privacy.noise", "seeded"), ("record.unsafe", True)):
+            raise RunDirectoryError(
+                f"the rounds so far were not private, and the run would promise that they were: {sentence(change)}",
+                where=source.locate(change["key"]),
+                hint=f"undo the change, or start a new run with {quoted_command('run', run.config_path, out='DIR')}",
+            )
 
 
 def rescaling(changes: Sequence[Change]) -> bool:

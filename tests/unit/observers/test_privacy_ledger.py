@@ -90,3 +90,43 @@ def test_an_epsilon_is_solved_for_the_rounds_of_the_run(tmp_path: Path) -> None:
     privacy, six = {"clip": 0.1, "epsilon": 4.0, "delta": 1e-3}, {"clients_per_round": 6}
     run = Experiment(**{**PRIVATE, "privacy": privacy, "select": six}).run(tmp_path / "run", report=False)
     assert 3.9 < run.summary["privacy"]["epsilon"] <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "old", "new", "match"),
+    [
+        (
+            {"privacy": {**PRIVATE["privacy"], "noise": "seeded"}},
+            '"seeded"',
+            '"system"',
+            "so far were not private",
+        ),
+        ({"record": {"unsafe": True}}, "unsafe = true", "unsafe = false", "so far were not private"),
+        (
+            {"select": {"name": "uniform", "clients_per_round": 10}},
+            "clients_per_round = 10",
+            "clients_per_round = 20",
+            "no common epsilon",
+        ),
+    ],
+)
+def test_a_run_promises_nothing_that_its_first_rounds_broke(
+    changes: dict[str, Any], old: str, new: str, match: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    Experiment(**{**PRIVATE, **changes}).run(path, report=False, until=2)
+    text = (path / "config.toml").read_text()
+    assert text.count(old) == 1
+    (path / "config.toml").write_text(text.replace(old, new))
+    with pytest.raises(RunDirectoryError, match=match):
+        resume(path, accept_changes=True)
+    assert len(jsonl.read(path / "privacy.jsonl")) == 2
+
+
+def test_a_run_is_trained_longer(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    Experiment(**{**PRIVATE, "rounds": 2}).run(path, report=False)
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
+    resume(path, accept_changes=True)
+    assert [event["round"] for event in jsonl.read(path / "privacy.jsonl")] == [1, 2, 3]

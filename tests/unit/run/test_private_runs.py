@@ -173,7 +173,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "weights by examples": ({"aggregate": "mean"}, "aggregate", "weighting = 'uniform'"),
     "weights by tau": ({"algorithm": "fednova"}, "aggregate", "uniform mean"),
     "weights by validation": ({"aggregate": {"name": "optimal-convex", "on": "test"}}, "aggregate", "uniform mean"),
-    "secure sums by examples": ({"aggregate": {"name": "quantized", "range": 10.0}}, "aggregate", "uniform mean"),
+    "secure sums by examples": (
+        {"aggregate": {"name": "quantized", "range": 10.0}}, "aggregate", "aggregate.weighting = 'uniform'",
+    ),
     "selection by size": ({"select": "by-size"}, "select.name", "poisson"),
     "fixed selection": ({"select": {"name": "fixed", "clients": [1]}}, "select.name", "not known for"),
     "small cohort": (
