@@ -22,7 +22,8 @@ _DRAWN = {
 _ASSUMED = (
     "The server is trusted: it sees the clipped updates and their sum before the noise. Who watches the network sees "
     "who takes part, so that drawing clients hides nothing from them.",
-    "A client may fail for reasons in its own data; whether the run ends may not depend on them.",
+    "The list of clients is public: how many there are, and who may be drawn, does not depend on who takes part.",
+    "A client may fail for reasons in its own data; whether a round is skipped or the run ends may not depend on them.",
     "Other runs on the same clients, and choosing settings by their results, spend privacy that is not counted here.",
 )
 
