@@ -232,7 +232,7 @@ MUTATIONS = [
             ),
             ("- update.replies / 2", "- self.expected / 2"),
             ("(2 * self.count_noise) ** -2", "self.count_noise**-2"),
-            ("value.cpu().double() * share", "value.cpu() * share"),
+            ("value.double() * share", "value * share"),
             ("key if self.settings.seeded else ctx.entropy(KEY_BYTES)", "key"),
         )
     ),

@@ -55,6 +55,13 @@ ROWS: dict[str, dict[str, Any]] = {
         "aggregate": {"name": "quantized", "bits": 30, "range": 64.0},
         "record": {"clients": False},
     },
+    "client privacy": {
+        "privacy": {"clip": "adaptive", "noise_multiplier": 0.1, "delta": 1e-3, "noise": "seeded"},
+        "data": {"normalize": "unit"},
+        "aggregate": {"name": "mean", "weighting": "uniform"},
+        "model": GROUP_NORM,
+        "record": {"clients": False},
+    },
     "secagg": {
         "aggregate": {"name": "secagg", "bits": 30, "range": 64.0},
         "select": {"clients_per_round": 4},
@@ -103,6 +110,7 @@ TOGETHER = (
     "clipped gradients + resized crops + normalized + shifted images + recordings",
     "layer rates + at clients",
     "adamw + projection + quantized",
+    "client privacy",
     "cached features + optimal convex",
     "cached features of shifted images",
     "mosaic + sliding windows",

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedlens.engines.vectorized import Vectorized
+from fedlens.local.vectorized import batched_train
 from tests.identity.identity_kit import World, course, same
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -21,6 +22,19 @@ LOCAL: dict[str, dict[str, Any]] = {
     "rate by step": {"lr_schedule": "cosine", "lr_warmup": 1, "lr_change": "step"},
     "dropped stragglers": {"stragglers": 0.6, "straggler_work": "drop"},
 }  # fmt: skip
+
+
+def sizes_of_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Receives the number of clients of each group that trains together from here on."""
+    sizes: list[int] = []
+    original = batched_train.train_together
+
+    def counted(train: Any, calls: Any) -> Any:
+        sizes.append(len(calls))
+        return original(train, calls)
+
+    monkeypatch.setattr(batched_train, "train_together", counted)
+    return sizes
 
 
 def agree(made: Any, there: World, rounds: int = 3, group: int | None = None) -> None:

@@ -75,6 +75,8 @@ def test_secagg_opens_the_sum_of_quantized_to_the_bit(tmp_path: Path) -> None:
         ({"select": {"name": "poisson", "fraction": 0.5}}, "sums over cohorts of one size"),
         ({"privacy": {**SETTINGS["privacy"], "clip": "adaptive"}}, "the range of a secure sum is fixed"),
         ({"aggregate": {**SUMS["quantized"], "bits": 3}}, "nothing is left of the clip"),
+        ({"aggregate": {**SUMS["quantized"], "range": 8.0}}, "clipped to 0.05, .*and aggregate.range says 8"),
+        ({"aggregate": {**SUMS["quantized"], "range": {"update": 2.0}}}, "aggregate.range says 2"),
         ({"aggregate": {**SUMS["quantized"], "weighting": "examples"}}, "the uniform mean of updates"),
     ],
 )

@@ -17,7 +17,6 @@ from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
 from fedlens.local.rules import ClientRule, LocalContext
-from fedlens.local.vectorized import batched_train
 from tests.identity.identity_kit import (
     EXACT,
     Course,
@@ -30,6 +29,7 @@ from tests.identity.identity_kit import (
     same,
     world,
 )
+from tests.identity.stacked_kit import sizes_of_groups
 
 SIZES = (3, 8, 6, 12, 11, 14)  # no last batch of one example, which batch normalization refuses
 there = partial(world, SIZES)
@@ -155,14 +155,7 @@ def test_engines_agree_to_the_bit(quick_workers: None) -> None:
 
 
 def test_groups_train_together_and_agree(quick_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = []
-
-    def counted(train: Any, calls: Any) -> Any:
-        together.append(len(calls))
-        return original(train, calls)
-
-    original = batched_train.train_together
-    monkeypatch.setattr(batched_train, "train_together", counted)
+    together = sizes_of_groups(monkeypatch)
     for name in ("fedavg", "scaffold"):
         plain, more = FAMILY[name]
         aggregate = Quantized(plain, FINE, RANGES | more)

@@ -24,9 +24,9 @@ from fedlens.core.random import Rng
 from fedlens.engines.inline import inline
 from fedlens.engines.processes import processes
 from fedlens.engines.vectorized import Vectorized
-from fedlens.local.vectorized import batched_train
 from fedlens.run.journal_file import JournalFile
 from tests.identity.identity_kit import Course, course, model, parts, same, world
+from tests.identity.stacked_kit import sizes_of_groups
 from tests.identity.test_quantized import FAMILY, LOCAL, RANGES
 from tests.unit.engines import ray_kit
 from tests.unit.engines.ray_kit import NEEDS_RAY
@@ -135,14 +135,7 @@ def test_whoever_drops_out_the_others_are_summed(engine: str, quick_workers: Non
 
 
 def test_groups_train_together(quick_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = []
-
-    def counted(train: Any, calls: Any) -> Any:
-        together.append(len(calls))
-        return original(train, calls)
-
-    original = batched_train.train_together
-    monkeypatch.setattr(batched_train, "train_together", counted)
+    together = sizes_of_groups(monkeypatch)
     grouped = run("fedavg", SecAgg, norm=False, engine=Vectorized(group=2))
     assert together == [2] * 6
     assert same(grouped.final, run("fedavg", Quantized, norm=False, engine=Vectorized(group=2)).final)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.aggregate.secure.blind_sum import BlindSum
+from fedlens.aggregate.secure.blind_sum import RANGES, BlindSum
 from fedlens.algorithms.client_sampling import BySize, Everyone, Poisson, Select, Uniform
 from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import OwnCurve
@@ -68,8 +68,8 @@ def summed_blindly(
     Other aggregates stay as they are. Rounding d words of the range C at b bits moves an update by at most
     sqrt(d) C / 2^(b+1).
 
-    Raises `ConfigError` for cohorts of any size, for an adaptive clip, which is no range, and if the rounding leaves
-    nothing of C.
+    Raises `ConfigError` for cohorts of any size, for an adaptive clip, which is no range, for another range of updates,
+    and if the rounding leaves nothing of C.
     """
     if not isinstance(aggregate, BlindSum):
         return aggregate, mechanism
@@ -82,6 +82,11 @@ def summed_blindly(
         what = "an adaptive clip changes from round to round, and the range of a secure sum is fixed"
         raise ConfigError(what, where="privacy.clip", hint="set a number")
     clip = mechanism.settings.first_clip
+    ranges = aggregate.ranges if isinstance(aggregate.ranges, Mapping) else {"update": aggregate.ranges}
+    if (given := ranges.get("update", clip)) not in (RANGES["update"], clip):
+        what = f"updates are clipped to {clip:g}, which is the range of their words, and aggregate.range says {given:g}"
+        hint = "leave the range of `update` out: aggregate.range = {loss = 64.0}"
+        raise ConfigError(what, where="aggregate.range", hint=hint)
     words = count(spec, trainable=True)
     rounding = float(words**0.5 * clip / 2 ** (aggregate.bits + 1))
     if rounding >= clip:
@@ -91,7 +96,6 @@ def summed_blindly(
             where="aggregate.bits",
             hint=f"set aggregate.bits = {aggregate.bits + 8}",
         )
-    ranges = dict(aggregate.ranges) if isinstance(aggregate.ranges, Mapping) else {"loss": aggregate.ranges}
     summed = replace(aggregate, ranges={**ranges, "update": clip})
     return summed, replace(mechanism, rounding=rounding)
 

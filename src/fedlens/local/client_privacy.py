@@ -115,7 +115,9 @@ class PrivateMean:
         stream, clip, expected = self._stream(ctx), float(state["clip"]), self.expected
         deviation = self.update_multiplier * clip / expected
         share = update.replies / expected
-        noised = {name: _noised(value, share, deviation, stream) for name, value in update.update.items()}
+        # Not every device has float64; the whole update is copied in one wait.
+        sums = {name: _noised(value, share, deviation, stream) for name, value in update.update.items()}
+        noised = {name: total.to(update.update[name]) for name, total in sums.items()}
         ctx.sums["clip"] = clip
         new = {"clip": clip, "released": {"round": ctx.round, "clip": clip}}
         if self.settings.adaptive:
@@ -184,9 +186,8 @@ def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
 
 
 def _noised(value: Tensor, share: float, deviation: float, stream: KeyedStream) -> Tensor:
-    """The mean of the replies as a sum over the expected cohort, with noise of this deviation."""
-    # Not every device has float64.
-    total = value.cpu().double() * share
+    """The mean of the replies as a sum over the expected cohort, float64, with noise of this deviation."""
+    total = value.double() * share
     if deviation:
         total += stream.normal(total.numel()).view_as(total).mul_(deviation)
-    return total.to(value)
+    return total

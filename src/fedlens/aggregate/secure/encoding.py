@@ -18,11 +18,8 @@ from fedlens.core.schema import NumberField, Schema, TensorField, TreeField
 
 VECTOR = "vector"  # the name of the words in a reply
 LOSS = "loss"
-_OWN: Mapping[str, How] = {"update": "mean", "buffers": "mean"}
-_LEFT_OUT = (
-    "counters",
-    "weight",
-)  # of a plain reply: the server computes the counters; the weight is the last word
+# Of a plain reply: the server computes the counters, and the weight is the last word.
+_LEFT_OUT = ("counters", "weight")
 
 
 class SummedField(NamedTuple):
