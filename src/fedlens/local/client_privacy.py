@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedlens.base.errors import ConfigError
+from fedlens.core.device_copies import downloaded
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
@@ -116,7 +117,10 @@ class PrivateMean:
         deviation = self.update_multiplier * clip / expected
         share = update.replies / expected
         # Not every device has float64; the whole update is copied in one wait.
-        sums = {name: _noised(value, share, deviation, stream) for name, value in update.update.items()}
+        sums = {
+            name: _noised(value, share, deviation, stream)
+            for name, value in downloaded(update.update).items()
+        }
         noised = {name: total.to(update.update[name]) for name, total in sums.items()}
         ctx.sums["clip"] = clip
         new = {"clip": clip, "released": {"round": ctx.round, "clip": clip}}
