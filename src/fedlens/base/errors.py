@@ -99,6 +99,10 @@ class DecodingError(DataError):
     """Bytes that are no payload: damaged, forged, or more than the reader accepts."""
 
 
+class IdentityError(FedlensError):
+    """A key, a certificate, an invitation or a signature that is refused, or a file of secrets that others can read."""
+
+
 class RunDirectoryError(FedlensError):
     """A run directory that exists already, is not one, or cannot be read."""
 

@@ -25,7 +25,11 @@ def read_text(file: BinaryIO) -> bytes:
     return data
 
 
-def parse_json(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(
+    text: str | bytes | bytearray,
+    hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    deepest: int = DEEPEST,
+) -> Any:
     r"""The value of a JSON text in UTF-8; `hook` builds each object from its pairs.
 
     Raises `ValueError` with the reason, `json.JSONDecodeError` with the place.
@@ -46,8 +50,8 @@ def parse_json(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] |
         raise
     except (RecursionError, ValueError) as error:
         raise _refused(error) from None
-    if text.count("[") + text.count("{") > DEEPEST:  # else it cannot be too deep
-        _check_depth(value)
+    if text.count("[") + text.count("{") > deepest:  # else it cannot be too deep
+        _check_depth(value, deepest)
     return value
 
 
@@ -71,7 +75,7 @@ def parse_toml(text: str | bytes) -> dict[str, Any]:
     return table
 
 
-def _decoded(text: str | bytes) -> str:
+def _decoded(text: str | bytes | bytearray) -> str:
     if isinstance(text, str):
         return text
     try:
@@ -80,9 +84,9 @@ def _decoded(text: str | bytes) -> str:
         raise ValueError(f"it is not UTF-8: byte {error.start + 1} cannot be read") from None
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, deepest: int = DEEPEST) -> None:
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(deepest + 1):
         level = [
             item
             for each in level
@@ -91,12 +95,16 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise _refused(RecursionError())
+    raise _too_deep(deepest)
+
+
+def _too_deep(deepest: int) -> TooDeepError:
+    return TooDeepError(f"it is nested more than {deepest} levels deep")
 
 
 def _refused(error: RecursionError | ValueError) -> ValueError:
     if isinstance(error, RecursionError):
-        return TooDeepError(f"it is nested more than {DEEPEST} levels deep")
+        return _too_deep(DEEPEST)
     if "integer string conversion" in str(error):
         return ValueError("a number has more than 4300 digits")  # Python's message speaks of the interpreter
     return error  # of a hook

@@ -27,9 +27,9 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
-def create(path: Path) -> int:
+def create(path: Path, mode: int = 0o666) -> int:
     """A descriptor of a new file, to write to. Raises `FileExistsError` for any entry of that name, links included."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
 
 
 def open_unlinked(path: Path, flags: int) -> int:
@@ -142,10 +142,12 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def write_atomically(path: Path, content: bytes, named: bool = True, hint: str | None = None) -> None:
+def write_atomically(
+    path: Path, content: bytes, named: bool = True, hint: str | None = None, mode: int = 0o666
+) -> None:
     """Write `content` to `path` so that a crash leaves the old file or the new one; raises `RunFailed`.
 
-    `named` is that of `replacing`, `hint` that of `refused`.
+    `named` is that of `replacing`, `hint` that of `refused`, `mode` that of the new file (less the umask).
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "summary.json"
@@ -155,7 +157,7 @@ def write_atomically(path: Path, content: bytes, named: bool = True, hint: str |
     """
     try:
         with ExitStack() as held, replacing(path, named) as temporary:
-            file = held.enter_context(open(create(temporary), "wb"))
+            file = held.enter_context(open(create(temporary, mode), "wb"))
             # Locked until it has its name: `sweep` of another process leaves it alone.
             with suppress(OSError):
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,93 @@
+"""Files with secrets: mode 0600 in folders of mode 0700, replaced atomically, one writer at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fedlens.base.errors import IdentityError
+from fedlens.files.atomic_files import make_folder, open_unlinked, refuse_link, refused, write_atomically
+
+LARGEST = 2**20
+"""The largest file of secrets that is read, in bytes."""
+
+
+def private_folder(path: Path) -> Path:
+    """Makes the folder with mode 0700, and returns its path.
+
+    Raises `IdentityError` for a folder that other users can enter or that belongs to one, and `RunDirectoryError` for
+    a link or a file.
+
+    >>> import tempfile
+    >>> oct(private_folder(Path(tempfile.mkdtemp()) / "ward-a").stat().st_mode & 0o777)
+    '0o700'
+    """
+    refuse_link(path)
+    if not path.exists():
+        make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+    found = make_folder(path).stat()
+    _check_mode(path, found.st_mode, "700")
+    # The service that owns the folder could not read files written by another user.
+    if found.st_uid != os.geteuid():
+        what = f"{path.name} belongs to the user with number {found.st_uid}"
+        raise IdentityError(what, where=str(path), hint=f"sudo --user '#{found.st_uid}' fedlens ...")
+    return path
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replaces the file atomically, with mode 0600. Raises `RunFailed` if the disk refuses."""
+    write_atomically(path, content, mode=0o600)
+
+
+def read_private(path: Path) -> bytes:
+    """The contents of a file that only its owner can read.
+
+    Raises `IdentityError` if it is missing, too large, or readable by others; `RunDirectoryError` for a link.
+    """
+    try:
+        with os.fdopen(open_unlinked(path, os.O_RDONLY), "rb") as file:
+            _check_mode(path, os.fstat(file.fileno()).st_mode, "600")
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise IdentityError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
+    if len(content) > LARGEST:
+        raise IdentityError(f"{path.name} is larger than {LARGEST:,} bytes", where=str(path))
+    return content
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Waits until no other process or thread changes the folder's files, and keeps them out during the block.
+
+    Raises `RunFailed` if the disk refuses.
+    """
+    path = folder / ".lock"
+    with ExitStack() as held:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise refused(error, "the lock", path) from error
+        yield
+
+
+def service_passphrase() -> bytes | None:
+    """The passphrase that systemd hands to a service as the credential `fedlens-passphrase`; None without one.
+
+    Source: systemd.exec(5), `LoadCredentialEncrypted=`: a file of that name in `$CREDENTIALS_DIRECTORY`.
+    """
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    path = Path(folder or "") / "fedlens-passphrase"
+    return path.read_bytes().rstrip(b"\r\n") or None if folder and path.is_file() else None
+
+
+def _check_mode(path: Path, mode: int, wanted: str) -> None:
+    if stat.S_IMODE(mode) & 0o077:
+        what = f"{path.name} is open to other users of this machine (mode {stat.S_IMODE(mode):04o})"
+        raise IdentityError(what, where=str(path), hint=f"chmod {wanted} {path}")
