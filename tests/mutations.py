@@ -32,6 +32,67 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- the identities of a federation of sites --
+    Mutation("identity/authority.py", "context.num_tickets = 0", "pass", "unit/identity/test_tls.py"),
+    Mutation("identity/tls.py", "sslobject_class = _CheckedObject", "pass", "unit/identity/test_tls.py"),
+    Mutation("identity/site_keys.py", "if peer.issuer < newest:", "if False:", "unit/identity/test_tls.py"),
+    Mutation(
+        "identity/federation_folder.py",
+        'if invitation["key"] not in (None, key):',
+        "if False:",
+        "unit/identity/test_enrolment.py",
+    ),
+    Mutation(
+        "identity/federation_folder.py",
+        "if peer.certificate not in issued or peer.identity.hex() != record.identity:",
+        "if False:",
+        "unit/identity/test_tls.py",
+    ),
+    Mutation("identity/keys.py", "and s <= _ORDER // 2", "and True", "unit/identity/test_signing.py"),
+    # -- the link of real sites --
+    Mutation(
+        "core/wire/message.py",
+        "check_signature(identity, signed, signature)",
+        "pass",
+        "unit/core/wire/test_message.py",
+    ),
+    Mutation(
+        "core/wire/message.py",
+        "if fields.signer != fingerprint_of(identity):",
+        "if False:",
+        "unit/core/wire/test_message.py",
+    ),
+    Mutation(
+        "core/wire/message.py",
+        "if _sha256(text) != fields.report:",
+        "if False:",
+        "unit/core/wire/test_message.py",
+    ),
+    Mutation(
+        "engines/links/https.py",
+        "if outgoing.accepted:  # it counts once",
+        "if False:",
+        "faults/test_network_link.py",
+    ),
+    Mutation("engines/links/https.py", "if length > most:", "if False:", "faults/test_network_link.py"),
+    Mutation(
+        "engines/links/uploads.py",
+        "if (field := message.fault_as_answer_to(ask)) is not None:",
+        "if False:",
+        "faults/test_network_link.py",
+    ),
+    Mutation(
+        "engines/links/uploads.py",
+        "check_body(message, digest.digest(), self.received - start)",
+        "pass",
+        "faults/test_network_link.py",
+    ),
+    Mutation(
+        "engines/links/connections.py",
+        "connection.limit(self.limits.header)",
+        "pass",
+        "faults/test_network_link.py",
+    ),
     # -- models whose shapes change --
     Mutation(
         "core/modules.py",

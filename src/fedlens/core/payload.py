@@ -41,16 +41,19 @@ def pack(payload: Payload) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {_STRUCTURE: json.dumps(structure)}
 
 
-def unpack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+def unpack(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], deepest: int = DEEPEST
+) -> dict[str, Any]:
     """The payload of `pack`, from what `tensorfile.parse` or `tensorfile.read` returns.
 
-    Raises `DecodingError` if this is not an encoded payload.
+    `deepest` limits the levels of its JSON; a level of the payload takes up to two. Raises `DecodingError` if this is
+    not an encoded payload.
 
     >>> unpack(*pack({"w": torch.ones(2), "round": 3}))
     {'w': tensor([1., 1.]), 'round': 3}
     """
     try:
-        structure = parse_json(metadata[_STRUCTURE])
+        structure = parse_json(metadata[_STRUCTURE], deepest=deepest)
     except KeyError:
         raise _not_ours("there is no structure in its metadata", "") from None
     except ValueError as error:

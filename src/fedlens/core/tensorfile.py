@@ -26,7 +26,7 @@ from fedlens.base.errors import DecodingError, one_line
 from fedlens.base.parse_text import parse_json
 from fedlens.core.device_copies import downloaded
 from fedlens.files.atomic_files import create, open_readable
-from fedlens.files.model_digest import contiguous
+from fedlens.files.model_digest import contiguous, raw
 
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -130,6 +130,28 @@ def write(
         return Written(os.fstat(file.fileno()).st_size, digest)
 
 
+def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a safetensors file in memory, for a message: the same for equal tensors, with one copy of each.
+
+    Raises `ValueError` for a dtype that the format does not have.
+
+    >>> parse(to_bytes({"w": torch.arange(2)}, {"round": "7"}))
+    ({'w': tensor([0, 1])}, {'round': '7'})
+    """
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    parts, end = [], 0
+    for name, tensor in downloaded(tensors).items():
+        kind = next((kind for kind, dtype in _DTYPES.items() if dtype == tensor.dtype), None)
+        if kind is None or tensor.layout != torch.strided or name == "__metadata__":
+            raise ValueError(f"a safetensors file cannot hold '{name}' ({tensor.layout} {tensor.dtype})")
+        parts.append(raw(tensor))
+        start, end = end, end + len(parts[-1])
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
 def _sort_metadata(path: Path) -> None:
     """Sorts the metadata by key: the library writes them in random order, so equal files would differ."""
     with open(path, "r+b") as file:
@@ -158,7 +180,7 @@ def read(path: Path, bounds: Bounds = FILE) -> Contents:
 
 
 def parse(
-    data: bytes, bounds: Bounds = FILE, where: str = "message"
+    data: bytes | bytearray, bounds: Bounds = FILE, where: str = "message"
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata in the bytes of a safetensors file; errors call the bytes `where`.
 
@@ -261,7 +283,7 @@ def _tensor(span: _Span, view: memoryview) -> Tensor:
     return torch.frombuffer(bytearray(view[span.start : span.end]), dtype=span.dtype).reshape(span.shape)
 
 
-def _header_length(first: bytes, bounds: Bounds, where: str) -> int:
+def _header_length(first: bytes | bytearray, bounds: Bounds, where: str) -> int:
     length = int.from_bytes(first, "little")
     if len(first) < 8:
         raise _damaged(f"it has {len(first)} bytes, and the length of its header alone takes 8", where)
@@ -270,7 +292,7 @@ def _header_length(first: bytes, bounds: Bounds, where: str) -> int:
     return length
 
 
-def _header(text: bytes, bounds: Bounds, where: str) -> dict[str, Any]:
+def _header(text: bytes | bytearray, bounds: Bounds, where: str) -> dict[str, Any]:
     # Counted before parsing: in memory, a value takes many times the size of its text.
     entries = sum(map(text.count, (b",", b"[", b"{")))
     if entries > bounds.entries:

@@ -1,0 +1,141 @@
+"""Measures the link of real sites against bare aiohttp over the same TLS: an empty exchange, and bodies both ways.
+
+    python -m benchmarks.network                    # bodies of 64 MiB
+    python -m benchmarks.network --mib 256 --repeats 5
+
+An exchange is an ask to a site and its answer, from `seal` to `collect`; bare aiohttp is a GET and a PUT. A body down
+is `GET /blob`, a body up `PUT /answer`; bare aiohttp holds the body in memory at both ends and checks nothing, while
+the link counts, hashes, verifies and writes a file. Both ends are in one process, in two threads. The goals: at most
+5 ms more for an exchange, and at most 1.5 times the time of a body. Pairs run in turn, and medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+from fedlens.engines.links.https import HttpsLink
+from fedlens.identity.authority import server_context
+from fedlens.identity.site_keys import SiteKeys, client_context
+from tests.link_kit import At, Federation, answer_to, blobs
+
+
+class Bare:
+    """An aiohttp server in a thread, with the same certificates, and a client session for it."""
+
+    def __init__(self, federation: Federation, body: bytes) -> None:
+        self.loop, self.body, self.port = asyncio.new_event_loop(), body, 0
+        self.stop, started = asyncio.Event(), threading.Event()
+
+        async def get(request: web.Request) -> web.Response:
+            return web.Response(body=self.body if request.path == "/body" else b"ask")
+
+        async def put(request: web.Request) -> web.Response:
+            await request.read()
+            return web.Response(status=201)
+
+        async def serve() -> None:
+            app = web.Application(client_max_size=2**40)
+            app.add_routes([web.get("/{name}", get), web.put("/{name}", put)])
+            runner = web.AppRunner(app, access_log=None)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=server_context(federation.registry.folder))
+            await site.start()
+            self.port = runner.addresses[0][1]
+            started.set()
+            await self.stop.wait()
+            await runner.cleanup()
+
+        self.thread = threading.Thread(target=self.loop.run_until_complete, args=(serve(),))
+        self.thread.start()
+        started.wait()
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self.thread.join()
+
+
+async def seconds(task: Callable[[], Awaitable[object]]) -> float:
+    """How long a task takes."""
+    begun = time.perf_counter()
+    await task()
+    return time.perf_counter() - begun
+
+
+async def compare(federation: Federation, link: HttpsLink, site: SiteKeys, body: bytes, repeats: int) -> None:
+    """Prints a row for each kind of exchange."""
+    bare, numbers, key = Bare(federation, body), iter(range(10**9)), site.identity()
+    url, connector = f"https://127.0.0.1:{bare.port}", aiohttp.TCPConnector(ssl=client_context(site.folder))
+    pairs: dict[str, tuple[list[float], list[float]]] = {
+        "exchange": ([], []),
+        "down": ([], []),
+        "up": ([], []),
+    }
+    async with aiohttp.ClientSession(connector=connector) as session, At(site) as connection:
+
+        async def get(path: str) -> None:
+            async with session.get(url + path) as response:
+                await response.read()
+
+        async def put(data: bytes) -> None:
+            async with session.put(f"{url}/answer", data=io.BytesIO(data)) as response:
+                await response.read()
+
+        async def bare_exchange() -> None:
+            await get("/ask")
+            await put(b"answer")
+
+        async def exchange() -> None:
+            link.send(site.name, federation.ask(slot=next(numbers)), {})
+            received = await connection.next([])
+            assert received is not None
+            assert await connection.answer(received[0].digest, answer_to(received[0], key))
+            [arrived] = link.collect(60, [])
+            arrived.body()
+
+        for _ in range(repeats):
+            for _ in range(20):
+                pairs["exchange"][0].append(await seconds(bare_exchange))
+                pairs["exchange"][1].append(await seconds(exchange))
+            ask = federation.ask(shared=body, slot=next(numbers))
+            link.send(site.name, ask, blobs(body))
+            down = partial(connection.blob, ask.fields.shared, len(body))
+            up = partial(connection.answer, ask.digest, answer_to(ask, key, body=body))
+            pairs["down"][0].append(await seconds(partial(get, "/body")))
+            pairs["down"][1].append(await seconds(down))
+            pairs["up"][0].append(await seconds(partial(put, body)))
+            pairs["up"][1].append(await seconds(up))
+            [arrived] = link.collect(60, [])
+            arrived.file.close()
+    bare.close()
+    for name, (plain, ours) in pairs.items():
+        a, b = statistics.median(plain) * 1000, statistics.median(ours) * 1000
+        print(f"{name:10} bare {a:8.2f} ms   link {b:8.2f} ms   {b / a:5.2f} times   {b - a:+8.2f} ms")
+
+
+def main() -> None:
+    """Prints the time of bare aiohttp, that of the link, and their ratio."""
+    parser = argparse.ArgumentParser(description="The link of real sites against bare aiohttp.")
+    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(Path(folder))
+        with federation.link() as link:
+            site = federation.site("ward-a")
+            asyncio.run(compare(federation, link, site, bytes(asked.mib * 2**20), asked.repeats))
+
+
+if __name__ == "__main__":
+    main()

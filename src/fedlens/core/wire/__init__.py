@@ -1,0 +1,1 @@
+"""Messages between a server and its sites, without a transport."""

@@ -1,0 +1,1 @@
+"""The links over which the engine `network` reaches its sites: `https`."""

@@ -1,0 +1,143 @@
+"""What the engine `network` writes to sites and reads from them, over any link."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedlens.base.errors import DecodingError, FedlensError, one_line
+from fedlens.core.protocol import Id, Letter, Outcome, Payload
+from fedlens.core.schema import Schema
+from fedlens.core.states import AT_SITE
+from fedlens.core.wire import plain_schema
+from fedlens.core.wire.message import Caps, Message, read_payload, seal, write_payload
+from fedlens.engines.links.link import Arrived, Link
+from fedlens.identity.keys import KeyPair
+from fedlens.identity.signing import SignedFields
+
+REASONS = frozenset(
+    {"operation", "refused", "data", "state", "memory", "disk", "busy", "stopped", "contract"}
+)
+"""Why a site does not reply. The text of an error stays in its log: the name of a file may be that of a patient."""
+_LONGEST = 128  # characters of a handle
+
+
+@dataclass
+class Post:
+    """Seals asks, and opens what comes back.
+
+    Args:
+        link: carries the messages.
+        key: the identity key of the server.
+        root: SHA-256 of the root certificate.
+        run: the identity of the run.
+        attempt: how often the run was started; a site answers one ask under the same `Id` and attempt.
+        most: bytes of the largest body that is accepted.
+
+    Attributes:
+        head: of the log of what was sent: SHA-256 over the head before and the digest of the message.
+    """
+
+    link: Link
+    key: KeyPair
+    root: bytes
+    run: str
+    attempt: int = 0
+    most: int = 2**32
+    head: bytes = field(default=bytes(32), init=False)
+
+    def shared(self, payload: Payload) -> tuple[bytes, bytes]:
+        """The body that all clients of an ask get, and its SHA-256."""
+        body = write_payload(payload)
+        return body, hashlib.sha256(body).digest()
+
+    def ask(
+        self,
+        site: str,
+        client: str,
+        id: Id,
+        op: str,
+        payload: Payload,
+        shared: tuple[bytes, bytes],
+        expect: Schema,
+        *,
+        state: str | None,
+        keep: Collection[str],
+        seconds: float,
+    ) -> Message:
+        """Sends an ask to the site of a client.
+
+        Args:
+            state: the handle of the committed state.
+            keep: the handles of its states in checkpoints.
+            seconds: until the answer is late.
+        """
+        body, (blob, digest) = write_payload(payload), shared
+        details = {
+            "expect": plain_schema.to_plain(expect),
+            "state": state,
+            "keep": sorted(keep),
+            "seconds": seconds,
+            "shared_size": len(blob),
+            "most": plain_schema.most_bytes(expect, self.most),
+        }
+        fields = self._fields(client, id, op, digest)
+        message = seal(self.key, "ask", fields, details, body)
+        self.head = hashlib.sha256(self.head + message.digest).digest()
+        self.link.send(site, message, {message.fields.payload: body, digest: blob})
+        return message
+
+    def _fields(self, client: str, id: Id, op: str, shared: bytes) -> SignedFields:
+        return SignedFields(
+            self.root, self.run, self.attempt, *id, client, op, "ask",
+            nonce=os.urandom(16), payload=b"", shared=shared, report=b"", ask=b"", head=self.head, signer=b"",
+        )  # fmt: skip
+
+    def opened(self, ask: Message, arrived: Arrived) -> Outcome | str:
+        """The outcome in an answer, not checked against the schema of the ask; or why there is none, as a sentence."""
+        details = arrived.message.details
+        if details.get("outcome") != "reply":
+            reason = details.get("reason")
+            arrived.file.close()
+            known = isinstance(reason, str) and reason in REASONS
+            return f"the site gives no reply: {reason}" if known else "the site gives no reply"
+        try:
+            state = _state(details.get("state"))
+            content = read_payload(arrived.body(), Caps(ask.details["most"]), "answer")
+            metrics = details.get("metrics")
+            if not isinstance(metrics, dict) or not isinstance(content.get("payload"), dict):
+                raise DecodingError("its payload or its metrics are missing", where="answer")
+            letters = [Letter(_addressees(to), letter) for to, letter in content.get("letters", ())]
+            return Outcome(content["payload"], state, metrics, letters=letters)
+        except (FedlensError, TypeError, ValueError) as error:
+            return f"the answer is not readable: {one_line(str(error))}"
+
+
+def answer_body(payload: Payload, letters: Sequence[tuple[Sequence[Any], Payload]] = ()) -> bytes:
+    """The body of an answer: the payload of the operation, and its letters.
+
+    Args:
+        letters: as in `fedlens.core.protocol.Reply`.
+    """
+    sent = {"letters": [[list(to), content] for to, content in letters]} if letters else {}
+    return write_payload({"payload": payload, **sent})
+
+
+def _addressees(told: Any) -> Any:
+    if not isinstance(told, list) or not all(type(one) in (int, str) for one in told):
+        raise DecodingError("a letter goes to no client", where="answer.letters")
+    return tuple(told)
+
+
+def _state(told: Any) -> Mapping[str, Any] | None:
+    """The handle of the client's new state. Raises `DecodingError` if it is none."""
+    match told:
+        case None:
+            return None
+        case {"at-site": str(handle), "bytes": int(size)} if len(told) == 2 and size >= 0:
+            if 0 < len(handle) <= _LONGEST and handle.isascii() and handle.isalnum():
+                return {AT_SITE: handle, "bytes": size}
+    raise DecodingError("its state is no handle", where="answer.state")

@@ -1,0 +1,1 @@
+"""What a site of a federation runs: its connection to the server."""

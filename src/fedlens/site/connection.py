@@ -1,0 +1,418 @@
+"""The site's end of the link over HTTPS: it calls the server, waits out what passes, and says what does not.
+
+Nothing listens at a site. A proxy is taken from `https_proxy` and `no_proxy`, with its name and password if it has
+them; the TLS connection goes through its tunnel to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from time import time
+from typing import TypeVar
+
+import aiohttp
+
+from fedlens.base.errors import FedlensError, told
+from fedlens.core.wire.message import MOST_HEAD, PROTOCOL, Message, MessageError, check_body, read
+from fedlens.identity.site_keys import SiteKeys
+
+_PIECE = 2**18
+_MOST_ENROL = 65_536
+_T = TypeVar("_T")
+_REFUSALS: Mapping[str, tuple[str, str]] = {
+    "unknown": ("the server does not know this site", "ask its operator for an invitation"),
+    "pending": (
+        "the operator of the server has not accepted this site yet",
+        "compare the eight words of the fingerprint with the operator over another channel",
+    ),
+    "suspended": (
+        "this site is suspended, because its identity was used from two addresses within a minute",
+        "ask the operator of the server, and find out which machine has a copy of the site's folder",
+    ),
+    "revoked": ("this site was revoked", "ask the operator of the server for a new invitation"),
+    "expired": (
+        "the certificate of this site has expired",
+        "ask the operator of the server for a new invitation",
+    ),
+    "protocol": (
+        "the server speaks another protocol than this fedlens",
+        "install the version that the server has",
+    ),
+    "renewal": ("the server does not renew the certificate of this site", "ask the operator of the server"),
+}
+
+
+class SiteRefused(FedlensError):
+    """The server does not serve this site; trying again does not help. `reason` is a key of a fixed list."""
+
+    exit_code = 1
+
+    def __init__(self, reason: str, *, where: str | None = None) -> None:
+        self.reason = reason
+        what, hint = _REFUSALS.get(reason, ("the server refuses this site", "ask the operator of the server"))
+        super().__init__(what, where=where, hint=hint)
+
+
+class _Again(Exception):
+    """The server is busy or has stopped in the middle: the same request may succeed later."""
+
+
+class _Gone(Exception):
+    """What was asked for is not open any more."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of a connection, in seconds.
+
+    Attributes:
+        quiet: without a byte, after which a connection is given up; more than the server's longest wait.
+        heartbeat: between two signs of life.
+        first, longest: the pause after the n-th failure in a row is random, up to `first` times 2^n and `longest`.
+    """
+
+    quiet: float = 60
+    heartbeat: float = 15
+    first: float = 0.5
+    longest: float = 15
+
+
+def _session(context: ssl.SSLContext) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=context, limit=8),
+        trust_env=True,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=2**18,
+        headers={"fedlens-protocol": str(PROTOCOL), "User-Agent": "fedlens", "Accept-Encoding": "identity"},
+    )
+
+
+class ServerConnection:
+    """Requests to the server. Each one is repeated until it succeeds; `SiteRefused` is raised where that cannot help.
+
+    Args:
+        keys: the site's folder, which knows its server.
+        context: makes the TLS context of the site; it is called again after a renewal.
+        most: bytes of the largest message that is accepted.
+        trouble: receives one sentence each time a request fails and will be repeated.
+        timing: the times of a connection.
+        clock: the time by which the certificate ends, in seconds since 1970.
+        sleep, uniform: how it waits, and how it draws how long.
+    """
+
+    def __init__(
+        self,
+        keys: SiteKeys,
+        context: Callable[[], ssl.SSLContext],
+        most: int,
+        trouble: Callable[[str], None],
+        timing: Timing | None = None,
+        clock: Callable[[], float] = time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._keys, self._make_context, self._most, self._trouble = keys, context, most, trouble
+        self._root = hashlib.sha256(keys.root).digest()
+        self._timing = timing or Timing()
+        self._clock, self._sleep, self._uniform = clock, sleep, uniform
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Closes all connections; a later request opens new ones."""
+        if self._session is not None:
+            await self._session.close()
+        self._session = None
+
+    async def next(self, have: Collection[bytes]) -> tuple[Message, bytes] | None:
+        """The next message from the server with its body, or None if none came in the time of one poll.
+
+        `have` are the digests of messages that the site still has in hand: they do not come again.
+
+        Raises `MessageError` for a message that the server's key did not sign, or that is larger than accepted.
+        """
+        return await self._message("/next?have=" + ",".join(sorted(digest.hex() for digest in have)[:64]))
+
+    async def experiment(self) -> tuple[Message, bytes] | None:
+        """The settings to be approved, or None if the server has none for this site."""
+        return await self._message("/experiment")
+
+    async def _message(self, path: str) -> tuple[Message, bytes] | None:
+        async def attempt() -> bytes:
+            async with self._request("GET", path) as (response, limit):
+                data = bytearray()
+                await self._read(response, limit, data, hashlib.sha256(), MOST_HEAD + self._most)
+                return bytes(data)
+
+        data = await self._persist(attempt)
+        if not data:
+            return None
+        stream = io.BytesIO(data)
+        message = read(stream, self._keys.server_identity())
+        if (message.fields.direction, message.fields.root) != ("ask", self._root):
+            raise MessageError("mismatch", "it is no message of this federation's server")
+        body, size = stream.read(), message.details["size"]
+        if size and not body:
+            with suppress(_Gone):
+                return message, await self.blob(message.fields.payload, size)
+            return None
+        check_body(message, hashlib.sha256(body).digest(), len(body))
+        return message, body
+
+    async def blob(self, digest: bytes, size: int) -> bytes:
+        """The bytes with this SHA-256, which an open ask names with this size. A cut transfer goes on where it ended.
+
+        Raises `MessageError` if they are more than accepted, or others.
+        """
+        if size > self._most:
+            raise MessageError(
+                "too large", f"a body of {size:,} bytes, and at most {self._most:,} are accepted"
+            )
+        received, hashed = bytearray(), hashlib.sha256()
+
+        async def attempt() -> None:
+            headers = {"Range": f"bytes={len(received)}-"}
+            async with self._request("GET", f"/blob/{digest.hex()}", headers=headers) as (response, limit):
+                if response.status == 200 and received:
+                    raise _Again("the server began a body anew")
+                await self._read(response, limit, received, hashed, size)
+            if len(received) != size:
+                raise _Again("a body was cut")
+
+        await self._persist(attempt, lambda: len(received))
+        if hashed.digest() != digest:
+            raise MessageError("damaged", "a body is not the one that the ask names")
+        return bytes(received)
+
+    async def answer(self, ask: bytes, parts: Sequence[bytes]) -> bool:
+        """Sends the answer to the ask with this digest, and returns whether it counts; False if it is too late.
+
+        `parts` are the head and the body. Raises `MessageError` with the server's reason if it refuses the answer.
+        """
+        path, total = f"/answer/{ask.hex()}", sum(map(len, parts))
+        start: int | None = 0
+
+        async def attempt() -> bool:
+            nonlocal start
+            if start is None:
+                async with self._request("HEAD", path) as (response, _):
+                    if response.status == 204:
+                        return True
+                    received = response.headers.get("fedlens-received", "")
+                    if not received.isdecimal() or int(received) > total:
+                        raise _Again("the server does not say how much of an answer has arrived")
+                    start = int(received)
+            first, start = start, None  # whatever happens, the server knows where to go on
+            last = f"{first}-{total - 1}" if first < total else "*"
+            headers = {"Content-Range": f"bytes {last}/{total}", "Content-Length": str(total - first)}
+            async with self._request(
+                "PUT", path, headers, lambda limit: self._pieces(parts, first, limit)
+            ) as (
+                response,
+                _,
+            ):
+                if response.status in (409, 202):
+                    raise _Again("the server has another part of the answer")
+                return True
+
+        try:
+            return await self._persist(attempt)
+        except _Gone:
+            return False
+
+    async def _pieces(
+        self, parts: Sequence[bytes], start: int, limit: asyncio.Timeout
+    ) -> AsyncIterator[memoryview]:
+        for part in parts:
+            view = memoryview(part)[start:]
+            start = max(0, start - len(part))
+            for at in range(0, len(view), _PIECE):
+                yield view[at : at + _PIECE]
+                limit.reschedule(asyncio.get_running_loop().time() + self._timing.quiet)
+
+    async def census(self, parts: Sequence[bytes]) -> None:
+        """Sends a message that answers no ask; `parts` are its head and its body."""
+        await self._post("PUT", "/census", b"".join(parts))
+
+    async def renew(self) -> None:
+        """Installs a new certificate for a new TLS key, and uses it from now on."""
+        self._keys.install(await self._post("POST", "/renew", self._keys.renewal()), self._clock())
+        await self.close()
+
+    async def _post(self, method: str, path: str, data: bytes) -> bytes:
+        async def attempt() -> bytes:
+            headers = {"Content-Length": str(len(data))}
+            async with self._request(method, path, headers, lambda limit: self._pieces([data], 0, limit)) as (
+                response,
+                limit,
+            ):
+                answer = bytearray()
+                await self._read(response, limit, answer, hashlib.sha256(), _MOST_ENROL)
+                return bytes(answer)
+
+        return await self._persist(attempt)
+
+    async def beat(self) -> None:
+        """Sends signs of life until it is cancelled, also while the site computes."""
+        while True:
+            await self._sleep(self._timing.heartbeat)
+            with suppress(aiohttp.ClientError, OSError, _Again):
+                async with self._request("HEAD", "/next"):
+                    pass
+
+    async def _persist(
+        self, attempt: Callable[[], Awaitable[_T]], progress: Callable[[], int] = lambda: 0
+    ) -> _T:
+        """Repeats an attempt until it succeeds; a pause grows with the failures since the last progress."""
+        failures, reached = 0, 0
+        while True:
+            try:
+                return await attempt()
+            except (aiohttp.ClientError, OSError, _Again) as error:
+                self._trouble(_sentence(error))
+            if progress() > reached:
+                failures, reached = 0, progress()
+            most = min(self._timing.longest, self._timing.first * 2 ** min(failures, 20))
+            await self._sleep(self._uniform(0, most))
+            failures += 1
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        data: Callable[[asyncio.Timeout], object] = lambda _: None,
+    ) -> AsyncIterator[tuple[aiohttp.ClientResponse, asyncio.Timeout]]:
+        """One request, which ends with `TimeoutError` after `Timing.quiet` without a byte.
+
+        Raises `SiteRefused` for what a repetition does not change, and `MessageError` for a message that is refused.
+        """
+        session = await self._connected()
+        host, port = self._keys.host, self._keys.port
+        url = f"https://{f'[{host}]' if ':' in host else host}:{port}{path}"
+        try:
+            async with (
+                asyncio.timeout(self._timing.quiet) as limit,
+                session.request(
+                    method, url, headers=headers, data=data(limit), allow_redirects=False
+                ) as response,
+            ):
+                self._check(response)
+                yield response, limit
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise FedlensError(
+                f"the server's certificate is not one of this federation ({told(error.certificate_error)})",
+                where=f"{host}:{port}",
+                hint="check the host and the clock, and that no proxy opens TLS connections",
+            ) from None
+        except aiohttp.InvalidURL:  # its text has the password
+            raise FedlensError("https_proxy is not a URL", hint="write http://HOST:PORT") from None
+        except aiohttp.ClientHttpProxyError as error:
+            if error.status != 407:
+                raise
+            what = "the proxy asks for a name and a password"
+            raise FedlensError(what, hint="set https_proxy=http://NAME:PASSWORD@HOST:PORT") from None
+        except (aiohttp.ClientError, OSError) as error:
+            if _alert(error):
+                raise SiteRefused(_alert(error), where=f"{host}:{port}") from None
+            raise
+
+    async def _connected(self) -> aiohttp.ClientSession:
+        self._keys.check_certificate(
+            self._clock()
+        )  # a sentence, where the server would only close the connection
+        if self._session is None:
+            self._session = _session(self._make_context())
+        return self._session
+
+    def _check(self, response: aiohttp.ClientResponse) -> None:
+        status, reason = response.status, response.headers.get("fedlens-reason", "")
+        if status in (403, 426):
+            raise SiteRefused(reason)
+        if status in (404, 410):
+            if "fedlens-protocol" in response.headers:
+                raise _Gone
+            raise SiteRefused("unknown")  # so answers a server that found no certificate of a site
+        if status in (413, 422):
+            raise MessageError(
+                reason, f"the server refuses a message: {reason}", hint="see the log of the server"
+            )
+        if status >= 500 or status in (408, 429):
+            raise _Again(f"the server answers {status}")
+        if (
+            response.headers.get("fedlens-protocol") != str(PROTOCOL)
+            or "Content-Encoding" in response.headers
+        ):
+            raise SiteRefused("protocol")
+        if status not in (200, 201, 202, 204, 206, 409):
+            raise _Again(f"the server answers {status}")
+
+    async def _read(
+        self,
+        response: aiohttp.ClientResponse,
+        limit: asyncio.Timeout,
+        into: bytearray,
+        hashed: hashlib._Hash,
+        most: int,
+    ) -> None:
+        """Appends the body of a response, counted while it is read, so that `into` has at most `most` bytes."""
+        while piece := await response.content.readany():
+            if len(into) + len(piece) > most:
+                raise MessageError("too large", f"the server sends more than {most:,} bytes")
+            into += piece
+            hashed.update(piece)
+            limit.reschedule(asyncio.get_running_loop().time() + self._timing.quiet)
+
+
+def _alert(error: BaseException) -> str:
+    """The reason with which a server refused the certificate in the handshake; empty for every other error."""
+    text = told(error).lower()
+    if "alert" not in text or not ("certificate" in text or "unknown ca" in text):
+        return ""
+    return next((reason for reason in ("expired", "revoked") if reason in text), "unknown")
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "the server, or what is between, sent nothing for too long"
+    return told(error)
+
+
+async def enrol(context: ssl.SSLContext, server: tuple[str, int], request: bytes) -> bytes:
+    """The server's answer to a request to join, over a connection without a certificate of a site.
+
+    Raises `FedlensError` if the server cannot be reached, has no open invitation, or refuses this one.
+    """
+    host, port = server
+    url, data = f"https://{f'[{host}]' if ':' in host else host}:{port}/enrol", bytearray()
+    refusals = {
+        403: "the server refuses the invitation: it was used, it is too old, or it is of another federation",
+        404: "the server has no open invitation",
+        429: "the server had too many requests to join in the last minute",
+    }
+    try:
+        async with (
+            asyncio.timeout(60),
+            _session(context) as session,
+            session.post(url, data=request, allow_redirects=False) as response,
+        ):
+            if response.status != 200:
+                what = refusals.get(response.status, f"the server answers {response.status}")
+                raise FedlensError(what, where=f"{host}:{port}", hint="ask its operator for a new invitation")
+            while piece := await response.content.readany():
+                data += piece
+                if len(data) > _MOST_ENROL:
+                    raise FedlensError("the server's answer is too long", where=f"{host}:{port}")
+    except (aiohttp.ClientError, OSError) as error:
+        hint = "check host, port, proxy and clock"
+        raise FedlensError(f"cannot join: {_sentence(error)}", where=f"{host}:{port}", hint=hint) from None
+    return bytes(data)

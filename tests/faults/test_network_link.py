@@ -1,0 +1,516 @@
+"""The link of real sites on a bad network and among hostile peers: what is refused, what survives, what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedlens.base.errors import ConfigError, FedlensError, IdentityError, RunFailed
+from fedlens.core.wire.message import Message, MessageError
+from fedlens.engines.links.connections import listen
+from fedlens.engines.links.https import HttpsLink
+from fedlens.engines.links.link import Arrived
+from fedlens.identity.site_keys import SiteKeys, client_context
+from fedlens.identity.tls import FederationContext
+from fedlens.site.connection import SiteRefused, Timing, enrol
+from tests.link_kit import FAST, At, Federation, Proxy, answer_to, beside, blobs, request, within
+from tests.unit.identity.federation_kit import HOST, NOW
+
+MODEL = random.Random(0).randbytes(3_000_000)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path)
+
+
+@pytest.fixture
+def link(federation: Federation) -> Iterator[HttpsLink]:
+    with federation.link() as link:
+        yield link
+
+
+def resident(peak: bool = False) -> int:
+    """The bytes of memory of this process now, or at most since `reset_peak`."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmHWM:" if peak else "VmRSS:")[1].split()[0]) * 1024
+
+
+def ended(end: socket.socket) -> bool:
+    """Whether the other side closes a connection, with or without a farewell."""
+    end.settimeout(60)
+    try:
+        while end.recv(4096):
+            pass
+    except OSError as error:
+        return not isinstance(error, TimeoutError)
+    return True
+
+
+def bodies(arrived: list[Arrived]) -> list[bytes]:
+    """The bodies of what arrived."""
+    return [each.body() for each in arrived]
+
+
+async def put(
+    federation: Federation, keys: SiteKeys, ask: Message, data: bytes, start: int = 0
+) -> tuple[int, str]:
+    """Sends bytes as the answer to an ask; the status, and the reason of a refusal."""
+    headers = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{start + len(data)}"}
+    context = client_context(keys.folder)
+    status, answer, _ = await request(
+        federation, context, "PUT", f"/answer/{ask.digest.hex()}", headers, io.BytesIO(data)
+    )
+    return status, answer.get("fedlens-reason", "")
+
+
+@pytest.mark.parametrize("kind", ["cut", "delay", "flip", "repeat", "stall"])
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_body_arrives_whole_and_once_over_a_bad_network(
+    federation: Federation, link: HttpsLink, way: str, kind: str
+) -> None:
+    with Proxy(federation.port) as proxy:
+        site = federation.site("ward-a")
+        site.port = proxy.port
+        ask = federation.ask(shared=MODEL)
+        link.send("ward-a", ask, blobs(MODEL))
+        proxy.faults = [(way, kind, 1_000_000)] * 2
+
+        async def agent() -> bool:
+            timing = Timing(quiet=2 if kind == "stall" else 60, first=0.01, longest=0.05)
+            async with At(site, options={"timing": timing}) as connection:
+                assert await connection.blob(ask.fields.shared, len(MODEL)) == MODEL
+                return await connection.answer(ask.digest, answer_to(ask, site.identity(), body=MODEL))
+
+        assert within(agent)
+        assert kind in proxy.happened
+    [arrived] = link.collect(60, [ask.digest])
+    assert arrived.body() == MODEL
+    assert link.collect(0, [ask.digest]) == []
+
+
+def test_a_cut_body_goes_on_where_it_ended(federation: Federation, link: HttpsLink) -> None:
+    site, ask = federation.site("ward-a"), federation.ask(shared=MODEL)
+    link.send("ward-a", ask, blobs(MODEL))
+    data = b"".join(answer_to(ask, site.identity(), body=MODEL))
+
+    async def attacker() -> None:
+        context, path = client_context(site.folder), f"/answer/{ask.digest.hex()}"
+        headers = {"Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}", "Content-Length": str(len(data))}
+        _, writer = await asyncio.open_connection(HOST, federation.port, ssl=context)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        writer.write(
+            f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: 1\r\n{lines}\r\n".encode()
+            + data[:1_000_000]
+        )
+        await writer.drain()
+        while True:
+            _, answer, _ = await request(federation, context, "HEAD", path)
+            if answer["fedlens-received"] == "1000000":
+                break
+        assert await put(federation, site, ask, data[999_999:], 999_999) == (409, "offset")
+        assert (await put(federation, site, ask, data[1_000_000:], 1_000_000))[0] == 201
+        writer.transport.abort()
+        status, answer, body = await request(federation, context, "GET", f"/blob/{ask.fields.shared.hex()}")
+        assert status == 404  # the ask is answered
+        other = federation.ask(shared=MODEL, slot=1)
+        link.send("ward-a", other, {})
+        range_from = {"Range": "bytes=2999990-"}
+        while status == 404:
+            status, _, body = await request(
+                federation, context, "GET", f"/blob/{ask.fields.shared.hex()}", range_from
+            )
+        assert (status, body) == (206, MODEL[-10:])
+
+    within(attacker)
+    assert len(bodies(link.collect(60, []))) == 1
+
+
+def test_it_calls_through_a_proxy_with_a_password(
+    federation: Federation, link: HttpsLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, ask = federation.site("ward-a"), federation.ask()
+    link.send("ward-a", ask, {})
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    async def agent() -> Message | None:
+        async with At(site) as connection:
+            received = await connection.next([])
+            return received[0] if received else None
+
+    with Proxy(federation.port, "ward:secret") as proxy:
+        monkeypatch.setenv("https_proxy", f"http://ward:secret@{HOST}:{proxy.port}")
+        received = within(agent)
+        assert received is not None
+        assert received.digest == ask.digest
+        monkeypatch.setenv("https_proxy", f"http://{HOST}:{proxy.port}")
+        with pytest.raises(FedlensError, match="the proxy asks for a name and a password"):
+            within(agent)
+
+
+def test_without_a_certificate_only_a_request_to_join_is_answered(
+    federation: Federation, link: HttpsLink, tmp_path: Path
+) -> None:
+    async def stranger(method: str, path: str) -> tuple[int, bytes]:
+        status, headers, body = await request(federation, None, method, path)
+        assert "fedlens-protocol" not in headers
+        return status, body
+
+    paths = [
+        ("GET", "/next"),
+        ("GET", "/experiment"),
+        ("PUT", "/census"),
+        ("POST", "/renew"),
+        ("GET", "/"),
+        ("GET", "/enrol"),
+    ]
+    paths += [("GET", f"/blob/{'0' * 64}"), ("PUT", f"/answer/{'0' * 64}"), ("POST", "/enrol")]
+    for method, path in paths:
+        assert within(lambda method=method, path=path: stranger(method, path)) == (404, b""), path
+    invitation = federation.registry.invite("ward-b")
+    keys = SiteKeys.join(tmp_path / "ward-b", invitation)
+    keys.port = federation.port
+
+    def join(keys: SiteKeys) -> bytes:
+        context = FederationContext.trusting(keys.root, ssl.PROTOCOL_TLS_CLIENT)
+        return within(lambda: enrol(context, (HOST, keys.port), keys.enrolment(invitation)))
+
+    assert keys.install(join(keys), NOW) == "pending"
+    thief = SiteKeys.join(tmp_path / "thief", invitation)
+    thief.port = federation.port
+    with pytest.raises(FedlensError, match="the server refuses the invitation"):
+        join(thief)
+    status, _, _ = within(lambda: request(federation, None, "POST", "/enrol", data=b"x" * 16_385))
+    assert status == 413
+    statuses = [within(lambda: request(federation, None, "POST", "/enrol", data=b"{}"))[0] for _ in range(10)]
+    assert set(statuses) == {403, 429}
+    assert statuses[-1] == 429
+
+
+def test_a_site_that_is_not_accepted_gets_a_reason_and_no_message(
+    federation: Federation, link: HttpsLink
+) -> None:
+    def refused(keys: SiteKeys) -> str:
+        async def agent() -> None:
+            async with At(keys) as connection:
+                await connection.next([])
+
+        with pytest.raises(SiteRefused) as caught:
+            within(agent)
+        return caught.value.reason
+
+    pending, revoked = federation.site("ward-p", accepted=False), federation.site("ward-r")
+    for name in ("ward-p", "ward-r"):
+        link.send(name, federation.ask(name), {})
+    federation.registry.revoke("ward-r")
+    suspended = federation.site("ward-s")
+    federation.registry.suspend("ward-s", "two addresses")
+    assert [refused(keys) for keys in (pending, revoked, suspended)] == ["pending", "revoked", "suspended"]
+    gone = federation.site("ward-g")
+    (federation.registry.folder / "sites" / "ward-g.json").unlink()
+    assert refused(gone) == "unknown"
+
+
+def test_a_site_says_itself_that_its_certificate_ended(federation: Federation, link: HttpsLink) -> None:
+    site = federation.site("ward-a")
+
+    async def agent() -> None:
+        async with At(site, options={"clock": lambda: NOW + 91 * 86400}) as connection:
+            await connection.next([])
+
+    with pytest.raises(IdentityError, match="the certificate of ward-a expired on"):
+        within(agent)
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_an_open_connection_ends_with_its_certificate(tmp_path: Path, end: str) -> None:
+    clock = [NOW]
+    federation = Federation(tmp_path, limits=replace(FAST, poll=60), clock=lambda: clock[0])
+    with federation.link() as link:
+        site = federation.site("ward-a")
+
+        async def agent() -> None:
+            async with At(site) as connection:
+                await connection.next([])
+
+        with pytest.raises(SiteRefused) as caught, beside(agent):  # noqa: PT012 - the site waits beside it
+            while "ward-a" not in link.online():
+                time.sleep(0.01)
+            if end == "revoked":
+                federation.registry.revoke("ward-a")
+            else:
+                clock[0] += 91 * 86400
+        assert caught.value.reason == end
+
+
+def test_two_addresses_of_one_identity_suspend_it(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, limits=replace(FAST, addresses=3600))
+    with federation.link():
+        context = client_context(federation.site("ward-a").folder)
+
+        async def twice() -> list[int]:
+            return [
+                (await request(federation, context, "HEAD", "/next", local=at))[0]
+                for at in (HOST, HOST, "127.0.0.2")
+            ]
+
+        assert within(twice) == [204, 204, 403]
+    assert federation.registry.site("ward-a").state == "suspended"
+    assert [kind for kind, *_ in federation.notices] == ["address", "suspended"]
+
+
+def test_slow_and_silent_sockets_do_not_keep_a_site_out(federation: Federation, link: HttpsLink) -> None:
+    site = federation.site("ward-a")
+    context = FederationContext.trusting(federation.registry.root, ssl.PROTOCOL_TLS_CLIENT)
+    opened: list[socket.socket] = []
+    try:
+        for number in range(250):
+            plain = socket.create_connection((HOST, federation.port))
+            opened.append(plain)
+            if number >= 50:  # silent after the handshake
+                opened[-1] = context.wrap_socket(plain, server_hostname=HOST)
+        anonymous = [each for each in link._connections if not each.group]
+        assert len(anonymous) <= FAST.anonymous_per_address
+        assert all(map(ended, opened[:200]))
+        ask = federation.ask()
+        link.send("ward-a", ask, {})
+
+        async def agent() -> bool:
+            async with At(site) as connection:
+                assert await connection.next([])
+                return await connection.answer(ask.digest, answer_to(ask, site.identity()))
+
+        assert within(agent)
+    finally:
+        for each in opened:
+            each.close()
+    assert len(bodies(link.collect(60, [ask.digest]))) == 1
+
+
+@pytest.mark.parametrize("said", [None, b"", b"GET / HTTP/1.1\r\nHost: a"])
+def test_a_peer_that_does_not_finish_its_handshake_or_header_is_closed(
+    tmp_path: Path, said: bytes | None
+) -> None:
+    federation = Federation(tmp_path, limits=replace(FAST, handshake=0.3, header=0.3, idle=3600))
+    with federation.link(), socket.create_connection((HOST, federation.port)) as plain:
+        end = plain
+        if said is not None:
+            context = FederationContext.trusting(federation.registry.root, ssl.PROTOCOL_TLS_CLIENT)
+            end = context.wrap_socket(plain, server_hostname=HOST)
+            end.sendall(said)
+        assert ended(end)
+        end.close()
+
+
+def test_many_connections_of_one_site_close_its_oldest(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, limits=replace(FAST, per_site=3))
+    with federation.link() as link:
+        context = client_context(federation.site("ward-a").folder)
+        opened = []
+        for _ in range(10):
+            end = context.wrap_socket(socket.create_connection((HOST, federation.port)), server_hostname=HOST)
+            end.sendall(b"HEAD /next HTTP/1.1\r\nHost: a\r\nfedlens-protocol: 1\r\n\r\n")
+            assert end.recv(12) == b"HTTP/1.1 204"
+            opened.append(end)
+        assert len([each for each in link._connections if each.group == "ward-a"]) == 3
+        assert all(map(ended, opened[:7]))
+        for end in opened:
+            end.close()
+
+
+def test_what_is_too_large_takes_no_memory(federation: Federation, link: HttpsLink) -> None:
+    site, large = federation.site("ward-a"), 2**40
+    ask = federation.ask(details={"most": 1000})
+    link.send("ward-a", ask, {})
+    context, path = client_context(site.folder), f"/answer/{ask.digest.hex()}"
+
+    async def endless() -> object:
+        for _ in range(2000):
+            yield bytes(2**20)
+
+    async def attacker() -> list[int]:
+        statuses = []
+        for headers in (
+            {"Content-Range": f"bytes 0-{large - 1}/{large}", "Content-Length": str(large)},
+            {"Content-Range": "bytes 0-99/100"},  # without a length: chunks without an end
+            {"Content-Range": "bytes 0-99/100", "Content-Length": "100", "Content-Encoding": "gzip"},
+        ):
+            try:
+                data = endless() if "Content-Encoding" not in headers else bytes(100)
+                statuses.append((await request(federation, context, "PUT", path, headers, data))[0])
+            except OSError:
+                statuses.append(0)  # closed while it was sent
+        status, _, _ = await request(federation, context, "PUT", "/census", data=io.BytesIO(bytes(3_000_000)))
+        return [*statuses, status]
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident()
+    assert set(within(attacker)) <= {0, 411, 413}
+    assert resident(peak=True) - before < 64 * 2**20
+    assert link.collect(0, [ask.digest]) == []
+
+    async def agent() -> None:
+        async with At(site, most=1000) as connection:
+            await connection.blob(bytes(32), 2**30)
+
+    with pytest.raises(MessageError, match="at most 1,000 are accepted"):
+        within(agent)
+
+
+def test_an_answer_counts_once_and_only_for_its_ask_and_its_sender(
+    federation: Federation, link: HttpsLink
+) -> None:
+    site, other = federation.site("ward-a"), federation.site("ward-b")
+    ask, second = federation.ask(), federation.ask(round=2)
+    link.send("ward-a", ask, {})
+    link.send("ward-a", second, {})
+    good = b"".join(answer_to(ask, site.identity()))
+
+    async def attacker() -> list[tuple[int, str]]:
+        key = site.identity()
+        return [
+            await put(
+                federation, other, ask, b"".join(answer_to(ask, other.identity()))
+            ),  # another site's ask
+            await put(
+                federation, site, ask, b"".join(answer_to(ask, other.identity()))
+            ),  # another's signature
+            await put(federation, site, second, good),  # replayed for another ask
+            await put(federation, site, ask, b"".join(answer_to(ask, key, client="ward-b"))),
+            await put(federation, site, ask, b"".join(answer_to(ask, key, root=bytes(32)))),
+            await put(federation, site, ask, b"".join(answer_to(ask, key, purpose="census"))),
+            await put(federation, site, ask, good[:-1] + bytes([good[-1] ^ 1])),
+            await put(federation, site, ask, good),
+            await put(federation, site, ask, good),  # once more
+        ]
+
+    refused = (422, "mismatch")
+    expected = [
+        (410, "late"),
+        (422, "signature"),
+        refused,
+        refused,
+        refused,
+        refused,
+        (422, "damaged"),
+        (201, ""),
+    ]
+    assert within(attacker) == [*expected, (204, "duplicate")]
+    assert len(bodies(link.collect(60, [second.digest]))) == 1
+    assert within(lambda: put(federation, site, ask, good)) == (410, "late")  # closed by now
+    assert link.refused["ward-a", "mismatch"] == 4
+    assert link.refused["ward-a", "late"] == 1
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_random_bodies_are_refused_one_by_one(federation: Federation, link: HttpsLink, count: int) -> None:
+    rng = random.Random(count)
+    site, ask = federation.site("ward-a"), federation.ask()
+    link.send("ward-a", ask, {})
+    good = b"".join(answer_to(ask, site.identity(), {"list": [1, {"deep": "text"}]}))
+
+    def body() -> bytes:
+        if rng.random() < 0.3:
+            return rng.randbytes(rng.randrange(1, 3000))
+        data = bytearray(good)
+        for _ in range(rng.choice((1, 1, 3, 30))):
+            at = rng.randrange(len(data))
+            data[at] = (data[at] + rng.randrange(1, 256)) % 256
+        cut = rng.randrange(1, len(data) + 1) if rng.random() < 0.5 else len(data)
+        return bytes(data[:cut]) + rng.randbytes(rng.choice((0, 0, 8)))
+
+    async def attacker() -> set[int]:
+        return {(await put(federation, site, ask, body()))[0] for _ in range(count)}
+
+    assert within(attacker, 3000) <= {413, 422}
+    assert {kind for kind, *_ in federation.notices} == {"address", "refused"}
+    assert within(lambda: put(federation, site, ask, good)) == (201, "")
+
+
+def test_another_protocol_is_refused_with_its_name(federation: Federation, link: HttpsLink) -> None:
+    context = client_context(federation.site("ward-a").folder)
+    answer = within(lambda: request(federation, context, "GET", "/next", {"fedlens-protocol": "2"}))
+    assert (answer[0], answer[1]["fedlens-reason"], answer[2]) == (426, "protocol", b"")
+
+
+def test_a_site_comes_back_when_the_server_does(federation: Federation) -> None:
+    pauses: list[float] = []
+    with federation.link():
+        site, ask = federation.site("ward-a"), federation.ask()
+
+    async def agent() -> bool:
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            await asyncio.sleep(0.01)
+
+        options = {"sleep": sleep, "uniform": lambda low, high: high, "timing": Timing()}
+        async with At(site, options=options) as connection:
+            while (received := await connection.next([])) is None:
+                pass
+            return received[0].digest == ask.digest
+
+    with beside(agent):
+        while len(pauses) < 12:
+            time.sleep(0.01)
+        with federation.link(federation.port) as link:
+            link.send("ward-a", ask, {})
+            while not link.online():
+                time.sleep(0.01)
+            time.sleep(0.3)
+    assert pauses[:7] == [0.5, 1, 2, 4, 8, 15, 15]
+    assert max(pauses) == 15  # so all are back within 30 s
+
+
+def test_a_port_that_is_taken_is_named(federation: Federation, link: HttpsLink) -> None:
+    with pytest.raises(ConfigError, match=f"cannot listen at port {federation.port} of {HOST}"):
+        listen(HOST, federation.port)
+
+
+def test_a_link_that_stopped_says_so(federation: Federation) -> None:
+    sites = federation.registry.folder / "sites"
+    with federation.link() as link:
+        sites.rename(sites.with_name("moved"))
+        with pytest.raises(RunFailed, match="the link to the sites stopped: FileNotFoundError"):
+            link.collect(60, [])
+
+
+PICKLE = """
+import sys
+from pathlib import Path
+from tests.link_kit import At, Federation, answer_to, blobs, within
+from fedlens.core.wire.message import Caps, read_payload, write_payload
+found = []
+federation = Federation(Path(sys.argv[1]))
+with federation.link() as link:
+    site, body = federation.site("ward-a"), write_payload({"lr": 0.1})
+    sys.addaudithook(lambda name, _: found.append(name) if name == "pickle.find_class" else None)
+    ask = federation.ask(body=body)
+    link.send("ward-a", ask, blobs(body))
+    async def agent():
+        async with At(site) as connection:
+            message, own = await connection.next([])
+            read_payload(own, Caps(1000))
+            await connection.answer(ask.digest, answer_to(ask, site.identity()))
+    within(agent)
+    [arrived] = link.collect(60, [])
+    read_payload(arrived.body(), Caps(1000))
+assert not found, found
+import pickle; pickle.loads(pickle.dumps(Path))
+assert found == ["pickle.find_class"]
+"""
+
+
+def test_neither_end_unpickles(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PICKLE, str(tmp_path)], check=True, timeout=300)

@@ -1,0 +1,44 @@
+"""A message to a site and its answer, over TLS on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlens.core.wire.message import Caps, read_payload, write_payload
+from tests.link_kit import At, Federation, answer_to, blobs, within
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path)
+
+
+def test_an_ask_goes_out_and_its_answer_comes_back(federation: Federation) -> None:
+    model = write_payload({"w": torch.arange(1_000_000, dtype=torch.float32)})
+    with federation.link() as link:
+        site = federation.site("ward-a")
+        ask = federation.ask(shared=model, body=(body := write_payload({"lr": 0.1})))
+        link.send("ward-a", ask, blobs(model, body))
+
+        async def agent() -> bool:
+            async with At(site) as connection:
+                received = await connection.next([])
+                assert received is not None
+                message, own = received
+                assert message.digest == ask.digest
+                assert read_payload(own, Caps(1000)) == {"lr": 0.1}
+                shared = await connection.blob(message.fields.shared, message.details["shared_size"])
+                assert shared == model
+                assert await connection.next([message.digest]) is None
+                payload = read_payload(shared, Caps(2**30))
+                return await connection.answer(message.digest, answer_to(message, site.identity(), payload))
+
+        assert within(agent)
+        [arrived] = link.collect(60, [ask.digest])
+        assert arrived.site == "ward-a"
+        assert read_payload(arrived.body(), Caps(2**30))["w"].tolist()[-1] == 999_999
+        assert link.collect(0, [ask.digest]) == []
+        assert link.online().keys() == {"ward-a"}
