@@ -34,7 +34,9 @@ from fedlens.settings.toml_lines import key_lines
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedlens.core.engine_base import EngineBase
     from fedlens.data.arrays import dataset
+    from fedlens.data.partition.roster import Roster
     from fedlens.run.build import Built
     from fedlens.run.call_observers import Observers
     from fedlens.run.run_state import RunState
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 
 Before: TypeAlias = "Callable[[Built, RunDir], None]"
+Connect: TypeAlias = "Callable[[EngineBase], Roster]"
 
 
 class Experiment:
@@ -110,6 +113,7 @@ class Experiment:
         session: Session | None = None,
         until: int | None = None,
         before: Before | None = None,
+        connect: Connect | None = None,
     ) -> Result:
         """Trains, and writes the run directory `out` (default `runs/<name>/<run-id>`).
 
@@ -121,7 +125,8 @@ class Experiment:
         All settings are checked first, so an invalid request creates no files. Raises `FedlensError` if a setting or
         the data are invalid, `RunFailed` if the run cannot continue, and `KeyboardInterrupt` (Ctrl-C) after the last
         complete round is saved; `resume(out)` then continues the run. `before` is called with the built experiment and
-        its directory, which has no file yet; an error that it raises ends the run.
+        its directory, which has no file yet; an error that it raises ends the run. `connect` connects the engine with
+        the sites that have the data, and returns their roster (`fedlens serve`).
         """
         from fedlens.observers.built_in import observers_of, own_observers
         from fedlens.run.build import build, data_directory
@@ -136,7 +141,8 @@ class Experiment:
         try:
             engine.warm()
             listener = observer_of(progress or ProgressBase())
-            built = build(planned, root, download, engine, listener.note, session=session)
+            roster = None if connect is None else connect(engine)
+            built = build(planned, root, download, engine, listener.note, session=session, roster=roster)
             own = own_observers(planned)
             directory = RunDir.create(None if out is None else Path(out), built.config.name, None)
             observers = observers_of(built, directory, own, listener)
@@ -161,6 +167,7 @@ def resume(
     accept_changes: bool = False,
     session: Session | None = None,
     until: int | None = None,
+    connect: Connect | None = None,
 ) -> Result:
     """Resumes a run that was paused, interrupted or killed, with the same numbers as if it had not been.
 
@@ -168,7 +175,7 @@ def resume(
     metrics.jsonl or clients.jsonl that were edited or are missing, are an error. With `accept_changes` the run
     continues with them, and summary.json and the report list them. To train a run for longer, raise `rounds` in its
     config.toml and accept the change. `report=False` skips report.html; `session` and `until` are those of
-    `Experiment.run`. A run that is paused at `until` or later is returned unchanged.
+    `Experiment.run`, and so is `connect`. A run that is paused at `until` or later is returned unchanged.
 
     Raises `RunDirectoryError` if `directory` is not a run, is of another version, was edited, or has no intact
     checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an
@@ -207,7 +214,8 @@ def resume(
             engine.warm()
             described = run.partition_path.exists()  # it is the last that is written before the first round
             initial = run.initial_path if described else None
-            built = build(planned, root, False, engine, listener.note, initial, session)
+            roster = None if connect is None else connect(engine)
+            built = build(planned, root, False, engine, listener.note, initial, session, roster)
             observers = observers_of(built, run, own_observers(planned), listener)
             run_state, edited = _restored(run, built, planned, source, accept_changes, observers, described)
             start = None if described else root

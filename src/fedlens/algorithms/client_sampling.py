@@ -120,8 +120,9 @@ class Uniform:
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """A new draw each round, from the round's own seed."""
-        eligible = ctx.federation.eligible
-        draw = ctx.rng.numpy("select").choice(len(eligible), self.size(ctx.federation), replace=False)
+        eligible = ctx.eligible
+        size = min(self.size(ctx.federation), len(eligible))
+        draw = ctx.rng.numpy("select").choice(len(eligible), size, replace=False)
         return [int(client) for client in eligible[draw]]
 
     def size(self, federation: FederationInfo) -> int:
@@ -165,7 +166,7 @@ class Poisson:
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """A new draw each round, from the round's own seed, in a random order."""
-        draw, eligible = ctx.rng.numpy("select"), ctx.federation.eligible
+        draw, eligible = ctx.rng.numpy("select"), ctx.eligible
         cohort: list[int] = draw.permutation(eligible[draw.random(len(eligible)) < self.fraction]).tolist()
         return cohort
 
@@ -204,7 +205,12 @@ class BySize:
     def cohort(self, ctx: RoundContext) -> list[int]:
         """A new draw each round, from the round's own seed."""
         federation, draw, m = ctx.federation, ctx.rng.numpy("select"), self.size(ctx.federation)
-        order, ends = federation.eligible, federation.ends
+        order = ctx.eligible
+        ends = (
+            federation.ends if ctx.available is None else np.cumsum(federation.sizes[order], dtype=np.int64)
+        )
+        if not len(order):
+            return []
         n = int(ends[-1])
         if self.method == "replacement":
             # An example at random, and the client that has it.
@@ -235,7 +241,7 @@ class Everyone:
 
     def cohort(self, ctx: RoundContext) -> list[int]:
         """All, in order."""
-        return [int(client) for client in ctx.federation.eligible]
+        return [int(client) for client in ctx.eligible]
 
     def size(self, federation: FederationInfo) -> int:
         """All of them."""
@@ -249,8 +255,8 @@ class Fixed:
     clients: tuple[int, ...]
 
     def cohort(self, ctx: RoundContext) -> list[int]:
-        """These clients."""
-        return list(self.clients)
+        """These clients, without those that are not available."""
+        return [k for k in self.clients if ctx.available is None or k in ctx.available]
 
     def size(self, federation: FederationInfo) -> int:
         """As many as are named."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _CLOCK = ("seconds", "elapsed")
-_COPIED = ("environment.json", "partition.npz", "initial.safetensors")
+_COPIED = ("environment.json", "partition.npz", "roster.json", "initial.safetensors")
 
 
 def repeat_rounds(

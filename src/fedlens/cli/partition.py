@@ -129,15 +129,18 @@ def plot(
     """
     with reported(debug):
         from fedlens.base.errors import DataError
+        from fedlens.data.partition.partition import Partition
         from fedlens.data.vertical.feature_partition import FeaturePartition
         from fedlens.pages.partition_page import write_captions, write_page
         from fedlens.results.figures.pictures import draw
         from fedlens.results.run import read_partition
 
         partition = read_partition(file)
-        if isinstance(partition, FeaturePartition):
+        if not isinstance(partition, Partition):
+            vertical = isinstance(partition, FeaturePartition)
+            others = "parties of vertical learning" if vertical else "sites of a federation"
             raise DataError(
-                "the file has the parties of vertical learning, and no clients to plot",
+                f"the file has the {others}, and no clients to plot",
                 where=str(file),
                 hint="'fedlens partition show' prints them, and the page of a run shows their windows",
             )

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 
 from fedlens.core.protocol import Call, Client, Id, Outcome, Payload, Program
-from fedlens.core.random import Rng, Secrets
+from fedlens.core.random import Rng
 from fedlens.core.stacked import Column, row_of
 from fedlens.core.types import ClientId
 
@@ -65,7 +65,7 @@ class Calls(Sequence[Call]):
             id=self.clients[at],
             data=self.program.data_of(self.clients[at]),
             state=self.states[at],
-            secrets=Secrets((self.program.seed, self.clients[at])),
+            secrets=self.program.secrets_of(self.clients[at]),
             scratch=self.scratch,
             device=self.device,
             arithmetic=self.program.arithmetic,

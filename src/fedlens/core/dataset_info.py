@@ -181,6 +181,18 @@ class FederationInfo:
         """The clients that hold at least one example, int64; computed once."""
         return self.sizes.nonzero()[0]
 
+    def eligible_of(self, available: Sequence[int] | None) -> np.ndarray:
+        """Those of the eligible clients that are available, int64; all for None.
+
+        >>> import numpy as np
+        >>> FederationInfo(np.array([600, 0, 300]), 10, (1, 28, 28)).eligible_of([1, 2]).tolist()
+        [2]
+        """
+        if available is None:
+            return self.eligible
+        wanted = set(available)
+        return self.eligible[[int(client) in wanted for client in self.eligible]]
+
     @cached_property
     def ends(self) -> np.ndarray:
         """int64: the cumulative numbers of examples of the eligible clients."""

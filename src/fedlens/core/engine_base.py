@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -59,11 +59,13 @@ class EngineBase(Engine):
         state_memory: maximum MiB of client states that the runner keeps in memory.
         table: the settings that replace the request in the run's config.toml, once `choose` has returned (`auto`);
             None keeps the request.
+        states_at_sites: whether clients keep their states themselves (`network`), so that the server has handles alone.
     """
 
     ahead: bool = False
     state_memory: int = STATE_MEMORY
     table: Mapping[str, Any] | None = None
+    states_at_sites: bool = False
 
     @property
     def local_steps(self) -> StepCount | None:
@@ -88,6 +90,20 @@ class EngineBase(Engine):
 
         The function takes one line for the user, or None, and the choice as stored in environment.json.
         """
+
+    def online(self) -> Sequence[int] | None:
+        """The clients that can be asked now, before a round (`network`); None for all.
+
+        May wait for clients, and raises `RunFailed` if too few come. The run can be resumed.
+        """
+        return None
+
+    def keep(self, handles: Mapping[ClientId, Collection[str]]) -> None:
+        """Receives the handles of each client's states in checkpoints; it may delete others (`network`)."""
+
+    def too_few(self, replied: Collection[ClientId]) -> str | None:
+        """Why a round in which these clients took part is skipped; None if they are enough (`network`)."""
+        return None
 
     def place(self, tree: Tree) -> Tree:
         """The same tree in memory that this engine can send without a copy (`processes`), or the tree itself."""

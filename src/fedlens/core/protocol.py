@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.states import ClientStates, Journal
 from fedlens.core.tree import Leaf, Tree, TreeSpec, spec_of
-from fedlens.core.types import ClientId, Metrics, Payload, is_server
+from fedlens.core.types import ClientId, Metrics, Obstacle, Payload, is_server
 
 
 class Id(NamedTuple):
@@ -235,14 +236,6 @@ class Call(NamedTuple):
     rng: Rng
 
 
-class Obstacle(NamedTuple):
-    """Why an operation cannot answer several calls as one: what is wrong, the setting, and what to do."""
-
-    what: str
-    where: str
-    hint: str
-
-
 class Trial(NamedTuple):
     """Plain training of a few steps, which an engine times to compare ways of computing it."""
 
@@ -308,13 +301,18 @@ class ClientDataSource(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """The content that an engine is opened with: operations, data, the seed, device and number format."""
+    """What an engine is opened with: operations, data, seed, device and number format; at a site, its own secrets."""
 
     ops: Mapping[str, Op]
     data: ClientDataSource
     seed: int
     device: str = "cpu"
     arithmetic: Arithmetic = PLAIN
+    secrets: Callable[[ClientId], Secrets] | None = None
+
+    def secrets_of(self, client: ClientId) -> Secrets:
+        """The client's secrets: those of `secrets`, or simulated ones, which derive from the seed."""
+        return Secrets((self.seed, client)) if self.secrets is None else self.secrets(client)
 
     def data_of(self, client: ClientId) -> Any:
         """The data of a client; None for "@server" and "@server:K". Raises what the source raises for it."""
@@ -427,6 +425,7 @@ class RoundContext:
             The round may add to it, by name; they are added to the metrics of the replies.
         entropy: returns this number of random bytes of the operating system, which no seed repeats.
         journal: what a round keeps of itself in case the server is killed.
+        available: the clients that can be asked now; None for all. Selections draw among them.
     """
 
     round: int
@@ -436,6 +435,12 @@ class RoundContext:
     sums: dict[str, float] = field(default_factory=dict, compare=False, kw_only=True)
     entropy: Callable[[int], bytes] = field(default=os.urandom, compare=False, kw_only=True)
     journal: Journal = field(default_factory=Journal, compare=False, kw_only=True)
+    available: Sequence[int] | None = field(default=None, kw_only=True)
+
+    @property
+    def eligible(self) -> np.ndarray:
+        """The clients to select from, int64: those that hold data and are available."""
+        return self.federation.eligible_of(self.available)
 
 
 State = Payload

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedlens.base.errors import ConfigError
 from fedlens.core.device_copies import downloaded
 from fedlens.core.schema import nbytes, tensors_in
 from fedlens.core.types import ClientId, Payload
@@ -59,6 +60,35 @@ class Saved:
     def saved(self) -> Saved:
         """Itself: what was read from a checkpoint can be saved again."""
         return self
+
+    @property
+    def handles(self) -> dict[ClientId, str]:
+        """The handle of each state that is kept at a site."""
+        return {client: state[AT_SITE] for client, state in self.states.items() if AT_SITE in state}
+
+
+AT_SITE = "at-site"
+"""The name of the handle in the state of a client that keeps its state at its site."""
+
+
+def state_at_server(state: Payload, client: str) -> Payload:
+    """The state of a client, for use at the server.
+
+    Raises `ConfigError` for a handle: the state itself never leaves its site.
+
+    >>> state_at_server({"steps": 3}, "ward-a")
+    {'steps': 3}
+    >>> state_at_server({"at-site": "9f", "bytes": 40}, "ward-a")
+    Traceback (most recent call last):
+    fedlens.base.errors.ConfigError: the state of 'ward-a' stays at its site, and the server has only its handle; read
+      it there.
+    """
+    if AT_SITE in state:
+        raise ConfigError(
+            f"the state of '{client}' stays at its site, and the server has only its handle",
+            hint="read it there",
+        )
+    return state
 
 
 class Mark:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -39,3 +39,11 @@ def is_server(client: ClientId) -> bool:
 def client_name(client: ClientId, ids: Sequence[str]) -> str:
     """The client's name among the `ids` of the partition, or the name of the data at the server."""
     return ids[client] if is_client(client) else client
+
+
+class Obstacle(NamedTuple):
+    """Why an operation cannot answer several calls as one: what is wrong, the setting, and what to do."""
+
+    what: str
+    where: str
+    hint: str

@@ -208,6 +208,7 @@ class Dataset:
         read_as: how image files become such images, if they are no longer in files; see `form`.
         vocabulary: the number of different tokens of texts: ids are 0 to `vocabulary` - 1. By default one more than the
             largest id in both splits. None for images.
+        at_sites: whether the training examples are at sites; none is here then.
         parties: of data of several parties (`fedlens.data.vertical.party_files`), that of each; None is this one.
         moments_of: the number of training images that `mean` and `std` were computed of; 0 if they were stated.
 
@@ -230,6 +231,7 @@ class Dataset:
     read_as: ImageForm | None = None
     vocabulary: int | None = None
     moments_of: int = 0
+    at_sites: bool = False
     parties: tuple[Dataset | None, ...] = ()
 
     def __post_init__(self) -> None:

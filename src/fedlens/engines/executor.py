@@ -103,7 +103,7 @@ class Executor:
             inputs = self._inputs(op, call.payload, call.client.state)
             with scope("client"):
                 outcome = self.program.ops[op](*call)
-            answer = self._checked(item, Outcome(*_returned(op, outcome)), expect)
+            answer = self.checked(item, Outcome(*_returned(op, outcome)), expect)
         except HookError:
             raise
         except BaseException as error:  # SystemExit, GeneratorExit and others are failures of the client, too
@@ -161,7 +161,7 @@ class Executor:
         answers: list[Answer] = [
             Failure(item.id, item.client, told(outcome))
             if isinstance(outcome, BaseException)
-            else self._checked(item, outcome, expect, known)
+            else self.checked(item, outcome, expect, known)
             for item, outcome in zip(items, outcomes, strict=True)
         ]
         return answers if reduce is None else reduced(answers, reduce)
@@ -223,7 +223,7 @@ class Executor:
             answer.payload, answer.state, answer.reduced, answer.letters = downloaded(parts)
         return answer
 
-    def _checked(
+    def checked(
         self, item: Item, outcome: Outcome, expect: Schema, known: Mapping[int, float] = NO_NORMS
     ) -> Answer:
         """The reply, or a failure if something about it is invalid."""

@@ -22,6 +22,9 @@ ENGINES = Registry(
             "fedlens.engines.processes:processes",
             "local worker processes that share data and weights in memory",
         ),
+        "network": Entry(
+            "fedlens.engines.network:network", "the sites of a federation, each where its data are"
+        ),
         "ray": Entry("fedlens.engines.ray:ray", "workers on a Ray cluster, or on a local Ray"),
     },
 )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain as chain_of
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from fedlens.algorithms.averaging import Parts
-from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.errors import ConfigError
 from fedlens.base.frozen import FrozenSplit
 from fedlens.base.registry import OwnSettings
 from fedlens.core.algorithm_base import AlgorithmBase, BareAlgorithm
@@ -24,14 +25,9 @@ from fedlens.data.boxes import Boxes
 from fedlens.data.catalogue import data_directory
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
-from fedlens.data.federated import Partitioner, federate
-from fedlens.data.loading import loaded
-from fedlens.data.normalize import normalized
-from fedlens.data.partition.iid import reassigned
-from fedlens.data.partition.partition import Partition
-from fedlens.data.table import Table
+from fedlens.data.partition.roster import Roster
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
-from fedlens.data.vertical.vertical_datasets import federate_parties, party_facts, vertical_datasets
+from fedlens.data.vertical.vertical_datasets import party_facts, vertical_datasets
 from fedlens.engines.hardware import announcements, hardware
 from fedlens.local.chain import chain
 from fedlens.local.class_counts import absent_classes
@@ -40,17 +36,15 @@ from fedlens.local.settings import LocalSettings
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.models.user_models import downloads, try_model
 from fedlens.models.weights import InitialWeights
+from fedlens.run.client_data import client_data_of
 from fedlens.run.initial_weights import initial_weights, settings_read, with_trained_widths
 from fedlens.run.neighbours import LabelledImages, labelled_images
 from fedlens.run.session import Session, SharedDataset
 from fedlens.settings import algorithm_check
-from fedlens.settings.augment_chain import attempt, augment_chain
 from fedlens.settings.config import Config, filled
 from fedlens.settings.memory_check import check_letters, check_memory
 from fedlens.settings.model_kind import (
     prepared_for,
-    refuse_image_settings,
-    refuse_other_kind,
     with_vocabulary,
 )
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
@@ -110,17 +104,18 @@ def build(
     say: Callable[[str], None] = lambda sentence: None,
     initial: Path | None = None,
     session: Session | None = None,
+    roster: Roster | None = None,
 ) -> Built:
     """Loads the data, partitions it, and makes the algorithm and the engine.
 
     `initial` is the file of the initial model in the directory of a run that is resumed; `model.weights` is not read
-    again then. `session` has data and partitions of earlier runs.
+    again then. `session` has data and partitions of earlier runs. `roster` are the clients whose data are at sites.
 
     Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
     damaged.
     """
     try:
-        return _build(planned, data_dir, download, engine, say, initial, session)
+        return _build(planned, data_dir, download, engine, say, initial, session, roster)
     except ConfigError as error:
         if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
             raise
@@ -135,6 +130,7 @@ def _build(
     say: Callable[[str], None],
     initial: Path | None,
     session: Session | None,
+    roster: Roster | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
     algorithm_check.check_combinations(config)
@@ -143,7 +139,9 @@ def _build(
         prepare.initial_weights.look_in(data_dir / "weights")
         with downloads(download):
             prepare.initial_weights.read_before_data()
-    client_data, partition, task, tables, shared = _client_data(planned, data_dir, download, say, session)
+    client_data, partition, task, tables, shared = client_data_of(
+        planned, data_dir, download, say, session, roster
+    )
     data = client_data.dataset
     choice, widened = with_trained_widths(with_vocabulary(chosen["model"], data.info))
     federation = _federation(config, client_data, partition, task)
@@ -158,6 +156,8 @@ def _build(
     algorithm_check.refuse_frozen(algorithm, config)
     algorithm_check.check_privacy(config, algorithm, parts.spec, data.moments_of)
     algorithm_check.refuse_replaced(chosen["algorithm"], algorithm, parts, planned.overridden)
+    if data.at_sites:
+        algorithm_check.check_at_sites(config, algorithm, parts.measure)
     size = algorithm.clients_per_round(federation)
     recorded = check_recording(config, algorithm, task, parts.spec, size, at_clients)
     _refuse_single_images(config.local, model, task, client_data, partition, algorithm, federation)
@@ -168,6 +168,7 @@ def _build(
     largest = federation.largest if size is not None else int(partition.sizes().sum())
     seen = config.rounds * config.local.steps_at(largest) * config.local.batch(largest)
     about = [*_about_boxes(module, data.train.targets), *task.notes(seen)]  # before the module moves to meta
+    absent = absent_classes(task, client_data.data_of("@test"), data) if "@test" in federation.held else ()
     trained = replace(model, input_shape=client_data.training_shape)
     check_memory(module, trained, task, config.local, largest, config.engine, say)
     return Built(
@@ -185,18 +186,18 @@ def _build(
         size,
         source,
         parts.evaluation_size,
-        (
-            *((weights.note,) if weights is not None and weights.note else ()),
-            *widened,
-            *data.notes,  # mistakes in the data before what was chosen
-            *planned.notes,
-            *recorded,
-            *absent_classes(task, client_data.data_of("@test"), data),
-            *(*about, *algorithm.notes),
+        _notes(
+            weights, widened, (*data.notes, *planned.notes, *recorded), absent, (*about, *algorithm.notes)
         ),
         labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
         shared,
     )
+
+
+def _notes(weights: InitialWeights | None, widened: Sequence[str], *others: Sequence[str]) -> tuple[str, ...]:
+    """What the user is told: the weights that were loaded, then mistakes in the data, then what was chosen."""
+    loaded = (weights.note,) if weights is not None and weights.note else ()
+    return tuple(chain_of.from_iterable((loaded, widened, *others)))
 
 
 class _BuiltModel(NamedTuple):
@@ -341,104 +342,6 @@ def _source(
     return with_features(client_data, model, tuple(shape), int(planned.config.data.cache * 2**30))
 
 
-class _ClientData(NamedTuple):
-    """The clients' data, their partition, the task, the tables that the data fill in, and what a session shares."""
-
-    client_data: ClientDatasets
-    partition: AnyPartition
-    task: Task
-    tables: dict[str, Any]
-    shared: SharedDataset | None
-
-
-def _client_data(
-    planned: Plan, data_dir: Path, download: bool, say: Callable[[str], None], session: Session | None
-) -> _ClientData:
-    """Reads the dataset, decodes it, divides it among the clients, and adds normalization and augmentation."""
-    config, chosen = planned.config, planned.chosen
-    reader, seeds = chosen["data.dataset"], config.seeds
-    shared = None if session is None else session.dataset(reader, data_dir, download, seeds.data)
-    dataset = reader(data_dir, download, seeds.data) if shared is None else shared.dataset
-    resolved = planned.task(dataset.info)
-    task = _checked_task(resolved, dataset.info)
-    refuse_other_kind(chosen["model"].name, chosen["model"].factory, dataset.info)
-    refuse_image_settings(dataset.info, planned.augments, chosen["model"])
-    cache = int(config.data.cache * 2**30)
-    dataset = loaded(dataset, cache, say) if shared is None else shared.loaded(cache, say)
-    augment, augment_notes = augment_chain(planned.augments, dataset, task)
-
-    parties = config.data.parties
-    held_out = (config.data.validation, seeds.data, config.data.validation_from)
-
-    def federated() -> tuple[ClientDatasets, AnyPartition]:
-        if parties is not None:
-            return federate_parties(
-                dataset,
-                seeds.partition,
-                *held_out[:2],
-                **parties.model_dump(exclude={"align", "files"}),
-            )
-        return federate(dataset, partitioner(planned), *held_out)
-
-    if session is None or shared is None:
-        data, partition = federated()
-    else:
-        key = (
-            cache,
-            parties or chosen["data.partition"].identity,
-            seeds.partition,
-            config.data.reassign,
-            *held_out,
-        )
-        data, partition = session.federated(shared, key, federated)
-    notes = (*dataset.notes, *augment_notes, *data.dataset.notes[len(dataset.notes) :])
-    data = replace(
-        data,
-        dataset=replace(normalized(data.dataset, config.data.normalize), notes=notes),
-        augment=augment,
-        prefetch=config.data.prefetch,
-        views=task.views,
-    )
-    if data.augment is not None and not data.augment.apart:
-        attempt(data.augment, data.dataset, task)
-    if len(dataset.test) == 0:
-        raise DataError(
-            f"the dataset '{dataset.name}' has no test {task.example}s to evaluate a model on",
-            where="data.dataset",
-        )
-    tables = {"task": resolved.table(), "data.dataset": {**config.data.dataset, **dataset.chosen}}
-    return _ClientData(data, partition, task, tables, shared)
-
-
-def partitioner(planned: Plan) -> Partitioner:
-    """What draws the partition of a run."""
-    seed, reassign = planned.config.seeds.partition, planned.config.data.reassign
-
-    def drawn(table: Table) -> Partition:
-        partition: Partition = planned.chosen["data.partition"](table, seed)
-        return reassigned(partition, seed) if reassign else partition
-
-    return drawn
-
-
-def _checked_task(resolved: Resolved, info: DatasetInfo) -> Task:
-    """The task, checked against the dataset."""
-    task = resolved()
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"the task '{resolved.name}' is of the class {type(task).__name__}, which does not inherit from Task",
-            where="task.name",
-            hint="inherit from fedlens.tasks.task.Task",
-        )
-
-    def validated() -> Task:
-        task.validate(info)
-        return task
-
-    resolved.made(validated)
-    return task.fitted(info)
-
-
 def _fitting(
     engine: EngineBase,
     config: Config,
@@ -488,7 +391,7 @@ def images_of_the_run(config: Config, federation: FederationInfo, cohort: int | 
 def measure(config: Config, federation: FederationInfo) -> Sequence[str]:
     """The names of the data that the server evaluates the model on: `@test`, `@validation`, `@train`."""
     asked = {
-        "@test": True,
+        "@test": "@test" in federation.held,
         "@validation": "@validation" in federation.held,
         "@train": config.evaluation.train,
     }

@@ -18,11 +18,18 @@ from fedlens.run.build import Built
 from fedlens.run.run_state import placed
 
 
-def round_context(built: Built, round: int, journal: Journal | None = None) -> RoundContext:
-    """The context that the algorithm gets in a round; without a journal, its notes are forgotten."""
+def round_context(
+    built: Built, round: int, journal: Journal | None = None, available: Sequence[int] | None = None
+) -> RoundContext:
+    """The context that the algorithm gets in a round; without a journal, its notes are forgotten.
+
+    A private run draws among all clients, also those that are not `available` and then fail: the probability of a
+    client must not depend on who is there.
+    """
     rng = Rng((built.config.seeds.selection, "round", round))
     kept = Journal() if journal is None else journal
-    return RoundContext(round, built.config.rounds, built.federation, rng, journal=kept)
+    among = None if built.config.privacy is not None else available
+    return RoundContext(round, built.config.rounds, built.federation, rng, journal=kept, available=among)
 
 
 def round_work(built: Built, phase: Phase, round: int, tell: Callable[[Work], None]) -> Work:

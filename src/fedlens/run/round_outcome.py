@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedlens.base.errors import RunFailed
+from fedlens.base.errors import RoundRefused, RunFailed
 from fedlens.core.driver import Tally
 from fedlens.run.build import Built
 from fedlens.run.failed_round import no_accepted_update
@@ -100,7 +100,7 @@ class SkippedRounds:
 
     def __init__(self, built: Built, in_a_row: int = 0) -> None:
         self._most, self._lr = built.config.max_skipped, built.config.local.lr
-        self._needs_replies = built.algorithm.needs_replies
+        self._needs_replies, self._too_few = built.algorithm.needs_replies, built.engine.too_few
         self.in_a_row = in_a_row
 
     def take(self, round: int, tally: Tally, refused: RunFailed | None) -> str | None:
@@ -114,6 +114,8 @@ class SkippedRounds:
         error, finite = refused, math.isfinite(tally.sums.get("loss", 0.0))
         if not finite or (tally.failed_round and self._needs_replies):
             error = no_accepted_update(round, tally, self._lr)
+        elif error is None and tally.failed and self._needs_replies and (few := self._too_few(tally.replied)):
+            error = RoundRefused(few, hint="wait for the sites, or lower engine.min_sites")
         if error is None:
             self.in_a_row = 0 if tally.clients else self.in_a_row
             return None

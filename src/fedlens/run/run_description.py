@@ -13,6 +13,7 @@ import tomli_w
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.core.algorithm_base import AlgorithmBase
+from fedlens.data.partition.roster import Roster
 from fedlens.data.vertical.feature_partition import FeaturePartition, load_partition
 from fedlens.data.vertical.vertical_datasets import with_pictures
 from fedlens.engines.traits import traits_of
@@ -34,7 +35,7 @@ def write_settings(directory: RunDir, built: Built) -> None:
 
 
 def describe(directory: RunDir, built: Built, root: Path, session: Session | None = None) -> None:
-    """Writes environment.json, partition.npz, and the weights from a file; `root` is the data directory."""
+    """Writes environment.json, the partition or roster, and the weights from a file; `root` is the data directory."""
     shared = None if session is None else session.machine()
     environment = describe_environment(command_words(sys.argv), built.config.seed, shared)
     environment |= {"layout": built.layout, "device": built.engine.applied(built.program).device}
@@ -54,7 +55,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     partition = built.partition
     if isinstance(partition, FeaturePartition) and built.config.keeps_images:
         partition = with_pictures(partition, built.client_data.dataset)
-    partition.save(directory.partition_path)
+    partition.save(directory.roster_path if isinstance(partition, Roster) else directory.npz_path)
 
 
 def _shown(algorithm: AlgorithmBase) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from fedlens.base.errors import RunDirectoryError
 from fedlens.core.schema import nbytes
 from fedlens.core.states import ClientStates, Mark
+from fedlens.core.types import ClientId
 from fedlens.run import checkpoint
 from fedlens.run.build import Built
 from fedlens.run.call_observers import Observers
@@ -50,6 +52,9 @@ class RunSaver:
         self._best: RunState | None = None  # the best round, until it is saved
         self._saved_at = time.monotonic()
         self._saved_round = -1 if run_state is None else run_state.round
+        self._handles: dict[
+            int, Mapping[ClientId, str]
+        ] = {}  # of states at sites, by the round of a checkpoint
         self._files = StateFiles(directory.states_path)
         self.states = ClientStates(self._files, built.engine.state_memory * 2**20)
 
@@ -101,7 +106,24 @@ class RunSaver:
         checkpoint.prune(path, keep=2, best=run_state.best["round"] if run_state.best else None)
         self._saved_round, self._saved_at, self._best = run_state.round, time.monotonic(), None
         self._keep_marks(run_state, ahead)
+        self._keep_at_sites()
         self.sweep()
+
+    def _keep_at_sites(self) -> None:
+        """Tells the engine which states at sites the checkpoints name; nothing if one of them cannot be read."""
+        if not self._built.engine.states_at_sites:
+            return
+        path, keep = self._directory.checkpoint_path, dict[ClientId, set[str]]()
+        saved = checkpoint.rounds_saved(path)
+        with suppress(RunDirectoryError):
+            for round in saved:
+                if round not in self._handles:  # of an earlier process
+                    found = RunState.of(checkpoint.load(checkpoint.path_of(path, round)).payload)
+                    self._handles[round] = found.clients.saved().handles
+                for client, handle in self._handles[round].items():
+                    keep.setdefault(client, set()).add(handle)
+            self._handles = {round: self._handles[round] for round in saved}
+            self._built.engine.keep(keep)
 
     def _save_best(self, best: RunState) -> None:
         """Saves the best round, which is not the last, if it is not saved yet."""
@@ -116,6 +138,7 @@ class RunSaver:
         self._files.saving(keys)
         about = {**self._about, "lines": dict(run_state.digests)}
         path = checkpoint.save(self._directory.checkpoint_path, run_state.round, payload, keys, about)
+        self._handles[run_state.round] = run_state.clients.saved().handles
         self._observers.saved(run_state.round, path)
 
     def sweep(self) -> None:

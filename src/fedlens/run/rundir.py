@@ -68,7 +68,8 @@ class RunDir:
 
     config_path = _Inside("config.toml")
     environment_path = _Inside("environment.json")
-    partition_path = _Inside("partition.npz")
+    npz_path = _Inside("partition.npz")
+    roster_path = _Inside("roster.json")
     metrics_path = _Inside("metrics.jsonl")
     clients_path = _Inside("clients.jsonl")
     checkpoint_path = _Inside("checkpoint")
@@ -105,6 +106,11 @@ class RunDir:
             path = Path("runs") / name / (run_id or new_run_id())
             if run_id is not None or not path.exists():
                 return RunDir(_make(path))
+
+    @property
+    def partition_path(self) -> Path:
+        """The file of the partition: of the roster if the data are at sites."""
+        return self.roster_path if self.roster_path.exists() else self.npz_path
 
     @classmethod
     def open(cls, path: Path) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedlens.core.algorithm_base import AlgorithmBase
 from fedlens.core.protocol import FederationInfo, ModelSpec
 from fedlens.core.tree import TreeSpec
 from fedlens.local.chain import chain
-from fedlens.settings.config import Config, Evaluation
+from fedlens.settings.config import AT_SITES, NETWORK, Config, Evaluation
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan
 from fedlens.settings.resolve import Resolved
 from fedlens.tasks.registry import TASKS
@@ -43,11 +43,58 @@ def check_combinations(config: Config, locate: Callable[[str], str] = str) -> No
             where=locate("model.cache_features"),
             hint="set model.cache_features = false",
         )
+    _check_sites(config, locate)
     if config.data.validation_from == "client" and not config.data.validation:
         raise ConfigError(
             "`data.validation_from = 'client'` needs `data.validation` above 0",
             where=locate("data.validation_from"),
             hint="set data.validation = 0.2, the share that each client holds out",
+        )
+
+
+def _check_sites(config: Config, locate: Callable[[str], str]) -> None:
+    """Raises `ConfigError` for what needs the examples of all clients in one place, if they are at sites."""
+    network = config.engine.get("name") == NETWORK
+    if config.at_sites != network:
+        raise ConfigError(
+            f"the dataset '{AT_SITES}' and the engine '{NETWORK}' belong together, and only one is set",
+            where=locate("engine.name" if config.at_sites else "data.dataset"),
+            hint=f"set engine.name = '{NETWORK}'"
+            if config.at_sites
+            else f"set data.dataset.name = '{AT_SITES}'",
+        )
+    if not network:
+        return
+    pooled = {
+        "data.partition": config.data.partition is not None,
+        "data.parties": config.data.parties is not None,
+        "data.reassign": config.data.reassign,
+        "evaluation.train": config.evaluation.train,
+        "data.validation_from": config.data.validation > 0 and config.data.validation_from == "global",
+    }
+    for key, is_set in pooled.items():
+        if is_set:
+            raise ConfigError(
+                "this setting needs the examples of all clients in one place, and they stay at the sites",
+                where=locate(key),
+                hint="set it to 'client'" if key.endswith("_from") else "remove it",
+            )
+
+
+def check_at_sites(config: Config, algorithm: AlgorithmBase, measure: Sequence[str]) -> None:
+    """Raises `ConfigError` for an algorithm that pools data, or if nothing measures the model."""
+    if algorithm.pools_data:
+        raise ConfigError(
+            f"'{config.algorithm['name']}' trains on the examples of all clients in one place, and they stay at the "
+            "sites",
+            where="algorithm.name",
+            hint="set algorithm.name = 'fedavg'",
+        )
+    if not measure and config.evaluation.clients in (None, "none") and not algorithm.personal:
+        raise ConfigError(
+            "nothing measures the model: the server has no test images, and no client is asked",
+            where="evaluation.clients",
+            hint="set evaluation.clients = 'all', or data.dataset.test to a dataset at the server",
         )
 
 

@@ -61,6 +61,8 @@ _Settings = TypeVar("_Settings", bound=_Table)
 
 
 PARTY_FILES = "party-files"  # the dataset of data.parties.files
+NETWORK = "network"  # the engine that asks sites
+AT_SITES = "sites"  # the dataset whose examples are at the sites of a federation
 
 # What is done to the images of clients that hold whole images, and would be ignored of parties.
 _OF_WHOLE_IMAGES = ("augment", "validation_from", "prefetch", "reassign")
@@ -117,9 +119,11 @@ class DataSettings(_Table):
     def _either(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
+        dataset = values.get("dataset", {})
+        if isinstance(dataset, Mapping) and dataset.get("name") == AT_SITES:
+            return {"partition": None, **values}
         if (parties := values.get("parties")) is not None:
             values = {"partition": None, **values}
-            dataset = values.get("dataset", {})
             if not (isinstance(parties, Mapping) and parties.get("files") is not None):
                 return values
             if isinstance(dataset, Mapping) and dataset.get("name", PARTY_FILES) == PARTY_FILES:
@@ -367,6 +371,11 @@ class Config(_Table):
     def keeps_images(self) -> bool:
         """Whether the run keeps images of its test data."""
         return keeps_images(self.record.images, self.data.dataset["name"])
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether the training data are at the sites of a federation."""
+        return bool(self.data.dataset["name"] == AT_SITES)
 
     @property
     def slots(self) -> dict[str, dict[str, Any] | None]:

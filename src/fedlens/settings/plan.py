@@ -38,6 +38,8 @@ SLOT_REGISTRIES: Mapping[str, Registry] = {"select": SELECTS, "aggregate": AGGRE
 OBSERVERS = Registry("observer", {})
 
 _LABELLED = "evaluation.neighbours.dataset"
+SERVER_TEST = "data.dataset.test"
+"""The slot of a dataset at the server whose test images measure a model of sites."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def plan(config: Config, source: Source) -> Plan:
     neighbours = config.evaluation.neighbours
     if neighbours is not None:
         tables[_LABELLED] = DATASETS, neighbours.dataset
+    if config.at_sites and (test := config.data.dataset.get("test")) is not None:
+        tables[SERVER_TEST] = DATASETS, _named_test(test)
     slots, notes = _slots(config, source)
     try:
         refuse_unused(config.algorithm["name"], slots, config.local)
@@ -100,7 +104,7 @@ def plan(config: Config, source: Source) -> Plan:
     full = [rule.table() for rule in rules]
     with_defaults = {
         **slots,
-        **{key: choice.table() for key, choice in chosen.items()},
+        **{key: choice.table() for key, choice in chosen.items() if key != SERVER_TEST},
         "client": full if isinstance(client, list) else next(iter(full), None),
         "data.augment": [choice.table() for choice in augments],
         "observe": [observer.table() for observer in observers],
@@ -116,6 +120,10 @@ def plan(config: Config, source: Source) -> Plan:
         observers,
         notes,
     )
+
+
+def _named_test(test: Any) -> Mapping[str, Any]:
+    return test if isinstance(test, Mapping) else {"name": test}
 
 
 def _slots(config: Config, source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -35,7 +35,7 @@ from fedlens.results.data_json import (
     read_populations,
 )
 from fedlens.results.rows import needs_populations, read_data, write_data
-from fedlens.run.build import partitioner
+from fedlens.run.client_data import partitioner
 from fedlens.settings.config import plain
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.core.driver import Driver
-from fedlens.core.states import ClientStates
+from fedlens.core.states import ClientStates, state_at_server
 from fedlens.local.personal_leaves import PERSONAL
 from fedlens.run import checkpoint
 from fedlens.run.build import Built, build
@@ -98,7 +98,8 @@ def _tested(run: RunDir, built: Built, reached: RunState) -> dict[str, dict[str,
     driver, tested = Driver(engine, states), {}
     for client in clients:
         # The global tree has the initial values, which a client that never took part has too.
-        own = {**tree, **states.get(client).get(PERSONAL, {})}
+        state = state_at_server(states.get(client), built.partition.ids[client])
+        own = {**tree, **state.get(PERSONAL, {})}
         asks = central(model.sent(own), federation, built.task, [TEST], varying=model.varying)
         measured = driver.drive(asks, reached.round)
         tested[built.partition.ids[client]] = dict(built.task.metrics(measured[TEST]))

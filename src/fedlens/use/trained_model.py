@@ -16,6 +16,7 @@ from fedlens.base.registry import INSTANCE
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.arithmetic import PLAIN
 from fedlens.core.protocol import ModelSpec
+from fedlens.core.states import state_at_server
 from fedlens.core.tensorfile import read_metadata
 from fedlens.data.catalogue import CATALOGUE, UNKNOWN
 from fedlens.data.decoding import ImageForm
@@ -286,7 +287,7 @@ def _load_own(run: RunDir, path: Path, module: nn.Module, personal: Sequence[str
         number, saved = ids.index(client), RunState.of(loaded.payload).clients.saved()
         key = saved.keys.get(number)
         state = saved.states.get(number, {}) if key is None else StateFiles(run.states_path).get(key)
-        own = state.get(PERSONAL, {})
+        own = state_at_server(state, client).get(PERSONAL, {})
     if missing := [name for name in personal if name not in own]:
         raise RunDirectoryError(
             f"client '{client}' never trained, so it has no '{missing[0]}' of its own",

@@ -17,6 +17,7 @@ from fedlens.algorithms.client_sampling import (
     Fixed,
     Poisson,
     SecretCohorts,
+    Select,
     Uniform,
     by_size,
     fixed,
@@ -279,3 +280,16 @@ def test_the_table() -> None:
     assert SELECTS.find("by-size")(fraction=0.5) == BySize(None, 0.5, "systematic")
     assert SELECTS.find("fixed") is fixed
     assert fixed(clients=[2, 2]) == Fixed((2, 2))
+
+
+@pytest.mark.parametrize(
+    "select", [Uniform(4), Poisson(1.0), BySize(3), Everyone(), Fixed((7, 0, 3))], ids=repr
+)
+def test_clients_that_are_away_are_not_drawn(select: Select) -> None:
+    for round in range(20):
+        everybody = replace(context(round), available=range(INFO.clients))
+        assert select.cohort(everybody) == select.cohort(context(round))  # the same draws
+        cohort = select.cohort(replace(context(round), available=[1, 3, 7]))
+        assert cohort
+        assert set(cohort) <= {3, 7}
+        assert select.cohort(replace(context(round), available=[])) == []

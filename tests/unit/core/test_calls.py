@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fedlens.core.calls import StackedOutcomes
+from fedlens.core.calls import Calls, StackedOutcomes
+from fedlens.core.protocol import ClientDataSource, Id, Program
+from fedlens.core.random import Secrets
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.stacked import StackedTrees
 
 SHAPE = {"w": ((2,), torch.float32)}
 SCHEMA = Schema({"update": TreeField(SHAPE), "buffers": TreeField({}), "weight": NumberField(above=0)})
+
+
+class Numbers(ClientDataSource):
+    def data_of(self, client: object) -> list[object]:
+        return [client]
 
 
 def outcomes(update: torch.Tensor, weight: list[float], rows: list[int]) -> StackedOutcomes:
@@ -51,3 +59,15 @@ def test_columns_that_are_not_those_of_the_schema_are_left_to_each_payload() -> 
     found = outcomes(torch.ones(1, 2), [1.0], rows=[0])
     assert Schema().passing(found.payload, 1) == [False]
     assert Schema({"weight": NumberField()}).passing(found.payload, 1) == [False]
+
+
+def test_a_client_has_the_secrets_of_its_program() -> None:
+    own = {7: Secrets(), 3: Secrets()}
+    program = Program({}, Numbers(), seed=0, secrets=own.__getitem__)
+    calls = Calls(
+        program, torch.device("cpu"), {}, {}, [Id(1, 0, 0), Id(1, 0, 1)], [7, 3], [{}, {}], [{}, {}]
+    )
+    assert [call.client.secrets for call in calls] == [own[7], own[3]]
+    simulated = replace(calls, program=replace(program, secrets=None))
+    assert simulated[0].client.secrets.token("mask") == Secrets((0, 7)).token("mask")
+    assert simulated[0].client.secrets.token("mask") != own[7].token("mask")

@@ -10,6 +10,9 @@ _OWN = "fedlens.data.formats"
 DATASETS = Registry(
     "dataset",
     {
+        "sites": Entry(
+            f"{_HERE}.sites:sites", "images at the sites of a federation; only their form is here"
+        ),
         # Classification
         "digits": Entry(
             f"{_HERE}.digits:digits",

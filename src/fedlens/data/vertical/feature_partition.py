@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fedlens.core.dataset_info import Window
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import FORMAT as OF_EXAMPLES
 from fedlens.data.partition.partition import Partition, read_npz, string_of, text_of, whole_numbers, write_npz
+from fedlens.data.partition.roster import Roster
 from fedlens.data.partition.settings import grid_of
 
 FORMAT = "fedlens parties 1"
@@ -189,15 +191,17 @@ class FeaturePartition:
         )
 
 
-AnyPartition = Partition | FeaturePartition
+AnyPartition = Partition | FeaturePartition | Roster
 
 
 def load_partition(path: str | os.PathLike[str]) -> AnyPartition:
-    """The partition in a file, of examples or of features.
+    """The partition in a file, of examples or of features, or the roster in a JSON file.
 
     Raises `DataError` if the file is missing, is no partition, or is corrupt.
     """
-    readers: dict[str, Callable[[Any], AnyPartition]] = {
+    if Path(path).suffix == ".json":
+        return Roster.load(path)
+    readers: dict[str, Callable[[Any], Partition | FeaturePartition]] = {
         OF_EXAMPLES: Partition.read,
         FORMAT: FeaturePartition.read,
     }
