@@ -200,9 +200,9 @@ def test_temporary_names_are_random_and_new(tmp_path: Path, monkeypatch: pytest.
     names: list[str] = []
     create = atomic_files.create
 
-    def recording(path: Path) -> int:
+    def recording(path: Path, mode: int) -> int:
         names.append(path.name)
-        return create(path)
+        return create(path, mode)
 
     monkeypatch.setattr(atomic_files, "create", recording)
     for _ in range(2):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fedlens import Experiment, load_result, resume
 from fedlens.base.errors import ConfigError, DataError, FedlensError, RunDirectoryError
 from fedlens.cli.main import app
-from fedlens.run import build
+from fedlens.run import client_data
 from fedlens.run.checkpoint import read_model
 from fedlens.run.progress import ProgressBase
 from tests.covering import covering
@@ -273,7 +273,7 @@ def test_wrong_weights_start_nothing(
 def test_a_wrong_file_is_an_error_before_the_data_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "loaded", lambda *_: pytest.fail("the data were read"))
+    monkeypatch.setattr(client_data, "loaded", lambda *_: pytest.fail("the data were read"))
     (tmp_path / "a.safetensors").write_bytes(b"\x08")
     with pytest.raises(FedlensError, match="truncated or corrupt"):
         experiment({**SMALL, "weights": str(tmp_path / "a.safetensors")}).run(tmp_path / "run")

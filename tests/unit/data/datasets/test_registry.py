@@ -16,7 +16,7 @@ def test_every_row_leads_to_a_factory(registry) -> None:
 
 
 def test_every_dataset_and_partition_that_was_promised_is_there() -> None:
-    assert len(DATASETS.entries) == 37
+    assert len(DATASETS.entries) == 38
     geo = {f"inaturalist-geo-{n}" for n in ("100", "300", "1k", "3k", "10k", "30k")}
     assert set(DATASETS) >= {
         "fashion-mnist",
