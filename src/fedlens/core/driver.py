@@ -48,6 +48,9 @@ class Tally:
     failures: dict[ClientId, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     unbounded: list[str] = field(default_factory=list)  # operations whose replies the norm bound all refused
     traffic: Traffic = field(default_factory=Traffic)
+    available: Sequence[int] | None = (
+        None  # the clients that could be asked when the round began; None for all
+    )
 
     @property
     def failed_round(self) -> bool:

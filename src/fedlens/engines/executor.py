@@ -78,6 +78,7 @@ class Executor:
     scratch: dict[Any, Any] = field(default_factory=dict)
     groups: GroupAnswers | None = None
     stays: bool = False  # the server computes on the device, in this process
+    failures: Mapping[Id, str] = field(default_factory=dict)  # requests that fail instead of running, and why
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.program.device)
@@ -94,6 +95,8 @@ class Executor:
 
         Raises `HookError` for an operation that changes its inputs.
         """
+        if item.id in self.failures:
+            return Failure(item.id, item.client, self.failures[item.id])
         inputs: Inputs | None = None
         try:
             if op not in self.program.ops:

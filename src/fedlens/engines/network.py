@@ -267,10 +267,7 @@ class NetworkEngine(EngineBase):
 
     def too_few(self, replied: Collection[ClientId]) -> str | None:
         """A sentence if these clients are of fewer than `min_sites` sites."""
-        sites = {self._roster.sites[client] for client in replied if is_client(client)}
-        if len(sites) >= self.waits.min_sites:
-            return None
-        return f"clients of {len(sites)} sites took part, and a round needs {self.waits.min_sites} sites"
+        return self._roster.too_few(replied, self.waits.min_sites)
 
     def keep(self, handles: Mapping[ClientId, Collection[str]]) -> None:
         """Receives the handles that checkpoints name; the next ask to each client carries its own."""

@@ -9,6 +9,7 @@ from fedlens.observers.divergence_watch import DivergenceWatch, EndInVain
 from fedlens.observers.last_evaluation import LastEvaluation
 from fedlens.observers.metrics_and_clients import ClientsFile, MetricsFile
 from fedlens.observers.nearest_neighbours import NearestNeighbours
+from fedlens.observers.participation import Participation
 from fedlens.observers.predict_examples import ExampleStages
 from fedlens.observers.privacy_ledger import PrivacyLedger
 from fedlens.observers.record_models import Recorder
@@ -32,6 +33,7 @@ def observers_of(built: Built, directory: RunDir, own: Sequence[Observer], liste
         MetricsFile(),
         ClientsFile(built),
         EndInVain(watch, built.config.rounds),
+        *([Participation(built)] if built.config.at_sites and not built.algorithm.private else []),
     ]
     return Observers([*every, *own, listener], directory)
 

@@ -72,6 +72,7 @@ class RunDir:
     roster_path = _Inside("roster.json")
     metrics_path = _Inside("metrics.jsonl")
     clients_path = _Inside("clients.jsonl")
+    participation_path = _Inside("participation.jsonl")
     checkpoint_path = _Inside("checkpoint")
     states_path = _Inside("states")
     recordings_path = _Inside("recordings")
@@ -219,6 +220,10 @@ class RunDir:
     def stream_clients(self) -> Iterator[dict[str, Any]]:
         """The lines of `clients.jsonl` one by one: with many clients and rounds they may not fit in memory."""
         return lines.stream(self.clients_path)
+
+    def read_participation(self) -> list[dict[str, Any]]:
+        """The lines of `participation.jsonl`, oldest first; none if the data of the run are not at sites."""
+        return lines.read(self.participation_path)
 
     def read_config(self) -> dict[str, Any]:
         """The settings in `config.toml`. Raises `RunDirectoryError` if it is missing or cannot be read."""

@@ -140,7 +140,8 @@ class Runner:
         driver.work = round_work(self.built, "training", round, self.observers.working)
         began = time.perf_counter()
         try:
-            context = round_context(self.built, round, self._journal, self.built.engine.online())
+            tally.available = self.built.engine.online()
+            context = round_context(self.built, round, self._journal, tally.available)
             steps = self.built.algorithm.round(self._state, context)
             steps = self.observers.asks(steps, "training", round, self._state)
             state = new_state(self.built, driver, steps, self._state, round)

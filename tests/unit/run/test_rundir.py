@@ -449,6 +449,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "best_path": "best.safetensors",
         "client_tests_path": "client_tests.json",
         "clients_path": "clients.jsonl",
+        "participation_path": "participation.jsonl",
         "config_path": "config.toml",
         "environment_path": "environment.json",
         "evaluation_path": "evaluation.npz",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedlens.base.errors import DataError
 from fedlens.base.parse_text import parse_json
+from fedlens.core.types import ClientId, is_client
 from fedlens.core.wire.census import SiteCensus
 from fedlens.files.atomic_files import read_regular, write_atomically
 
@@ -103,6 +104,13 @@ class Roster:
         """int64: those of these clients."""
         sizes: NDArray[np.int64] = self.examples[clients]
         return sizes
+
+    def too_few(self, clients: Iterable[ClientId], min_sites: int) -> str | None:
+        """A sentence if these clients are of fewer than `min_sites` sites."""
+        sites = {self.sites[client] for client in clients if is_client(client)}
+        if len(sites) >= min_sites:
+            return None
+        return f"clients of {len(sites)} sites took part, and a round needs {min_sites} sites"
 
     def check_returned(self, census: SiteCensus) -> None:
         """Raises `DataError` if a site comes back with other clients, more examples or another experiment.
