@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import io
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ import aiohttp
 from fedlens.core.wire.message import PROTOCOL, Message, seal, write_payload
 from fedlens.engines.links.connections import Limits, listen
 from fedlens.engines.links.https import HttpsLink
+from fedlens.engines.links.link import Arrived
 from fedlens.identity.authority import server_context
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.signing import SignedFields
@@ -174,6 +176,23 @@ async def request(
         given = {"fedlens-protocol": str(PROTOCOL), **(headers or {})}
         async with session.request(method, url, headers=given, data=data) as response:
             return response.status, dict(response.headers), await response.read()
+
+
+async def put(
+    federation: Federation, keys: SiteKeys, ask: Message, data: bytes, start: int = 0
+) -> tuple[int, str]:
+    """Sends bytes as the answer to an ask; the status, and the reason of a refusal."""
+    headers = {"Content-Range": f"bytes {start}-{start + len(data) - 1}/{start + len(data)}"}
+    context = client_context(keys.folder)
+    status, answer, _ = await request(
+        federation, context, "PUT", f"/answer/{ask.digest.hex()}", headers, io.BytesIO(data)
+    )
+    return status, answer.get("fedlens-reason", "")
+
+
+def bodies(arrived: list[Arrived]) -> list[bytes]:
+    """The bodies of what arrived."""
+    return [each.body() for each in arrived]
 
 
 class Proxy:

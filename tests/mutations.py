@@ -72,26 +72,26 @@ MUTATIONS = [
         "engines/links/https.py",
         "if outgoing.accepted:  # it counts once",
         "if False:",
-        "faults/test_network_link.py",
+        "faults/network/test_link.py",
     ),
-    Mutation("engines/links/https.py", "if length > most:", "if False:", "faults/test_network_link.py"),
+    Mutation("engines/links/https.py", "if length > most:", "if False:", "faults/network/test_link.py"),
     Mutation(
         "engines/links/uploads.py",
         "if (field := message.fault_as_answer_to(ask)) is not None:",
         "if False:",
-        "faults/test_network_link.py",
+        "faults/network/test_link.py",
     ),
     Mutation(
         "engines/links/uploads.py",
         "check_body(message, digest.digest(), self.received - start)",
         "pass",
-        "faults/test_network_link.py",
+        "faults/network/test_link.py",
     ),
     Mutation(
         "engines/links/connections.py",
         "connection.limit(self.limits.header)",
         "pass",
-        "faults/test_network_link.py",
+        "faults/network/test_link.py",
     ),
     # -- models whose shapes change --
     Mutation(

@@ -11,6 +11,7 @@ import hashlib
 import io
 import random
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from typing import TypeVar
 
 import aiohttp
 
-from fedlens.base.errors import FedlensError, told
+from fedlens.base.errors import FedlensError, IdentityError, told
 from fedlens.core.wire.message import MOST_HEAD, PROTOCOL, Message, MessageError, check_body, read
 from fedlens.identity.site_keys import SiteKeys
 
 _PIECE = 2**18
 _MOST_ENROL = 65_536
+_ASK = "ask its operator for a new invitation"
 _T = TypeVar("_T")
 _REFUSALS: Mapping[str, tuple[str, str]] = {
     "unknown": ("the server does not know this site", "ask its operator for an invitation"),
@@ -49,7 +51,7 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
 }
 
 
-class SiteRefused(FedlensError):
+class SiteRefused(IdentityError):
     """The server does not serve this site; trying again does not help. `reason` is a key of a fixed list."""
 
     exit_code = 1
@@ -125,12 +127,14 @@ class ServerConnection:
         self._timing = timing or Timing()
         self._clock, self._sleep, self._uniform = clock, sleep, uniform
         self._session: aiohttp.ClientSession | None = None
+        self._requests: Counter[aiohttp.ClientSession] = Counter()  # that are under way
 
     async def close(self) -> None:
         """Closes all connections; a later request opens new ones."""
-        if self._session is not None:
-            await self._session.close()
+        for each in {self._session, *self._requests} - {None}:
+            await each.close()  # type: ignore[union-attr]
         self._session = None
+        self._requests.clear()
 
     async def next(self, have: Collection[bytes]) -> tuple[Message, bytes] | None:
         """The next message from the server with its body, or None if none came in the time of one poll.
@@ -245,7 +249,9 @@ class ServerConnection:
     async def renew(self) -> None:
         """Installs a new certificate for a new TLS key, and uses it from now on."""
         self._keys.install(await self._post("POST", "/renew", self._keys.renewal()), self._clock())
-        await self.close()
+        old, self._session = self._session, None
+        if old is not None and not self._requests[old]:
+            await old.close()
 
     async def _post(self, method: str, path: str, data: bytes) -> bytes:
         async def attempt() -> bytes:
@@ -296,11 +302,11 @@ class ServerConnection:
 
         Raises `SiteRefused` for what a repetition does not change, and `MessageError` for a message that is refused.
         """
-        session = await self._connected()
         host, port = self._keys.host, self._keys.port
         url = f"https://{f'[{host}]' if ':' in host else host}:{port}{path}"
         try:
             async with (
+                self._connected() as session,
                 asyncio.timeout(self._timing.quiet) as limit,
                 session.request(
                     method, url, headers=headers, data=data(limit), allow_redirects=False
@@ -326,13 +332,24 @@ class ServerConnection:
                 raise SiteRefused(_alert(error), where=f"{host}:{port}") from None
             raise
 
-    async def _connected(self) -> aiohttp.ClientSession:
-        self._keys.check_certificate(
-            self._clock()
-        )  # a sentence, where the server would only close the connection
-        if self._session is None:
-            self._session = _session(self._make_context())
-        return self._session
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """The connections of the newest certificate; those of the one before end with their last request."""
+        # A sentence, where the server would only close the connection.
+        self._keys.check_certificate(self._clock())
+        session = self._session = self._session or _session(self._make_context())
+        self._requests[session] += 1
+        try:
+            yield session
+        except SiteRefused:
+            if session is self._session:
+                raise
+            raise _Again("the certificate was renewed meanwhile") from None
+        finally:
+            self._requests[session] -= 1
+            if session is not self._session and self._requests[session] <= 0:
+                del self._requests[session]
+                await session.close()
 
     def _check(self, response: aiohttp.ClientResponse) -> None:
         status, reason = response.status, response.headers.get("fedlens-reason", "")
@@ -384,20 +401,25 @@ def _alert(error: BaseException) -> str:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "the server, or what is between, sent nothing for too long"
-    return told(error)
+    return str(error) if isinstance(error, _Again) else told(error)
 
 
 async def enrol(context: ssl.SSLContext, server: tuple[str, int], request: bytes) -> bytes:
     """The server's answer to a request to join, over a connection without a certificate of a site.
 
-    Raises `FedlensError` if the server cannot be reached, has no open invitation, or refuses this one.
+    Raises `IdentityError` if the server refuses the invitation, and `FedlensError` if it has none open or is away.
     """
     host, port = server
     url, data = f"https://{f'[{host}]' if ':' in host else host}:{port}/enrol", bytearray()
-    refusals = {
-        403: "the server refuses the invitation: it was used, it is too old, or it is of another federation",
-        404: "the server has no open invitation",
-        429: "the server had too many requests to join in the last minute",
+    again = "wait a minute, and try again"
+    refusals: Mapping[int, tuple[type[FedlensError], str, str]] = {
+        403: (
+            IdentityError,
+            "the server refuses the invitation: it was used, it is too old, or of another federation",
+            _ASK,
+        ),
+        404: (FedlensError, "the server has no open invitation", _ASK),
+        429: (FedlensError, "the server had too many requests to join in the last minute", again),
     }
     try:
         async with (
@@ -406,8 +428,9 @@ async def enrol(context: ssl.SSLContext, server: tuple[str, int], request: bytes
             session.post(url, data=request, allow_redirects=False) as response,
         ):
             if response.status != 200:
-                what = refusals.get(response.status, f"the server answers {response.status}")
-                raise FedlensError(what, where=f"{host}:{port}", hint="ask its operator for a new invitation")
+                other = FedlensError, f"the server answers {response.status}", again
+                kind, what, hint = refusals.get(response.status, other)
+                raise kind(what, where=f"{host}:{port}", hint=hint)
             while piece := await response.content.readany():
                 data += piece
                 if len(data) > _MOST_ENROL:

@@ -34,6 +34,9 @@ PROTOCOL = 1
 """Raised when messages change. Sites and servers of one number work together."""
 SIGNATURE = 64  # bytes: r and s of P-256
 _MOST_SIGNED, _MOST_DETAILS, _MOST_FIELD = 8_192, 2**20, 256
+_MOST_REPORT = (
+    2**16
+)  # bytes of the details of an answer; an ask describes each tensor of a model, 70 bytes a tensor
 _DEEPEST = 40  # levels of JSON in the details; a level of plain values takes up to two
 MOST_HEAD = 8 + _MOST_SIGNED + SIGNATURE + 8 + _MOST_DETAILS
 """Bytes of the longest head."""
@@ -141,8 +144,9 @@ def seal(
     """
     details = {**details, "size": len(body)}
     text = json.dumps(payloads.encode(details)[0], sort_keys=True, separators=(",", ":")).encode()
-    if len(text) > _MOST_DETAILS:
-        raise MessageError("too large", f"it has details of {len(text):,} bytes", hint="send less")
+    if len(text) > (most := _most_details(purpose)):
+        what = f"it has details of {len(text):,} bytes, and at most {most:,} are accepted"
+        raise MessageError("too large", what, hint="send less")
     fields = fields._replace(payload=_sha256(body), report=_sha256(text), signer=key.fingerprint)
     signed = signed_bytes(purpose, fields)
     _parse(signed)  # else no reader could
@@ -176,7 +180,7 @@ def read(stream: IO[bytes], identity: bytes) -> Message:
     purpose, fields = _parse(signed)
     if fields.signer != fingerprint_of(identity):
         raise MessageError("signature", "it names another signer")
-    text = _part(stream, _MOST_DETAILS)
+    text = _part(stream, _most_details(purpose))
     if _sha256(text) != fields.report:
         raise MessageError("damaged", "its details are not those that were signed")
     try:
@@ -187,6 +191,10 @@ def read(stream: IO[bytes], identity: bytes) -> Message:
     if not all(type(size) is int and 0 <= size < 2**48 for size in sizes):
         raise MessageError("unreadable", "its details name a size that is not a whole number")
     return _message(purpose, fields, details, signed, signature, text)
+
+
+def _most_details(purpose: str) -> int:
+    return _MOST_REPORT if purpose == "answer" else _MOST_DETAILS
 
 
 def _part(stream: IO[bytes], most: int) -> bytes:

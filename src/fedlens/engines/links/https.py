@@ -406,7 +406,7 @@ class HttpsLink(Link):
             if isinstance(error, TimeoutError | ConnectionError):
                 raise
             outgoing.close()
-            self._notice("disk", peer.name, f"its answer cannot be kept: {told(error)}")
+            self._notice("disk", peer.name, f"its answer cannot be kept: {error.strerror or told(error)}")
             raise _Refused(507, close=True) from error
         return web.Response(status=201 if upload.complete else 202)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -56,7 +57,8 @@ class Upload:
     def close(self) -> None:
         """Drops what has arrived; a request that still writes is refused."""
         self.writer = None
-        self.file.close()
+        with suppress(OSError):  # a full disk fails again when the file is closed
+            self.file.close()
 
     @property
     def complete(self) -> bool:

@@ -76,9 +76,17 @@ def test_a_message_names_its_signer() -> None:
     assert refusal(len(signed).to_bytes(8, "big") + signed + KEY.sign(signed)) == "signature"
 
 
-def test_the_details_are_bounded() -> None:
+def test_the_details_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MessageError, match="details of"):
         message({"list": ["x" * 2**20]})
+    report = {"metrics": "x" * 2**16}
+    message(report)  # an ask describes the tensors of a model
+    with pytest.raises(MessageError, match="at most 65,536"):
+        seal(KEY, "answer", FIELDS, report, BODY)
+    with monkeypatch.context() as patch:  # a site that does not count
+        patch.setattr("fedlens.core.wire.message._MOST_REPORT", 2**20)
+        large = seal(KEY, "answer", FIELDS, report, BODY)
+    assert refusal(large.head) == "too large"
     deep: object = 1
     for _ in range(60):
         deep = [deep]
