@@ -237,7 +237,10 @@ class Proxy:
         port, fault, ends = self.target, self.faults.pop(0) if self.faults else ("", "", 0), [writer]
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             if self.password is not None:
-                header = await reader.readuntil(b"\r\n\r\n")
+                try:
+                    header = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.IncompleteReadError:  # as of a check whether the port is open
+                    return writer.close()
                 given = base64.b64encode(self.password.encode())
                 if self.password and b"Proxy-Authorization: Basic " + given not in header:
                     writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")

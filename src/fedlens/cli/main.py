@@ -29,6 +29,7 @@ from fedlens.cli.display.output import (
     print_json,
 )
 from fedlens.cli.export import export
+from fedlens.cli.federation import federation
 from fedlens.cli.list import list_names
 from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
@@ -40,6 +41,7 @@ from fedlens.cli.resume import resume
 from fedlens.cli.run import RunCommand, run
 from fedlens.cli.show import show
 from fedlens.cli.signals import ignore_signals, stopped_by_signals
+from fedlens.cli.site import site
 from fedlens.cli.sweep import sweep
 
 # typer has no public name for the error of a wrong command line, which this is a kind of.
@@ -140,6 +142,8 @@ app.command("export")(export)
 app.add_typer(data)
 app.add_typer(bench)
 app.add_typer(partition)
+app.add_typer(federation)
+app.add_typer(site)
 
 
 def _version(wanted: bool) -> None:

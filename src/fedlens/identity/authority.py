@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 import ssl
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedlens.base.errors import IdentityError
+from fedlens.identity.fingerprint import fingerprint_words
 from fedlens.identity.keys import KeyPair, public_key
 from fedlens.identity.plain_message import read_message
 from fedlens.identity.private_files import one_writer, private_folder, read_private, write_private
@@ -75,6 +77,11 @@ def sign_issuer(folder: Path, request: bytes, passphrase: bytes, now: float) -> 
         names, ends = (f"issuer-{last + 1}", federation), min(now + ISSUER_LASTS, not_after(root))
         extensions = [*_authority(values["public"], 0), (_signed_by(root), False)]
         return pem([_signed(names, values["public"], key, (now, ends), extensions), root])
+
+
+def request_words(request: bytes) -> str:
+    """Eight words of a server's request for an issuer, which people compare before the root signs it."""
+    return fingerprint_words(b"request for an issuer", hashlib.sha256(request).digest())
 
 
 def issue(issuer: Issuer, name: str, keys: tuple[bytes, bytes], now: float, host: str = "") -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedlens.base.errors import IdentityError, nearest
 from fedlens.base.parse_text import parse_json
+from fedlens.base.shell_command import shell_command
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import make_folder, temporary_beside
 from fedlens.identity import authority
@@ -169,7 +170,7 @@ class FederationFolder:
         with one_writer(self.folder):
             key = KeyPair.make()
             write_private(self.folder / "issuer.next.pem", key.pem(self._passphrase))
-            return write_message({"federation": self.name, "public": key.public, "above": self._issuer()[0]})
+            return write_message({"federation": self.name, "public": key.public, "above": self.issuer()[0]})
 
     def install_issuer(self, signed: bytes) -> None:
         """Installs what `sign_issuer` returned, with a new identity key and a new certificate of the server.
@@ -182,7 +183,7 @@ class FederationFolder:
                 raise IdentityError(f"the signed issuer is of another root than that of {self.name}")
             number = authority.check_issuer(chain[0], chain[-1], self._clock())
             key = KeyPair.read(self.folder / "issuer.next.pem", self._passphrase)
-            if chain[0].public_key() != key.key.public_key() or number <= self._issuer()[0]:
+            if chain[0].public_key() != key.key.public_key() or number <= self.issuer()[0]:
                 raise IdentityError("the signed issuer does not fit the last request", hint="sign that one")
             write_private(self.folder / "root.pem", pem(chain[-1:]))
             write_private(self.folder / "issuer.pem", key.pem(self._passphrase) + pem(chain[:1]))
@@ -197,7 +198,7 @@ class FederationFolder:
         """
         path, identity = self.folder / "server.pem", self.identity()
         with one_writer(self.folder):
-            number, ends = self._issuer()
+            number, ends = self.issuer()
             if path.exists():
                 last = peer_of(der(certificates(path)[0]))
                 same = (last.issuer, last.identity) == (number, identity.public)
@@ -215,8 +216,10 @@ class FederationFolder:
 
     def warnings(self) -> list[str]:
         """What the operator must do soon, in sentences: from 60 days before the issuer ends."""
-        number, ends = self._issuer()
-        due = f"issuer {number} ends on {day(ends)}; run: fedlens federation rotate {self.name}"
+        number, ends = self.issuer()
+        due = (
+            f"issuer {number} ends on {day(ends)}; run: {shell_command('federation', 'rotate', self.folder)}"
+        )
         return [due] if number and ends - self._clock() <= ROTATES_WITHIN else []
 
     # -- invitations and sites, for the operator --
@@ -256,6 +259,11 @@ class FederationFolder:
     def enrolling(self) -> bool:
         """Whether an invitation is open, so that /enrol answers."""
         return any(invitation["expires"] >= self._clock() for invitation in self._invitations())
+
+    def invited(self) -> dict[str, float]:
+        """When the invitations end that are open and not used yet, in seconds since 1970, by the names of the sites."""
+        unused = [each for each in self._invitations() if each["key"] is None]
+        return {each["name"]: each["expires"] for each in unused if each["expires"] >= self._clock()}
 
     def sites(self) -> list[SiteRecord]:
         """All sites, by name."""
@@ -427,7 +435,7 @@ class FederationFolder:
         issuer = KeyPair.read(path, self._passphrase), certificates(path)[0]
         return authority.issue(issuer, name, keys, self._clock(), host)
 
-    def _issuer(self) -> tuple[int, float]:
+    def issuer(self) -> tuple[int, float]:
         """The number of the issuer and when it ends; 0 and 0 before the first."""
         if not (self.folder / "issuer.pem").exists():
             return 0, 0.0

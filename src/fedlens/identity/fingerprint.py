@@ -31,3 +31,15 @@ def fingerprint_words(root: bytes, identity: bytes) -> str:
     digest = hashlib.sha256(b"fedlens-words-1\0" + hashlib.sha256(root).digest() + identity).digest()
     number = int.from_bytes(digest[: WORDS * 11 // 8], "big")
     return " ".join(word_list()[number >> 11 * (WORDS - 1 - k) & 2047] for k in range(WORDS))
+
+
+def same_words(given: str, words: str) -> bool:
+    """Whether a person has written these words; the first four letters of each are enough.
+
+    >>> same_words("Gnome, sky", "gnome skyline"), same_words("gnom skyl", "gnome skyline")
+    (False, True)
+    """
+    typed, meant = given.lower().replace(",", " ").split(), words.split()
+    return len(typed) == len(meant) and all(
+        len(each) >= 4 and word.startswith(each) for each, word in zip(typed, meant, strict=True)
+    )

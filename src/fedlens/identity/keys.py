@@ -81,6 +81,11 @@ class KeyPair:
         return r.to_bytes(32, "big") + min(s, _ORDER - s).to_bytes(32, "big")
 
 
+def is_encrypted(path: Path) -> bool:
+    """Whether the key in a file that `KeyPair.pem` made has a passphrase. Raises `IdentityError` if it is missing."""
+    return _SALTED.match(read_private(path)) is not None
+
+
 def key_password(path: Path, passphrase: bytes | None) -> bytes:
     """The password of the PEM file at `path`, made of its salt and the passphrase; empty if it is not encrypted."""
     salted = _SALTED.match(read_private(path))

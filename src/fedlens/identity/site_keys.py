@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import IdentityError
+from fedlens.base.shell_command import shell_command
 from fedlens.identity import authority
 from fedlens.identity.authority import certificates, day, der, pem
 from fedlens.identity.federation_folder import RENEWS_WITHIN
@@ -71,8 +72,8 @@ class SiteKeys:
         return KeyPair.read(self.folder / "identity.pem", self._passphrase)
 
     def words(self) -> str:
-        """The eight words to read to the operator on the telephone."""
-        return fingerprint_words(self.root, self.identity().fingerprint)
+        """The eight words to read to the operator on the telephone. Raises `IdentityError` before `install`."""
+        return fingerprint_words(self.root, self.certificate().fingerprint)
 
     def enrolment(self, invitation: Invitation) -> bytes:
         """The body of a request to /enrol."""
@@ -106,14 +107,15 @@ class SiteKeys:
     def certificate(self) -> Peer:
         """The site's own certificate. Raises `IdentityError` before it has one."""
         if not (self.folder / "tls.pem").exists():
-            raise IdentityError(f"{self.name} has no certificate yet", hint="run: fedlens site join")
+            raise IdentityError(f"{self.name} has no certificate yet", hint="run 'fedlens site join'")
         return peer_of(der(certificates(self.folder / "tls.pem")[0]))
 
     def check_certificate(self, now: float) -> None:
         """Raises `IdentityError` if the site's own certificate is not valid: a sentence before connecting."""
         own = self.certificate()
         if now > own.not_after.timestamp():
-            hint = f"ask for: fedlens federation invite {self.federation} {self.name} --same-key"
+            command = shell_command("federation", "invite", self.federation, self.name, same_key=True)
+            hint = f"ask the operator of the server for: {command}"
             raise IdentityError(f"the certificate of {self.name} expired on {day(own.not_after)}", hint=hint)
         if now < own.not_before.timestamp():
             what = f"the certificate of {self.name} is valid from {day(own.not_before)}, and it is {day(now)} here"
@@ -157,14 +159,17 @@ class SiteKeys:
         return read_message(read_private(self.folder / "site.json"), _SITE, "site.json")
 
 
-def client_context(folder: Path, passphrase: bytes | None = None) -> FederationContext:
+def client_context(
+    folder: Path, passphrase: bytes | None = None, anonymous: bool = False
+) -> FederationContext:
     """The TLS context of a site: TLS 1.3, the federation's root alone, the server's name, and the newest issuer.
 
-    It has the site's certificate, if there is one; make a new context after `SiteKeys.install`.
+    It has the site's certificate, if there is one and the connection is not `anonymous`, as that of a request to
+    enrol is; make a new context after `SiteKeys.install`.
     """
     keys = SiteKeys(folder, passphrase)
     context = FederationContext.trusting(keys.root, ssl.PROTOCOL_TLS_CLIENT)
     context.check = keys.see_server
-    if (folder / "tls.pem").exists():
+    if not anonymous and (folder / "tls.pem").exists():
         context.load_chain(folder / "tls.pem", passphrase)
     return context

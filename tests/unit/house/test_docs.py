@@ -113,7 +113,10 @@ def test_a_run_that_a_page_shows_is_one_that_starts(page: str, command: str) -> 
 
 def test_every_verb_that_a_page_shows_is_there() -> None:
     shown = [shlex.split(command)[1:] for _, command in _commands() if command.startswith("fedlens ")]
-    verbs = {tuple(words[: 2 if words[0] in ("data", "partition", "bench") else 1]) for words in shown}
+    verbs = {
+        tuple(words[: 2 if words[0] in ("data", "partition", "bench", "federation", "site") else 1])
+        for words in shown
+    }
     assert verbs
     for words in verbs:
         assert CliRunner().invoke(app, [*words, "--help"]).exit_code == 0, words

@@ -99,7 +99,7 @@ def test_the_operator_hears_of_the_end_of_an_issuer_60_days_before(tmp_path: Pat
     assert at(NOW + 669 * DAY, federation).warnings() == []
     (text,) = at(NOW + 671 * DAY, federation).warnings()
     assert text.startswith("issuer 1 ends on ")
-    assert text.endswith("run: fedlens federation rotate hospitals")
+    assert text.endswith(f"run: fedlens federation rotate {federation.folder}")
     late = NOW + 700 * DAY
     assert at(late, federation).renew_server()
     assert not at(late + DAY, federation).renew_server()  # a new certificate would end with the issuer too

@@ -1,0 +1,372 @@
+"""`fedlens federation`: who belongs to a federation of real sites, for the operator of its server."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.display.output import complain, print_columns, reported, say
+from fedlens.cli.options import Debug, Json
+from fedlens.cli.passphrases import (
+    PassphraseFile,
+    RootPassphraseFile,
+    key_passphrase,
+    new_passphrase,
+    read_passphrase,
+)
+
+if TYPE_CHECKING:
+    from fedlens.identity.federation_folder import FederationFolder, SiteRecord
+
+Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The folder of the federation.")]
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The name of the site.")]
+Encrypt = Annotated[
+    bool, typer.Option("--encrypt", help="Encrypt the keys with a passphrase, which is asked for.")
+]
+_ALARMS = 10  # of the latest that are shown as text
+_ROOT = "the passphrase of the root"
+
+
+def create(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FEDERATION", help="A new folder, whose name becomes that of the federation."),
+    ],
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="The host name or address at which sites reach the server.")
+    ],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port at which sites reach it.")] = 443,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Make the root on another machine, with a request to carry there."),
+    ] = False,
+    encrypt: Encrypt = False,
+    passphrase_file: PassphraseFile = None,
+    root_passphrase_file: RootPassphraseFile = None,
+    debug: Debug = False,
+) -> None:
+    """Make a federation: a root, an issuer that lasts two years, and the keys of its server."""
+    with reported(debug):
+        from fedlens.base.errors import ConfigError, IdentityError
+        from fedlens.base.shell_command import shell_command
+        from fedlens.identity.federation_folder import FederationFolder
+
+        if offline and root_passphrase_file is not None:
+            raise ConfigError("--offline makes no root here", hint="leave out --root-passphrase-file")
+        if folder.exists():
+            raise IdentityError(f"{folder} exists already", hint="take another name")
+        root = None
+        if not offline:
+            root = read_passphrase(f"a passphrase for the root of {folder.name}", root_passphrase_file, True)
+        keys = new_passphrase(folder, encrypt, passphrase_file)
+        made = FederationFolder.create(folder, (host, port), root, keys)
+        if offline:
+            _carry(made)
+            return
+        say(
+            f"made: {folder}, whose sites call {made.host}:{made.port}",
+            f"Move {folder / 'root'} to a place without a network, or keep its passphrase away from this machine: who "
+            "has both can make a server that every site accepts. The root is needed again in two years, to rotate.",
+            f"next: {shell_command('federation', 'invite', folder, 'SITE')}",
+        )
+
+
+def sign(
+    request: Annotated[Path, typer.Argument(metavar="REQUEST", help="The file that create or rotate wrote.")],
+    root: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder of the root; the first request makes it.")
+    ],
+    root_passphrase_file: RootPassphraseFile = None,
+    debug: Debug = False,
+) -> None:
+    """Sign a server's request with the root, on the machine that keeps the root.
+
+    Beside the request a file `.issuer` is written, to carry back to the server. Neither is a secret.
+    """
+    with reported(debug):
+        from time import time
+
+        from fedlens.base.errors import IdentityError
+        from fedlens.base.shell_command import shell_command
+        from fedlens.identity.authority import ISSUER_REQUEST, make_root, request_words, sign_issuer
+        from fedlens.identity.plain_message import read_message
+        from fedlens.identity.private_files import write_private
+
+        content = _content(request)
+        values = read_message(content, ISSUER_REQUEST, str(request))
+        say(f"words of the request: {request_words(content)}")
+        first = not (root / "root.pem").exists()
+        if first and values["above"] > 0:
+            what = f"{root} has no root, and the server has issuer {values['above']} of one"
+            raise IdentityError(what, hint="name the folder of the root with --root")
+        passphrase = read_passphrase(f"a passphrase for the root in {root}", root_passphrase_file, new=first)
+        if first:
+            make_root(root, values["federation"], passphrase, time())
+            say(f"made the root of {values['federation']}: {root}")
+        answer = request.with_suffix(".issuer")
+        write_private(answer, sign_issuer(root, content, passphrase, time()))
+        command = shell_command("federation", "install", values["federation"], answer.name)
+        say(
+            f"signed: {answer}",
+            f"next: compare the words, carry the file to the server, and there: {command}",
+        )
+
+
+def install(
+    folder: Folder,
+    issuer: Annotated[Path, typer.Argument(metavar="FILE", help="The file that sign wrote.")],
+    passphrase_file: PassphraseFile = None,
+    debug: Debug = False,
+) -> None:
+    """Install the issuer that the root signed on its machine, with new keys of the server."""
+    with reported(debug):
+        from fedlens.base.errors import IdentityError
+        from fedlens.base.shell_command import quoted_command
+        from fedlens.identity.federation_folder import FederationFolder
+
+        waiting = folder / "issuer.next.pem"
+        if not waiting.exists():
+            hint = f"make a request with {quoted_command('federation', 'rotate', folder)}"
+            raise IdentityError(f"{folder} waits for no issuer", hint=hint)
+        federation = FederationFolder(folder, key_passphrase(waiting, passphrase_file))
+        federation.install_issuer(_content(issuer))
+        _say_issuer(federation)
+
+
+def rotate(
+    folder: Folder,
+    passphrase_file: PassphraseFile = None,
+    root_passphrase_file: RootPassphraseFile = None,
+    debug: Debug = False,
+) -> None:
+    """Replace the issuer and the keys of the server; needs the root, or writes a request for it.
+
+    Do it when a warning says so, at least every two years, and at once when the server's folder may have been copied.
+    """
+    with reported(debug):
+        from fedlens.identity.federation_folder import FederationFolder
+
+        federation = FederationFolder(folder)
+        number, _ = federation.issuer()
+        key = folder / ("identity.pem" if number else "issuer.next.pem")
+        federation = FederationFolder(folder, key_passphrase(key, passphrase_file))
+        if not (folder / "root" / "root.pem").exists():
+            _carry(federation)
+            return
+        federation.rotate(read_passphrase(_ROOT, root_passphrase_file))
+        _say_issuer(federation)
+
+
+def invite(
+    folder: Folder,
+    site: SiteName,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Invite a new machine under a name that is taken: its old key is revoked at once.",
+        ),
+    ] = False,
+    same_key: Annotated[
+        bool,
+        typer.Option("--same-key", help="Invite a site whose certificate has expired: its key stays valid."),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write an invitation to standard output: `fedlens federation invite hospitals ward-a > ward-a.invitation`.
+
+    It is a secret, works once, and for 72 hours. Bring it to the site as you would bring a password. If standard output
+    is a file, only you can read it from then on.
+    """
+    with reported(debug):
+        from fedlens.base.errors import ConfigError
+        from fedlens.identity.authority import day
+
+        if replace and same_key:
+            raise ConfigError("--replace and --same-key contradict each other", hint="leave out one of them")
+        federation = _open(folder)
+        invitation = federation.invite(site, replaces=replace, same_key=same_key)
+        _hide_output()
+        say(invitation.text())
+        complain("note", f"valid until {day(invitation.expires)}; {federation.host}:{federation.port} answers it "
+                 "while the server runs")  # fmt: skip
+
+
+def accept(
+    folder: Folder,
+    site: SiteName,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS", help="The eight words that the site has read to you; by default asked for."
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Accept a site that has joined, or was suspended, after comparing its eight words.
+
+    Call somebody at the site whose voice you know, have the words of 'fedlens site status' read to you, and type them;
+    the first four letters of each are enough. Without this call whoever had the invitation is the site.
+    """
+    with reported(debug):
+        from fedlens.base.errors import IdentityError
+        from fedlens.base.shell_command import quoted_command
+        from fedlens.identity.authority import day
+        from fedlens.identity.fingerprint import same_words
+
+        federation = _open(folder)
+        invited = federation.invited()
+        if site in invited and site not in [each.name for each in federation.sites()]:
+            what = f"{site} has not joined yet; its invitation is open until {day(invited[site])}"
+            raise IdentityError(what, hint="at the site, run 'fedlens site join'")
+        record = federation.site(site)
+        if record.reason:
+            complain("warning", f"{site} was suspended: {record.reason}")
+        given = _asked(site) if fingerprint is None else fingerprint
+        if not same_words(given, federation.words(record)):
+            revoke = quoted_command("federation", "revoke", folder, site)
+            what = f"these are not the eight words of the key that joined as {site}"
+            hint = f"have them read again; if they differ, somebody else joined: {revoke}, and invite again"
+            raise IdentityError(what, hint=hint)
+        federation.accept(site, record.fingerprint)
+        say(f"{site} is accepted: it may see experiments, and takes part in those that its people approve")
+
+
+def revoke(folder: Folder, site: SiteName, debug: Debug = False) -> None:
+    """Revoke all keys of a site, and its invitation; open connections end within seconds.
+
+    Answers that were accepted before stay in the model.
+    """
+    with reported(debug):
+        from fedlens.base.shell_command import shell_command
+
+        _open(folder).revoke(site)
+        again = shell_command("federation", "invite", folder, site, replace=True)
+        say(f"{site} is revoked; a new key joins with: {again}")
+
+
+def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
+    """List the sites, invitations and alarms of a federation, and what to do soon."""
+    with reported(debug, as_json) as output:
+        from fedlens.identity.authority import day
+
+        federation = _open(folder)
+        number, ends = federation.issuer()
+        sites = [_plain(federation, record) for record in federation.sites()]
+        invited, alarms = federation.invited(), federation.alarms()
+        if as_json:
+            output.json(
+                {
+                    **{"federation": federation.name, "host": federation.host, "port": federation.port},
+                    **{"issuer": number, "issuer_ends": ends, "sites": sites, "invitations": invited},
+                    **{"alarms": alarms, "warnings": federation.warnings()},
+                }
+            )
+            return
+        until = f"issuer {number} ends {day(ends)}" if number else "it waits for its root"
+        say(f"{federation.name}: sites call {federation.host}:{federation.port}; {until}")
+        waiting = {name: end for name, end in invited.items() if name not in [each["name"] for each in sites]}
+        rows = [
+            *([s["name"], s["state"], day(s["since"]), day(s["ends"]), s["words"]] for s in sites),
+            *([name, "invited", "", "", f"until {day(end)}"] for name, end in sorted(waiting.items())),
+        ]
+        if rows:
+            print_columns(rows, ["site", "state", "since", "certificate ends", "eight words"])
+        for alarm in alarms[-_ALARMS:]:
+            say(f"alarm: {day(alarm['time'])}, {alarm['site']}: {alarm['what']}")
+
+
+def _open(folder: Path) -> FederationFolder:
+    """The federation, after a warning of what its operator must do soon."""
+    from fedlens.identity.federation_folder import FederationFolder
+
+    federation = FederationFolder(folder)
+    for sentence in federation.warnings():
+        complain("warning", f"{sentence}.")
+    return federation
+
+
+def _plain(federation: FederationFolder, record: SiteRecord) -> dict[str, Any]:
+    """What `list` shows of a site."""
+    from fedlens.identity.authority import not_after, read_chain
+
+    chains = [read_chain(each["chain"].encode(), "a certificate") for each in record.certificates]
+    shown = {key: vars(record)[key] for key in ("name", "state", "since", "reason")}
+    ends = max((not_after(chain[0]) for chain in chains), default=record.since)
+    return {**shown, "ends": ends, "words": federation.words(record), "key": record.fingerprint.hex()}
+
+
+def _carry(federation: FederationFolder) -> None:
+    """Writes a request for an issuer, and says where to carry it."""
+    from fedlens.base.shell_command import shell_command
+    from fedlens.identity.authority import request_words
+    from fedlens.identity.private_files import write_private
+
+    folder, request = federation.folder, federation.request_issuer()
+    path = folder.with_name(f"{folder.name}.request")
+    write_private(path, request)
+    say(
+        f"wrote: {path}",
+        f"words of the request: {request_words(request)}",
+        f"1. Carry {path.name} to the machine that keeps the root.",
+        f"2. There: {shell_command('federation', 'sign', path.name, root=f'{federation.name}-root')}",
+        f"3. Compare its words of the request with those above, and carry {path.stem}.issuer back.",
+        f"4. Here: {shell_command('federation', 'install', folder, path.with_suffix('.issuer'))}",
+    )
+
+
+def _say_issuer(federation: FederationFolder) -> None:
+    from fedlens.identity.authority import day
+
+    number, ends = federation.issuer()
+    say(f"{federation.name} has issuer {number} until {day(ends)}, and a new key of its server")
+    if number > 1:
+        say("Sites refuse the old one once each has connected. Restart 'fedlens serve' if it is running.")
+
+
+def _hide_output() -> None:
+    """Makes the file that standard output leads to, if it is one, readable for its owner alone."""
+    with suppress(OSError, ValueError):
+        if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+            os.fchmod(sys.stdout.fileno(), 0o600)
+
+
+def _asked(site: str) -> str:
+    sys.stderr.write(f"the eight words that {site} reads to you: ")
+    sys.stderr.flush()
+    return sys.stdin.readline()
+
+
+def _content(path: Path) -> bytes:
+    """A small file that was carried here. Raises `IdentityError` if it cannot be read."""
+    from fedlens.base.errors import IdentityError
+    from fedlens.files.regular_file import open_regular
+    from fedlens.identity.plain_message import LARGEST_MESSAGE
+
+    try:
+        with open_regular(path) as file:
+            return file.read(LARGEST_MESSAGE + 1)
+    except OSError as error:
+        raise IdentityError(f"it cannot be read: {error.strerror}", where=str(path)) from None
+
+
+federation = typer.Typer(
+    name="federation",
+    help="Make a federation of real sites; invite, accept and revoke its sites.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+federation.command("create")(create)
+federation.command("sign")(sign)
+federation.command("install")(install)
+federation.command("invite")(invite)
+federation.command("accept")(accept)
+federation.command("list")(list_sites)
+federation.command("revoke")(revoke)
+federation.command("rotate")(rotate)

@@ -1,0 +1,178 @@
+"""`fedlens site`: a site of a federation; its data stay on its machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.display.output import print_columns, reported, say
+from fedlens.cli.options import Debug, Json
+from fedlens.cli.passphrases import PassphraseFile, key_passphrase, new_passphrase
+
+if TYPE_CHECKING:
+    from fedlens.identity.invitation import Invitation
+    from fedlens.identity.site_keys import SiteKeys
+
+Folder = Annotated[
+    Path,
+    typer.Option(metavar="DIR", help="The folder of the site: keys, site.toml, and what it has approved."),
+]
+_FOLDER = Path("fedlens-site")
+
+
+def join(
+    invitation: Annotated[
+        Path,
+        typer.Argument(metavar="INVITATION", help="The file of the invitation, or - for standard input."),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The folder of your data, for site.toml. Nothing of it is sent."),
+    ],
+    folder: Folder = _FOLDER,
+    encrypt: Annotated[
+        bool, typer.Option("--encrypt", help="Encrypt the keys with a passphrase, which is asked for.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+    debug: Debug = False,
+) -> None:
+    """Join a federation: make keys, get a certificate, and write a site.toml for the data.
+
+    The server must be running. Then the operator calls you, and you read the eight words aloud.
+    """
+    with reported(debug):
+        from fedlens.base.shell_command import shell_command
+        from fedlens.site.join import SITE_FILE, join
+
+        read = _invitation(invitation)
+        made = folder / "keys" / "identity.pem"
+        if made.exists():
+            passphrase = key_passphrase(made, passphrase_file)
+        else:
+            passphrase = new_passphrase(folder, encrypt, passphrase_file)
+        keys, state = join(folder, read, data, passphrase)
+        own = None if folder == _FOLDER else folder
+        say(
+            f"{keys.name} has joined {keys.federation} at {keys.host}:{keys.port}; its state there: {state}",
+            "",
+            f"    {keys.words()}",
+            "",
+            "Read these eight words to the operator of the server on the telephone, to a person whose voice you know. "
+            "Without this call the server could be somebody else's.",
+            f"Look at {folder / SITE_FILE}, then: {shell_command('site', 'check', network=True, folder=own)}",
+        )
+        if str(invitation) != "-":
+            say(f"Delete {invitation}: it has been used.")
+
+
+def check(
+    network: Annotated[bool, typer.Option("--network", help="Check the way to the server.")] = False,
+    folder: Folder = _FOLDER,
+    passphrase_file: PassphraseFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check the way to the server, one line a step; exit code 1 if a step fails."""
+    with reported(debug, as_json) as output:
+        from fedlens.site.network_check import check_network
+
+        keys, passphrase = _keys(folder, passphrase_file)
+        steps = []
+        for step in check_network(keys, passphrase):
+            steps.append(vars(step))
+            if not as_json:
+                say(f"{'ok    ' if step.ok else 'FAILED'}  {step.name}: {step.what}")
+                if not step.ok:
+                    say(f"        {step.hint}.")
+        good = all(step["ok"] for step in steps)
+        if as_json:
+            output.json({"ok": good, "steps": steps})
+        if not good:
+            raise typer.Exit(1)
+
+
+def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
+    """Show the site's name, words, certificate, approved experiments and last contact; asks nobody."""
+    with reported(debug, as_json) as output:
+        facts = _facts(folder)
+        if as_json:
+            output.json(facts)
+            return
+        print_columns([(key, str(value)) for key, value in facts.items() if value])
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    from fedlens.base.errors import IdentityError
+    from fedlens.identity.authority import day
+    from fedlens.identity.site_keys import SiteKeys
+
+    keys = SiteKeys(_inside(folder))
+    try:
+        own = keys.certificate()
+        certificate, words = f"valid until {day(own.not_after)}", keys.words()
+    except IdentityError as error:
+        certificate, words = str(error), ""
+    return {
+        "site": keys.name,
+        "federation": keys.federation,
+        "server": f"{keys.host}:{keys.port}",
+        "words": words,
+        "certificate": certificate,
+    }
+
+
+def _keys(folder: Path, passphrase_file: Path | None) -> tuple[SiteKeys, bytes | None]:
+    """The keys of a site and their passphrase."""
+    from fedlens.identity.site_keys import SiteKeys
+
+    inside = _inside(folder)
+    passphrase = key_passphrase(inside / "identity.pem", passphrase_file)
+    return SiteKeys(inside, passphrase), passphrase
+
+
+def _inside(folder: Path) -> Path:
+    """The folder of the keys. Raises `IdentityError` before the site has joined."""
+    from fedlens.base.errors import IdentityError
+
+    if not (folder / "keys").is_dir():
+        hint = "run 'fedlens site join' first, or name the folder with --folder"
+        raise IdentityError(f"{folder} is not the folder of a site", hint=hint)
+    return folder / "keys"
+
+
+def _invitation(path: Path) -> Invitation:
+    """The invitation in a file, on standard input, or typed at the terminal. Raises `IdentityError`."""
+    from getpass import getpass
+    from time import time
+
+    from fedlens.base.errors import IdentityError
+    from fedlens.files.regular_file import open_regular
+    from fedlens.identity.invitation import Invitation
+    from fedlens.identity.plain_message import LARGEST_MESSAGE
+
+    if str(path).startswith("{"):
+        what = "an invitation on the command line can be read by every user of this machine"
+        raise IdentityError(what, hint="ask for a new one, and give its file, or - to type it")
+    if str(path) == "-":
+        if sys.stdin.isatty():
+            return Invitation.read(getpass("the invitation, one line: "), time())
+        return Invitation.read(sys.stdin.buffer.read(LARGEST_MESSAGE + 1), time())
+    try:
+        with open_regular(path) as file:
+            return Invitation.read(file.read(LARGEST_MESSAGE + 1), time())
+    except OSError as error:
+        raise IdentityError(f"it cannot be read: {error.strerror}", where=str(path)) from None
+
+
+site = typer.Typer(
+    name="site",
+    help="Take part in a federation: join with an invitation, check the way to its server, see the state.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+site.command("join")(join)
+site.command("check")(check)
+site.command("status")(status)
