@@ -90,7 +90,8 @@ class Sites:
 
     def __init__(self, made: Built, roster: Roster | None = None) -> None:
         self.made, self.roster, self.clock, self.attempt = made, roster or roster_of(made), Clock(), 0
-        self.sites = LoopbackLink(made.program, self.roster, self.clock).sites
+        takes = made.algorithm.takes
+        self.sites = LoopbackLink(made.program, self.roster, self.clock, takes=takes).sites
 
     def __call__(self, engine: EngineBase) -> Roster:
         assert isinstance(engine, NetworkEngine)
@@ -198,6 +199,7 @@ def test_the_server_has_the_data_of_no_client() -> None:
         (lambda s: s["evaluation"].update(train=True), "in one place"),
         (lambda s: s["data"].update(validation_from="global"), "in one place"),
         (lambda s: s.update(algorithm="centralized"), "in one place"),
+        (lambda s: s.update(algorithm={"name": "fedma"}), "every site would refuse"),
         (lambda s: s.update(engine="inline"), "belong together"),
         (
             lambda s: s["data"].update(dataset="digits", partition={"name": "iid", "clients": 4}),

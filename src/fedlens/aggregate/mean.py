@@ -67,13 +67,15 @@ class Aggregate(ABC):
     With `linear = True`, it declares that it needs no single reply, only the sums that `averaged` divides, so that a
     blind aggregate may compute them. With `blind = True`, the server sees one sum over the clients and no reply:
     replies have no metrics, and `exchange` adds the loss of the sum to `ctx.sums`. With `once = True`, no client may be
-    asked twice in a round.
+    asked twice in a round. With `asks_training = False`, `exchange` asks another operation than local training, whose
+    plain update a site must not send then.
     """
 
     asked_without_replies: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     blind: ClassVar[bool] = False
     once: ClassVar[bool] = False
+    asks_training: ClassVar[bool] = True
 
     @property
     def weighting(self) -> Weighting:

@@ -25,6 +25,7 @@ from fedlens.algorithms.client_evaluation import (
     EVALUATE_OWN,
     EvaluateOwn,
     Who,
+    asked,
     disclosure,
     everywhere,
     refuse_too_many,
@@ -46,7 +47,6 @@ from fedlens.algorithms.private_averaging import (
     refuse_unprotected,
     summed_blindly,
 )
-from fedlens.base.errors import ConfigError
 from fedlens.base.signatures import check_methods, follows_device, place_of
 from fedlens.core.algorithm_base import AlgorithmBase, OwnCurve
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
@@ -63,13 +63,14 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.reduction import Update
-from fedlens.core.tree import Leaf, Tree, part, select, tree_of, zeros_like
+from fedlens.core.schema import AskedField, NumberField, Schema, TreeField
+from fedlens.core.tree import Leaf, Tree, TreeSpec, part, select, tree_of, zeros_like
 from fedlens.local.chain import chain
 from fedlens.local.client_privacy import client_privacy
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
-from fedlens.local.training import Train
+from fedlens.local.training import Train, asked_rate
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.privacy.settings import PrivacySettings
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
@@ -224,6 +225,30 @@ class Averaging(AlgorithmBase):
             and all(server_rule.follows_device for server_rule in self.rule.server_rules.values())
         )
 
+    def takes(self, op: str) -> Schema | None:
+        """What `round` sends with `train`, its server rules before that, and `evaluate` to clients.
+
+        None for all training with a server rule that does not say what it sends.
+        """
+        parts, tune = self.parts, self.tune
+        if op == EVALUATE_OWN and self.measured != "none":
+            return asked(self._sent_spec, asked_rate(tune.settings, parts.rounds) if tune else {})
+        fields: dict[str, AskedField] = {
+            "model": TreeField.like(self._sent_spec),
+            **asked_rate(parts.local, parts.rounds),
+        }
+        for rule in self.rule.server_rules.values():
+            if op in rule.asks:
+                return Schema(fields if rule.asks[op] == "shared" else {})
+            if rule.shared is not None and rule.takes is None:
+                return None
+            fields |= rule.takes(parts.spec, parts.federation) if rule.takes else {}
+        if op != "train" or not self.aggregate.asks_training:
+            return None
+        if parts.local.stragglers:
+            fields["work"] = NumberField(above=0, most=parts.local.work, whole=True)
+        return Schema(fields, optional=frozenset({"work"}))
+
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""
         self.select.size(federation)
@@ -321,9 +346,14 @@ class Averaging(AlgorithmBase):
 
     def _sent(self, state: State) -> dict[str, Tensor]:
         """The global tree as clients get it: without leaves that stay at clients, and those that never change."""
-        tree = self.parts.model.sent(state["model"])
-        at_clients = self.personal | self.parts.task.local_leaves(self.parts.spec)
-        return {name: value for name, value in tree.items() if name not in at_clients}
+        sent = self._sent_spec
+        return {name: value for name, value in state["model"].items() if name in sent}
+
+    @property
+    def _sent_spec(self) -> TreeSpec:
+        spec, model = self.parts.spec, self.parts.model
+        at_clients = self.personal | self.parts.task.local_leaves(spec)
+        return {name: leaf for name, leaf in spec.items() if name not in {*at_clients, *model.fixed}}
 
     @property
     def evaluation_asks(self) -> int:
@@ -424,7 +454,7 @@ def averaging(
     refuse_all_dropped(parts.local, choose, parts.federation)
     if personal:
         personal = frozenset(name for name in personal if not parts.spec[name].fixed)
-        refuse_unfit(rule, parts)
+        fit.refuse_personal(rule, parts.federation, parts.measure, parts.measure_clients)
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
@@ -467,28 +497,3 @@ def _private(
     aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
     rule = chain(rule, client_privacy(mechanism))
     return rule, aggregation, choose if privacy.seeded else SecretCohorts(choose)
-
-
-def refuse_unfit(rule: ClientRule, parts: Parts) -> None:
-    """Raises `ConfigError` if a model with personal leaves cannot be evaluated, or if a rule would send them."""
-    refuse_unmeasured(
-        parts.federation,
-        "parts of the model stay at the clients, so it can only be tested at each client",
-    )
-    if "@train" in parts.measure:
-        raise ConfigError(
-            "evaluation.train needs one global model, but parts of this model stay at the clients",
-            where="evaluation.train",
-        )
-    if parts.measure_clients == "none":
-        raise ConfigError(
-            "parts of the model stay at the clients, so only per-client evaluation can measure it",
-            where="evaluation.clients",
-            hint="take 'all', or a number",
-        )
-    if rule.traits.all_weights or rule.fields:
-        raise ConfigError(
-            f"'{rule.name}' needs all weights at the server, but parts of this model stay at the clients",
-            where="client",
-            hint="remove it, or choose another algorithm",
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +29,8 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.random import Rng
-from fedlens.core.schema import MEASUREMENTS, finite_fault
+from fedlens.core.schema import MEASUREMENTS, AskedField, Schema, TreeField, finite_fault
+from fedlens.core.tree import TreeSpec
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings
@@ -150,6 +152,18 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     for name, value in spread(before, task.errors).items():
         metrics |= {f"{name}_before": value} if name.endswith("_mean") else {}
     return metrics
+
+
+def asked(model: TreeSpec, more: Mapping[str, AskedField] = MappingProxyType({})) -> Schema:
+    """What `everywhere` asks, for `AlgorithmBase.takes`: all that a client holds out is measured as a whole.
+
+    No range of it can be asked for, nor, by `also`, anything of a single image.
+
+    Args:
+        model: the leaves that are sent.
+        more: further fields, such as the rate of tuning.
+    """
+    return Schema({"model": TreeField.like(model), **more})
 
 
 def client_values(examples: int, after: Mapping[str, float], before: Mapping[str, float]) -> Metrics:

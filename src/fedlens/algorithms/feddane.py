@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
@@ -22,9 +22,11 @@ from fedlens.algorithms.full_gradients import (
     mean_gradient,
     refuse_corrected,
 )
-from fedlens.core.protocol import Answers, Ask, ClientId, Payload, RoundContext
+from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
-from fedlens.core.schema import Schema
+from fedlens.core.schema import Field as SchemaField
+from fedlens.core.schema import Schema, TreeField
+from fedlens.core.tree import TreeSpec
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits, proximal_grad
 
 NAME = "feddane"
@@ -118,7 +120,16 @@ def feddane(parts: Parts, *, mu: Mu = 0.01, gradients_from: From = "another", lr
         name=NAME,
         start=tilt,
         grad=partial(tilted, traits=traits),
-        server_rules={NAME: ServerRule(shared=_shared, prepare=ask, after=_after, follows_device=True)},
+        server_rules={
+            NAME: ServerRule(
+                shared=_shared,
+                takes=_takes,
+                asks={OP: "shared"},
+                prepare=ask,
+                after=_after,
+                follows_device=True,
+            )
+        },
         ops={OP: Gradient},
         traits=traits,
     )
@@ -164,6 +175,10 @@ def first_exchange(
 
 def _shared(state: Payload) -> Payload:
     return {NAME: state["gradient"]}
+
+
+def _takes(spec: TreeSpec, federation: FederationInfo) -> Mapping[str, SchemaField]:
+    return {NAME: TreeField.weights(spec)}
 
 
 def _after(state: Payload, update: Update, ctx: RoundContext) -> tuple[Payload, Update]:

@@ -16,7 +16,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.core.protocol import FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
 from fedlens.core.schema import Field as SchemaField
-from fedlens.core.schema import TreeField
+from fedlens.core.schema import NumberField, TreeField
 from fedlens.core.tree import Tree, TreeSpec, add, scale, zeros_like
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 
@@ -138,6 +138,7 @@ def _rule(alpha: float, weighting: str, send: bool) -> ClientRule:
             "dynamic": ServerRule(
                 init=_zero,
                 shared=_mean_examples if weighted else None,
+                takes=_takes if weighted else None,
                 after=partial(_after, traits=traits),
                 follows_device=True,
             )
@@ -208,6 +209,10 @@ def _zero(weights: Tree, federation: FederationInfo) -> Payload:
 
 def _mean_examples(state: Payload) -> Payload:
     return {"mean_examples": state["mean_examples"]}
+
+
+def _takes(spec: TreeSpec, federation: FederationInfo) -> Mapping[str, SchemaField]:
+    return {"mean_examples": NumberField(above=0, most=federation.largest)}
 
 
 def _after(state: Payload, update: Update, ctx: RoundContext, traits: Traits) -> tuple[Payload, Update]:

@@ -17,6 +17,7 @@ from fedlens.algorithms.client_evaluation import (
     EVALUATE_OWN,
     EvaluateOwn,
     Who,
+    asked,
     disclosure,
     everywhere,
     refuse_too_many,
@@ -40,8 +41,9 @@ from fedlens.core.protocol import (
     RoundContext,
     State,
 )
-from fedlens.core.schema import Schema, TensorField, TreeField
+from fedlens.core.schema import AskedField, Schema, TensorField, TreeField
 from fedlens.core.tree import Leaf, Tree, spec_of, tree_of
+from fedlens.core.wire.asked_fields import GroupField, ListField, RowField, TextField
 from fedlens.local.knowledge_transfer import (
     LOGITS,
     SERVER,
@@ -52,6 +54,7 @@ from fedlens.local.knowledge_transfer import (
     store,
 )
 from fedlens.local.settings import LocalSettings
+from fedlens.local.training import asked_rate
 from fedlens.models.registry import MODELS
 from fedlens.models.stages import LayerName, stages
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
@@ -189,6 +192,19 @@ class FedGKT(AlgorithmBase):
         """The initial weights. Raises `ConfigError` if the cohort is larger than the population."""
         self.select.size(federation)
         return {"model": {**tree_of(model.build()), **model.fixed}, "trained": []}
+
+    def takes(self, op: str) -> Schema | None:
+        """What `round` sends with "train" and "store", and `evaluate` to clients."""
+        parts, logits = self.parts, GroupField({LOGITS: self._fields[LOGITS]})
+        if op == EVALUATE_OWN and self.measured != "none":
+            sent = parts.spec.keys() - parts.model.fixed.keys()
+            return asked({name: parts.spec[name] for name in sent})
+        asks: dict[str, dict[str, AskedField]] = {
+            "train": asked_rate(parts.local, parts.rounds),
+            "store": {"letters": ListField(RowField((TextField((SERVER,)), logits)), most=1)},
+            "extractor": {},
+        }
+        return Schema(asks[op]) if op in asks else None
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """Train and send; the server; store. Without a client that has sent, the server's network is kept."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -34,6 +34,7 @@ from fedlens.core.random import Rng
 from fedlens.core.reduction import add_reply
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.schema import NumberField, Schema, TensorField
+from fedlens.core.tree import TreeSpec
 from fedlens.local.class_counts import class_counts
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Traits
 from fedlens.local.training import Train
@@ -142,7 +143,11 @@ def _rule(target: str | list[float], normalize: bool, table: str) -> ClientRule:
         start=partial(weigh, target=target),
         risk=partial(risk, target=target, normalize=normalize),
         fits=None if isinstance(target, str) else partial(_fits, target=target, where=f"{table}.target"),
-        server_rules={NAME: ServerRule(shared=_shared, prepare=gather, follows_device=True)}
+        server_rules={
+            NAME: ServerRule(
+                shared=_shared, takes=_takes, asks={COUNT: "nothing"}, prepare=gather, follows_device=True
+            )
+        }
         if gathers
         else {},
         ops={COUNT: _count} if gathers else {},
@@ -250,3 +255,7 @@ def gather(
 
 def _shared(state: Payload) -> Payload:
     return {TARGET: state[TARGET]}
+
+
+def _takes(spec: TreeSpec, federation: FederationInfo) -> Mapping[str, SchemaField]:
+    return {TARGET: TensorField((federation.classes,), torch.float64, low=0, high=1)}

@@ -15,7 +15,7 @@ from fedlens.algorithms.averaging import Averaging, Parts, averaging
 from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.algorithms.splitfed import refuse_unfit
-from fedlens.core.algorithm_base import OwnCurve
+from fedlens.core.algorithm_base import AlgorithmBase, OwnCurve
 from fedlens.core.protocol import (
     Ask,
     Evaluation,
@@ -49,6 +49,7 @@ class FedMA(Averaging):
     prior: matching.UnitPrior
     own_start: bool
     grows = True
+    takes = AlgorithmBase.takes  # none: no schema of fixed shapes holds layers that grow
 
     @cached_property
     def layers(self) -> tuple[str, ...]:

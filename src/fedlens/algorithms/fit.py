@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedlens.aggregate.mean import Aggregate
+from fedlens.algorithms.client_evaluation import Who, refuse_unmeasured
 from fedlens.algorithms.client_sampling import BySize, Poisson, Select, repeats
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo
@@ -307,4 +308,31 @@ def refuse_counted_twice(
             "clients are selected and weighted by their number of examples, so their size counts twice",
             where="select.name",
             hint="set aggregate.weighting = 'uniform', or set select.name = 'uniform'",
+        )
+
+
+def refuse_personal(
+    rule: ClientRule, federation: FederationInfo, measure: Sequence[str], measured: Who | None
+) -> None:
+    """Raises `ConfigError` if a model with personal leaves cannot be evaluated, or if a rule would send them."""
+    refuse_unmeasured(
+        federation,
+        "parts of the model stay at the clients, so it can only be tested at each client",
+    )
+    if "@train" in measure:
+        raise ConfigError(
+            "evaluation.train needs one global model, but parts of this model stay at the clients",
+            where="evaluation.train",
+        )
+    if measured == "none":
+        raise ConfigError(
+            "parts of the model stay at the clients, so only per-client evaluation can measure it",
+            where="evaluation.clients",
+            hint="take 'all', or a number",
+        )
+    if rule.traits.all_weights or rule.fields:
+        raise ConfigError(
+            f"'{rule.name}' needs all weights at the server, but parts of this model stay at the clients",
+            where="client",
+            hint="remove it, or choose another algorithm",
         )

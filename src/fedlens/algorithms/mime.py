@@ -25,8 +25,9 @@ from fedlens.algorithms.full_gradients import (
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, Payload, RoundContext
 from fedlens.core.reduction import Update
-from fedlens.core.schema import Field, Schema, TreeField
+from fedlens.core.schema import AskedField, Field, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, map_tree
+from fedlens.core.wire.asked_fields import GroupField
 from fedlens.local.rules import ClientRule, LocalContext, ServerRule, Tensors, Traits
 from fedlens.local.settings import LocalSettings
 
@@ -167,6 +168,8 @@ def mime(
             MIME: ServerRule(
                 init=partial(_first, base=base),
                 shared=dict,
+                takes=partial(_takes, base=base, control=True),
+                asks={OP: "shared"},
                 prepare=partial(control, expect=expected(parts, aggregate.weighting)),
                 after=partial(_mime_after, base=base),
                 follows_device=True,
@@ -270,6 +273,7 @@ def mimelite(
                 LITE: ServerRule(
                     init=partial(_first, base=base),
                     shared=dict,
+                    takes=partial(_takes, base=base, control=False),
                     after=partial(_lite_after, base=base),
                     follows_device=True,
                 )
@@ -344,6 +348,14 @@ def _expect(spec: TreeSpec) -> Mapping[str, Field]:
 
 def _first(weights: Tree, federation: FederationInfo, *, base: Base) -> Payload:
     return {STATISTICS: first_statistics(base, weights)}
+
+
+def _takes(
+    spec: TreeSpec, federation: FederationInfo, *, base: Base, control: bool
+) -> Mapping[str, AskedField]:
+    weights = TreeField.weights(spec)
+    statistics = {STATISTICS: GroupField(dict.fromkeys(base.statistics, weights))}
+    return {**statistics, CONTROL: weights} if control else statistics
 
 
 def control(

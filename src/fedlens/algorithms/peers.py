@@ -20,6 +20,7 @@ from fedlens.algorithms.client_evaluation import (
     EVALUATE_OWN,
     EvaluateOwn,
     Who,
+    asked,
     disclosure,
     everywhere,
     refuse_too_many,
@@ -48,15 +49,16 @@ from fedlens.core.protocol import (
     State,
 )
 from fedlens.core.random import Rng
+from fedlens.core.schema import AskedField, NumberField, Schema, TreeField
 from fedlens.core.schema import Field as SchemaField
-from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.tree import Tree, TreeSpec, norm, subtract, tree_of
+from fedlens.core.wire.asked_fields import GroupField, ListField, RowField
 from fedlens.local.halves import positions
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
-from fedlens.local.training import Train
+from fedlens.local.training import FOREVER, Train, asked_rate
 from fedlens.tasks.central_evaluation import Evaluate, central_metrics
 
 RING, PLAIN = Ring(), ClientRule()
@@ -329,6 +331,27 @@ class PeerToPeer(AlgorithmBase):
         tree = {**tree_of(model.build()), **model.fixed}
         edges = self.topology.edges_digest
         return {"model": tree, "at": [-1] * federation.clients, "consensus": 0.0, "parted": 0, "edges": edges}
+
+    def takes(self, op: str) -> Schema | None:
+        """What `round` sends with "send", "mix" and "show", and `evaluate` to peers."""
+        parts, n = self.parts, self.parts.federation.clients
+        peer, step = NumberField(-1, n - 1, whole=True), NumberField(-1, FOREVER, whole=True)
+        weight = NumberField(above=0, most=1)
+        at = {"at": ListField(NumberField(-2, FOREVER, whole=True), n, least=n)}
+        if op == "show":
+            return Schema(at)
+        if op == EVALUATE_OWN and self.measured != "none":
+            return asked({}, at)
+        rate = {"mixing": step, **asked_rate(parts.local, parts.rounds)}
+        if self.asks_each_step:
+            rate.pop("schedule", None)  # `lr` is the rate of the step then
+        letters = ListField(RowField((peer, GroupField(self.rule.letter(self._mixed_spec)))), n)
+        row = ListField(RowField((peer, weight)), n)
+        asks: dict[str, dict[str, AskedField]] = {
+            "send": {**at, **rate, "to": ListField(peer, n)},
+            "mix": {**rate, "step": step, "weights": row, "letters": letters},
+        }
+        return Schema(asks[op]) if op in asks else None
 
     def round(self, state: State, ctx: RoundContext) -> Round:
         """The mixings of a round, and what is measured. A peer that fails takes no part in the rest of the round."""

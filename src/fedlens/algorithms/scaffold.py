@@ -136,7 +136,9 @@ def control_variate(*, option: Option = "II") -> ClientRule:
         expect=_expect,
         fields={"variate": "sum"},
         server_rules={
-            "control-variate": ServerRule(init=_zero, shared=_shared, after=_after, follows_device=True)
+            "control-variate": ServerRule(
+                init=_zero, shared=_shared, takes=_takes, after=_after, follows_device=True
+            )
         },
         check=partial(_refuse_bent, option=option),
         traits=traits,
@@ -236,6 +238,10 @@ def _zero(weights: Tree, federation: FederationInfo) -> Payload:
 
 def _shared(state: Payload) -> Payload:
     return {"variate": state["variate"]}
+
+
+def _takes(spec: TreeSpec, federation: FederationInfo) -> Mapping[str, SchemaField]:
+    return {"variate": TreeField.weights(spec)}
 
 
 def _after(state: Payload, update: Update, ctx: RoundContext) -> tuple[Payload, Update]:

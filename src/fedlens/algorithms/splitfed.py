@@ -17,7 +17,7 @@ from fedlens.algorithms.client_sampling import refuse_repeats
 from fedlens.algorithms.registry import refuse_unused
 from fedlens.base.errors import ConfigError
 from fedlens.base.frozen import FrozenSplit
-from fedlens.core.algorithm_base import OwnCurve
+from fedlens.core.algorithm_base import AlgorithmBase, OwnCurve
 from fedlens.core.protocol import (
     Ask,
     Evaluation,
@@ -63,6 +63,7 @@ class SplitFed(Averaging):
     activations: tuple[Tensor, ...]  # of two examples, after each cut
     cuts: tuple[str, ...]
     asks_each_step = True
+    takes = AlgorithmBase.takes  # none: every step is a message, and its images can be reconstructed
 
     @property
     def ops(self) -> Mapping[str, Op]:

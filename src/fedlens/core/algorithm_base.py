@@ -19,6 +19,7 @@ from fedlens.core.protocol import (
     Payload,
     Round,
     RoundContext,
+    Schema,
     State,
 )
 from fedlens.core.tree import Tree
@@ -123,6 +124,14 @@ class AlgorithmBase(Algorithm):
         """The clients that may be asked to train, each once; by default all that hold data."""
         eligible: list[int] = federation.eligible.tolist()
         return eligible
+
+    def takes(self, op: str) -> Schema | None:
+        """What a client may be asked by this operation: the fields of `Ask.shared` and `Request.payload` together.
+
+        A site refuses every other ask, and, where this is None, each one: the operation is not for clients, or the
+        algorithm does not say. `evaluate` is for data of the server: asked of one image, it would tell its label.
+        """
+        return None
 
     @property
     def pools_data(self) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedlens.base.errors import HookError
 from fedlens.core.stacked import Column, StackedRow, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
+from fedlens.core.wire.asked_fields import GroupField, ListField, RowField, TextField
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
 LETTER = "letter."  # begins the names of the norms of letters
@@ -105,15 +106,20 @@ class TensorField:
 
 @dataclass(frozen=True)
 class NumberField:
-    """A finite number above `above` (exclusive) and at most `most`."""
+    """A finite number above `above` (exclusive) and at most `most`; only an `int` if `whole`."""
 
     above: float = -math.inf
     most: float = math.inf
+    whole: bool = False
 
     def fault(self, name: str, value: Any) -> str | None:
         """What is wrong with `value`, or None."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return f"{name} is {type(value).__name__}, not a number"
+        if isinstance(value, int) and value.bit_length() > 1023:
+            return f"{name} is a number of {value.bit_length()} bits"
+        if self.whole and not isinstance(value, int):
+            return f"{name} is {value!r}, not a whole number"
         if not math.isfinite(value):
             return f"{name} is {value}"
         if not self.above < value <= self.most:
@@ -122,6 +128,8 @@ class NumberField:
 
 
 Field = TreeField | TensorField | NumberField
+AskedField = Field | TextField | ListField | RowField | GroupField
+"""A field of what a client is asked; replies have those of `Field` alone."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +187,8 @@ class Schema:
     With `bounded=False` the driver sets no `typical` norm, as for replies whose norms the clients limit themselves:
     whether one is rejected then depends on that reply alone.
 
+    `optional` names fields that may be missing, in what a client is asked; see `AlgorithmBase.takes`.
+
     `log` allows one more field of this name, a mapping: the client's log, which stays where it is; see `Ask.logged`.
 
     Raises `HookError` if a metric has a name that the server computes, such as `test_accuracy`.
@@ -198,7 +208,7 @@ class Schema:
     'targets has 1 rows where features has 3'
     """
 
-    fields: Mapping[str, Field] | None = None
+    fields: Mapping[str, AskedField] | None = None
     typical: Mapping[str, float] = field(default_factory=dict)
     finite: bool = True
     metrics: Mapping[str, Bound] = field(default_factory=dict)
@@ -206,6 +216,7 @@ class Schema:
     aligned: tuple[str, ...] = ()
     log: bool = False
     bounded: bool = True
+    optional: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for name in self.metrics:
@@ -264,16 +275,19 @@ class Schema:
             return _parts(payload) if self.finite else [("", kind_fault(payload), None)]
         if self.log and isinstance(payload.get("log"), _MAPPINGS):
             payload = {name: value for name, value in payload.items() if name != "log"}
-        if payload.keys() != self.fields.keys():
-            missing = next((name for name in self.fields if name not in payload), None)
-            extra = next((name for name in payload if name not in self.fields), None)
+        fields = self.fields
+        if self.optional:
+            fields = {n: each for n, each in fields.items() if n in payload or n not in self.optional}
+        if payload.keys() != fields.keys():
+            missing = next((name for name in fields if name not in payload), None)
+            extra = next((name for name in payload if name not in fields), None)
             extra_fault = f"there is an extra {extra}, which `expect` does not announce"
             return [("", extra_fault if missing is None else f"{missing} is missing", None)]
         parts: list[_Part] = [
             expected.part(name, payload[name])
             if isinstance(expected, TreeField)
             else (name, expected.fault(name, payload[name]), None)
-            for name, expected in self.fields.items()
+            for name, expected in fields.items()
         ]
         if self.aligned and all(fault is None for _, fault, _ in parts):
             (first, rows), *others = ((name, len(payload[name])) for name in self.aligned)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlens.core.protocol import Ask, Reply
-from fedlens.core.schema import LETTER, Field, NumberField, TensorField
+from fedlens.core.schema import LETTER, AskedField, NumberField, TensorField, TreeField
 from fedlens.core.types import ClientId, Payload, is_client
 
 Row = dict[str, Any]
@@ -138,10 +138,11 @@ def _sizes(value: Any) -> Iterable[int]:
     return [1]
 
 
-def _announced(field: Field) -> int:
+def _announced(field: AskedField) -> int:
     """The number of values of a field; -1 if only a reply tells."""
     if isinstance(field, NumberField):
         return 1
     if isinstance(field, TensorField):
         return -1 if -1 in field.shape else math.prod(field.shape)
-    return sum(math.prod(shape) for shape, _ in field.leaves.values())
+    leaves = field.leaves.values() if isinstance(field, TreeField) else ()
+    return sum(math.prod(shape) for shape, _ in leaves)

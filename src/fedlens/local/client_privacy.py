@@ -170,6 +170,7 @@ def client_privacy(mechanism: PrivateMean) -> ClientRule:
     at_server = ServerRule(
         init=mechanism.init,
         shared=mechanism.shared if adaptive else None,
+        takes=_takes if adaptive else None,
         after=mechanism.after,
         release=mechanism.release,
         spent=mechanism.spent,
@@ -183,6 +184,10 @@ def client_privacy(mechanism: PrivateMean) -> ClientRule:
         server_rules={NAME: at_server},
         traits=Traits(stackable=True, releases=True),
     )
+
+
+def _takes(spec: TreeSpec, federation: FederationInfo) -> Mapping[str, SchemaField]:
+    return {"clip": NumberField(above=0)}
 
 
 def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:

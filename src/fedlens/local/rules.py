@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,7 +24,7 @@ from torch import Tensor
 from fedlens.base.signatures import check_signature
 from fedlens.core.protocol import Answers, Ask, ClientId, FederationInfo, ModelSpec, Op, Payload, RoundContext
 from fedlens.core.reduction import How, Update
-from fedlens.core.schema import Bound
+from fedlens.core.schema import AskedField, Bound
 from fedlens.core.schema import Field as SchemaField
 from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.problem import LocalProblem
@@ -151,6 +151,7 @@ HOOKS: Mapping[str, Sequence[str]] = {
 SERVER_HOOKS: Mapping[str, Sequence[str]] = {
     "init": ("weights", "federation"),
     "shared": ("state",),
+    "takes": ("spec", "federation"),
     "prepare": ("state", "shared", "cohort", "ctx"),
     "after": ("state", "update", "ctx"),
     "spent": ("state",),
@@ -165,6 +166,9 @@ class ServerRule:
         init: (trainable weights, federation) -> the state before the first round.
         shared: state -> what is sent to every client of the cohort with the model, under names that only this rule
             uses.
+        takes: (spec of the model, federation) -> the schema of what `shared` sends, by name. A site refuses a rule that
+            sends something and does not say what.
+        asks: the operations that `prepare` asks of clients: each with what is shared so far, or with nothing.
         prepare: (state, shared so far, cohort, context) -> a generator of asks before local training that returns the
             new state, or None to skip the round. Shared so far are `model`, the global tree; `lr`; and what earlier
             rules send.
@@ -179,6 +183,8 @@ class ServerRule:
 
     init: Callable[[Tree, FederationInfo], Payload] = lambda weights, federation: {}
     shared: Callable[[Payload], Payload] | None = None
+    takes: Callable[[TreeSpec, FederationInfo], Mapping[str, AskedField]] | None = None
+    asks: Mapping[str, Literal["shared", "nothing"]] = field(default_factory=dict)
     prepare: (
         Callable[
             [Payload, Payload, Sequence[ClientId], RoundContext], Generator[Ask, Answers, Payload | None]

@@ -20,9 +20,10 @@ from fedlens.core.device_copies import uploaded
 from fedlens.core.modules import Loadable, loadable
 from fedlens.core.protocol import Client, ModelSpec, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
-from fedlens.core.schema import Field, NumberField, Schema, TreeField
+from fedlens.core.schema import AskedField, Field, NumberField, Schema, TreeField
 from fedlens.core.step_counts import steps_of
 from fedlens.core.tree import Tree, TreeSpec, part
+from fedlens.core.wire.asked_fields import RowField
 from fedlens.local.class_counts import class_counts
 from fedlens.local.features import ModelFeatures
 from fedlens.local.hook_checks import watching
@@ -44,6 +45,7 @@ from fedlens.local.settings import LocalSettings
 from fedlens.tasks.task import Task
 
 Weighting = Literal["examples", "uniform"]
+FOREVER = 2**31  # rounds of a run whose number nobody has said
 
 
 @dataclass(frozen=True)
@@ -332,6 +334,14 @@ class Train:
         if self.rule.expect is not None:
             fields |= self.rule.expect(sent)
         return Schema(fields, metrics=self.rule.metrics, bounded=self.rule.limit is None)
+
+
+def asked_rate(settings: LocalSettings, rounds: int | None) -> dict[str, AskedField]:
+    """The fields of `LocalSettings.shared_rate`: a rate of at most `local.lr`, in a round of the run."""
+    last = rounds or FOREVER
+    round, all_rounds = (NumberField(above, last, whole=True) for above in (0, rounds - 1 if rounds else 0))
+    rate: dict[str, AskedField] = {"lr": NumberField(above=0, most=settings.lr)}
+    return {**rate, "schedule": RowField((round, all_rounds))} if settings.changes_by_step else rate
 
 
 _PIECE = 1 << 16  # numbers at a time, which stay in a processor's cache

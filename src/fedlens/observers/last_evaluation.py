@@ -60,7 +60,8 @@ class LastEvaluation(Observer):
         """Collects the evaluation of the last round."""
         if phase == "training" or round < self._built.config.rounds:
             return steps
-        self._collector = EvaluationCollector(self._built.algorithm.ops)
+        at_sites = self._built.client_data.dataset.at_sites
+        self._collector = EvaluationCollector(self._built.algorithm.ops, single_images=not at_sites)
         return self._collector.collect(steps)
 
     def round_done(self, state: State, tally: Tally, metrics: dict[str, Any]) -> None:
@@ -167,13 +168,17 @@ class EvaluationCollector:
     for the probabilities of classes. Only asks of `fedlens.tasks.central_evaluation.Evaluate` and
     `fedlens.algorithms.client_evaluation.EvaluateOwn` are changed, so an algorithm's own evaluation is not.
 
+    Args:
+        ops: the operations of the algorithm.
+        single_images: whether clients are asked about single held-out examples; sites refuse that.
+
     Attributes:
         of_clients: the measurements of each client on what it holds out, of at most 1,000 clients.
         confidences: the rows of `fedlens.tasks.task.Task.confidences` of each client, until there are 100,000 examples.
     """
 
-    def __init__(self, ops: Mapping[str, Op]) -> None:
-        self._ops = ops
+    def __init__(self, ops: Mapping[str, Op], single_images: bool = True) -> None:
+        self._ops, self._single_images = ops, single_images
         self._parts: list[Measured] = []
         self._asked = 0  # test examples
         self.of_clients: dict[int, Measured] = {}
@@ -189,7 +194,8 @@ class EvaluationCollector:
                     answers = yield replace(ask, requests=[self._extended(each) for each in ask.requests])
                     ask = steps.send(self._kept(answers))
                 elif isinstance(self._ops.get(ask.op), EvaluateOwn):
-                    answers = yield replace(ask, requests=[_with_confidences(each) for each in ask.requests])
+                    add = _with_confidences if self._single_images else _as_it_is
+                    answers = yield replace(ask, requests=[add(each) for each in ask.requests])
                     ask = steps.send(self._of_clients(answers))
                 else:
                     ask = steps.send((yield ask))
@@ -236,6 +242,10 @@ def _confidences(measured: Measured) -> dict[str, torch.Tensor]:
     """The rows of `fedlens.tasks.task.Task.confidences`."""
     rows = measured.rows.items()
     return {name.removeprefix(CONFIDENCES): each for name, each in rows if name.startswith(CONFIDENCES)}
+
+
+def _as_it_is(request: Request) -> Request:
+    return request
 
 
 def _with_confidences(request: Request) -> Request:

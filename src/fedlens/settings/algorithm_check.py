@@ -82,13 +82,19 @@ def _check_sites(config: Config, locate: Callable[[str], str]) -> None:
 
 
 def check_at_sites(config: Config, algorithm: AlgorithmBase, measure: Sequence[str]) -> None:
-    """Raises `ConfigError` for an algorithm that pools data, or if nothing measures the model."""
+    """Raises `ConfigError` for an algorithm that pools data or that sites refuse, or if nothing measures the model."""
     if algorithm.pools_data:
         raise ConfigError(
             f"'{config.algorithm['name']}' trains on the examples of all clients in one place, and they stay at the "
             "sites",
             where="algorithm.name",
             hint="set algorithm.name = 'fedavg'",
+        )
+    if all(algorithm.takes(op) is None for op in algorithm.ops):
+        raise ConfigError(
+            f"'{config.algorithm['name']}' does not say what it asks of clients, so every site would refuse",
+            where="algorithm.name",
+            hint="set algorithm.name = 'fedavg', or see 'What a site may be asked' in docs/engines.md",
         )
     if not measure and config.evaluation.clients in (None, "none") and not algorithm.personal:
         raise ConfigError(

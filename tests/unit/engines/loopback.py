@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fedlens.core.protocol import Failure, Id, Payload, Program
+from fedlens.core.schema import Schema
 from fedlens.core.wire.message import Caps, Message, read_payload, seal
 from fedlens.core.wire.plain_schema import from_plain
 from fedlens.data.partition.roster import Roster
@@ -45,6 +46,7 @@ class Site:
     program: Program
     roster: Roster
     key: KeyPair = field(default_factory=KeyPair.make)
+    takes: Callable[[str], Schema | None] = lambda op: Schema()
     states: dict[str, Payload] = field(default_factory=dict)
     asked: list[Message] = field(default_factory=list)
     computed: int = 0
@@ -64,6 +66,9 @@ class Site:
             read_payload(blobs[fields.payload], CAPS),
             {} if handle is None else self.states[handle],
         )
+        takes = self.takes(fields.operation)
+        if takes is None or takes.fault({**shared, **item.payload}) is not None:
+            return self.sealed(ask, {"outcome": "failure", "reason": "refused"}, b"")
         with self.program.computing():
             found = self.executor.alone(fields.operation, shared, item, from_plain(ask.details["expect"]))
         self.computed += 1
@@ -90,10 +95,15 @@ class LoopbackLink(Link):
     """All sites of a roster, asked one after the other in a thread of their own."""
 
     def __init__(
-        self, program: Program, roster: Roster, clock: Clock, fault: Fault = lambda ask: None
+        self,
+        program: Program,
+        roster: Roster,
+        clock: Clock,
+        fault: Fault = lambda ask: None,
+        takes: Callable[[str], Schema | None] = lambda op: Schema(),
     ) -> None:
         self.clock, self.fault = clock, fault
-        self.sites = {name: Site(name, program, roster) for name in roster.sites}
+        self.sites = {name: Site(name, program, roster, takes=takes) for name in roster.sites}
         self.away: set[str] = set()
         self.queue: deque[tuple[str, Message, dict[bytes, bytes]]] = deque()
         self.held: list[Arrived] = []

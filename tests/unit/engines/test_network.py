@@ -69,7 +69,7 @@ class Federation:
 
     def __init__(self, made: Built, fault: Fault = lambda ask: None, **waits: Any) -> None:
         self.made, self.clock, self.roster = made, Clock(), roster_of(made)
-        self.link = LoopbackLink(made.program, self.roster, self.clock, fault)
+        self.link = LoopbackLink(made.program, self.roster, self.clock, fault, made.algorithm.takes)
         self.engine = NetworkEngine(
             Waits(**{"deadline": 100.0, **waits}), max_share=1.0, computing=Computing("cpu")
         )

@@ -40,6 +40,7 @@ class SecAgg(BlindSum):
     """
 
     once: ClassVar[bool] = True
+    asks_training: ClassVar[bool] = False
     threshold: float = 0.67
     identity: Identity = UNSIGNED
     operation: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedlens.base.errors import DecodingError, HookError, one_line
-from fedlens.core.schema import Bound, Field, NumberField, Schema, TensorField, TreeField
+from fedlens.core.schema import AskedField, Bound, Field, NumberField, Schema, TensorField, TreeField
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -41,11 +41,15 @@ def to_plain(schema: Schema) -> dict[str, Any]:
     }
 
 
-def _field_to_plain(field: Field) -> dict[str, Any]:
+def _field_to_plain(field: AskedField) -> dict[str, Any]:
     if isinstance(field, TreeField):
         return {"tree": {name: [list(shape), _name(dtype)] for name, (shape, dtype) in field.leaves.items()}}
     if isinstance(field, TensorField):
         return {"tensor": [list(field.shape), _name(field.dtype), field.low, field.high, field.most]}
+    if not isinstance(field, NumberField) or field.whole:
+        raise HookError(
+            "`expect` has a field of a kind that replies do not have", hint="use trees, tensors and numbers"
+        )
     return {"number": [field.above, field.most]}
 
 
@@ -147,7 +151,7 @@ def most_bytes(schema: Schema, most: int) -> int:
     return int(min(most, sum(map(_largest, schema.fields.values())) + _STRUCTURE))
 
 
-def _largest(field: Field) -> float:
+def _largest(field: AskedField) -> float:
     if isinstance(field, TreeField):
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in field.leaves.values())
     if isinstance(field, TensorField):
