@@ -21,10 +21,13 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
@@ -81,7 +84,7 @@ class Registry:
 
     Besides its own rows a registry finds factories that a user names as `path/to/file.py:function` or
     `package.module:function`, and those that an installed package offers under the entry point group
-    `fedlens.<kind>s`.
+    `fedlens.<kind>s`; not in a block of `own_names`.
     """
 
     kind: str
@@ -99,6 +102,8 @@ class Registry:
         """The factory called `name`; raises `ConfigError` with the nearest right name where there is none."""
         if name in self.entries:
             return _load(self.entries[name].target)
+        if (approved := _approved.get()) is not None:
+            return _callable(self._of_approved(name, approved, where), name, self.kind, where)
         for plugin in self._plugins():
             if plugin.name == name:
                 return _callable(plugin.load(), name, self.kind, where)
@@ -111,9 +116,69 @@ class Registry:
         """A factory that was given in Python, and the name that config.toml has for it."""
         return thing, import_name(thing)
 
+    def _of_approved(self, name: str, approved: Mapping[str, bytes], where: str | None) -> Any:
+        """What `name` is in an approved file. Raises `ConfigError` for any other name."""
+        file, _, attribute = name.rpartition(":")
+        if file not in approved:
+            raise ConfigError(
+                f"the {self.kind} '{name}' is not fedlens's own",
+                where=where,
+                hint=nearest(name, self.entries),
+            )
+        defined = vars(_approved_module(file, approved[file], where))
+        if attribute not in defined:
+            raise ConfigError(
+                f"{file} does not define '{attribute}'", where=where, hint=nearest(attribute, defined)
+            )
+        return defined[attribute]
+
     def _plugins(self) -> list[EntryPoint]:
         path = tuple(str(place) for place in sys.path)
         return _installed(f"fedlens.{self.kind}s", path, tuple(map(_modified, path)))
+
+
+_approved: ContextVar[Mapping[str, bytes] | None] = ContextVar("approved", default=None)
+
+
+@contextmanager
+def own_names(approved: Mapping[str, bytes]) -> Iterator[None]:
+    """In this block, and in this thread, names resolve in fedlens's own tables alone, and in approved files.
+
+    A site computes what others wrote down: a name of theirs must not import a module.
+
+    Args:
+        approved: the code of each Python file that names may lead to, by its name in them.
+
+    >>> models = Registry("model", {"linear": Entry("fedlens.models.simple:linear", "")})
+    >>> with own_names({}):
+    ...     models.find("subprocess:getoutput")
+    Traceback (most recent call last):
+    fedlens.base.errors.ConfigError: the model 'subprocess:getoutput' is not fedlens's own; known: linear.
+    """
+    before = _approved.set(approved)
+    try:
+        yield
+    finally:
+        _approved.reset(before)
+
+
+def _approved_module(file: str, code: bytes, where: str | None) -> Any:
+    """The module that this code makes, once a process: not read again from its file, and not from a cache of Python."""
+    name = "fedlens_approved_" + hashlib.sha256(file.encode() + b"\0" + code).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = file
+    sys.modules[name] = module  # before it runs: a dataclass looks its module up
+    try:
+        exec(compile(code, file, "exec"), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        what = f"importing {file} failed: {type(error).__name__}: {error}"
+        raise ConfigError(
+            what, where=where, hint="a file that is approved cannot import files beside it"
+        ) from error
+    return module
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from fedlens.core.protocol import ClientId
 from fedlens.core.types import is_client
 from fedlens.data.client_datasets import ClientDataset, ClientDatasets
 from fedlens.data.dataset import Dataset
+from fedlens.data.federated import hold_out_each
+from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.roster import Roster
 
 
@@ -58,16 +61,106 @@ class SiteDatasets(ClientDatasets):
         return {"@test": len(self.dataset.test)} if len(self.dataset.test) else {}
 
 
-def federate_sites(dataset: Dataset, roster: Roster, test: Dataset | None) -> tuple[SiteDatasets, Roster]:
-    """What the server has of a federation of sites.
+@dataclass(frozen=True)
+class ExamplesHere:
+    """The examples of the clients of one site.
+
+    Attributes:
+        dataset: its training split has them; the test split is empty.
+        clients: by row, int64: the positions of all examples that were counted for the roster, in order; -1 for one
+            that is left out since.
+    """
+
+    dataset: Dataset
+    clients: Mapping[int, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class DatasetsHere(SiteDatasets):
+    """The data of the clients of one site, and the sizes of all; see `ClientDatasets` for the other arguments.
 
     Args:
-        dataset: that of `fedlens.data.datasets.sites`.
-        roster: the clients.
-        test: the dataset at the server whose test split measures the model.
-
-    Raises `ConfigError` if the test images have another form, and `DataError` if mean and std are not known.
+        here: the rows of the clients of this site.
     """
+
+    here: frozenset[int] = field(default_factory=frozenset)
+
+    def data_of(self, client: ClientId, /) -> ClientDataset:
+        """The examples of a client of this site. Raises `KeyError` for all others, and for data of the server."""
+        if client not in self.here:
+            raise KeyError(client)
+        return ClientDatasets.data_of(self, client)
+
+
+def divided(roster: Roster, validation: float, seed: int) -> Roster:
+    """The roster with as many held-out examples for each client as `federate` holds out of the same examples.
+
+    A census counts all examples of a client; how many it holds out depends on the sizes of all. A roster that was
+    divided before is divided anew, with the same result.
+
+    >>> from fedlens.core.wire.census import CountedClient, SiteCensus
+    >>> roster = Roster.of(SiteCensus(name, [CountedClient(name, 10)]) for name in "ab")
+    >>> divided(roster, 0.2, seed=0).held_out.tolist(), divided(roster, 0.2, seed=0).sizes().tolist()
+    ([2, 2], [8, 8])
+    """
+    if not validation:
+        return roster
+    rest, _, held_offsets = hold_out_each(_whole(roster), validation, seed)
+    return replace(roster, examples=rest.sizes(), held_out=np.diff(held_offsets))
+
+
+def _whole(roster: Roster) -> Partition:
+    """All examples of the clients, one client after the other."""
+    offsets = np.concatenate([[0], np.cumsum(roster.examples + roster.held_out)])
+    return Partition(roster.ids, np.arange(offsets[-1]), offsets)
+
+
+def federate_here(
+    dataset: Dataset, roster: Roster, here: ExamplesHere, validation: float, seed: int
+) -> tuple[DatasetsHere, Roster]:
+    """What one site has of a federation: the same examples for its clients as `federate` gives them.
+
+    `dataset` is that of `fedlens.data.datasets.sites`; `validation` and `seed` are those of `divided`.
+    """
+    roster, dataset = divided(roster, validation, seed), with_moments(dataset, roster)
+    whole = _whole(roster)
+    rest, held, held_offsets = whole, None, None
+    if validation:
+        rest, held, held_offsets = hold_out_each(whole, validation, seed)
+    starts = whole.offsets
+
+    def there(client: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = here.clients[client][positions - starts[client]]
+        return found[found >= 0]
+
+    def joined(parts: Mapping[int, NDArray[np.int64]]) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """The positions of the clients here one after the other, and the offsets of all clients in them."""
+        sizes = np.zeros(len(roster), np.int64)
+        for client, positions in parts.items():
+            sizes[client] = len(positions)
+        empty = np.zeros(0, np.int64)
+        together = np.concatenate([empty, *(parts[client] for client in sorted(parts))])
+        return torch.from_numpy(together), np.concatenate([[0], np.cumsum(sizes)])
+
+    indices, offsets = joined({client: there(client, rest[client]) for client in here.clients})
+    if held is not None and held_offsets is not None:
+        ends = held_offsets
+        held_here = {c: there(c, held[ends[c] : ends[c + 1]]) for c in here.clients}
+        held_indices, held_ends = joined(held_here)
+    train, test = here.dataset.train.tensors(), here.dataset.test.tensors()
+    return DatasetsHere(
+        replace(dataset, train=train, test=test, at_sites=False),
+        indices,
+        offsets,
+        held_out=None if held is None else held_indices,
+        held_out_offsets=None if held is None else held_ends,
+        roster=roster,
+        here=frozenset(here.clients),
+    ), roster
+
+
+def with_moments(dataset: Dataset, roster: Roster) -> Dataset:
+    """The dataset with the mean and the deviation that the sites summed, if they did. Raises `DataError`."""
     if roster.moments is not None:
         mean, std = roster.moments
         if len(mean) != dataset.input_shape[0]:
@@ -76,6 +169,23 @@ def federate_sites(dataset: Dataset, roster: Roster, test: Dataset | None) -> tu
         chosen = {"mean": list(mean), "std": list(std)}
         dataset = replace(dataset, mean=mean, std=std, notes=(*dataset.notes, summed), chosen=chosen)
         dataset = replace(dataset, moments_of=roster.images)
+    return dataset
+
+
+def federate_sites(
+    dataset: Dataset, roster: Roster, test: Dataset | None, validation: float, seed: int
+) -> tuple[SiteDatasets, Roster]:
+    """What the server has of a federation of sites.
+
+    Args:
+        dataset: that of `fedlens.data.datasets.sites`.
+        roster: the clients.
+        test: the dataset at the server whose test split measures the model.
+        validation, seed: those of `divided`.
+
+    Raises `ConfigError` if the test images have another form, and `DataError` if mean and std are not known.
+    """
+    roster, dataset = divided(roster, validation, seed), with_moments(dataset, roster)
     if test is not None:
         for what, one, other in (
             ("classes", dataset.classes, test.classes),

@@ -26,6 +26,7 @@ from fedlens.data.catalogue import data_directory
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.feature_cache import with_features
 from fedlens.data.partition.roster import Roster
+from fedlens.data.sites import ExamplesHere
 from fedlens.data.vertical.feature_partition import AnyPartition, FeaturePartition
 from fedlens.data.vertical.vertical_datasets import party_facts, vertical_datasets
 from fedlens.engines.hardware import announcements, hardware
@@ -105,17 +106,19 @@ def build(
     initial: Path | None = None,
     session: Session | None = None,
     roster: Roster | None = None,
+    here: ExamplesHere | None = None,
 ) -> Built:
     """Loads the data, partitions it, and makes the algorithm and the engine.
 
     `initial` is the file of the initial model in the directory of a run that is resumed; `model.weights` is not read
-    again then. `session` has data and partitions of earlier runs. `roster` are the clients whose data are at sites.
+    again then. `session` has data and partitions of earlier runs. `roster` are the clients whose data are at sites, and
+    `here` the examples of those of this site, if this is one.
 
     Raises `ConfigError` if the settings do not fit the data or each other, and `DataError` if the data is missing or
     damaged.
     """
     try:
-        return _build(planned, data_dir, download, engine, say, initial, session, roster)
+        return _build(planned, data_dir, download, engine, say, initial, session, roster, here)
     except ConfigError as error:
         if error.where is None or error.where.partition(".")[0] not in Config.model_fields:
             raise
@@ -131,16 +134,14 @@ def _build(
     initial: Path | None,
     session: Session | None,
     roster: Roster | None,
+    here: ExamplesHere | None,
 ) -> Built:
     config, chosen = planned.config, planned.chosen
     algorithm_check.check_combinations(config)
-    prepare = chosen["model"].shared
-    if prepare is not None and prepare.initial_weights is not None and not (initial and initial.exists()):
-        prepare.initial_weights.look_in(data_dir / "weights")
-        with downloads(download):
-            prepare.initial_weights.read_before_data()
+    if not (initial and initial.exists()):
+        _read_weights(chosen["model"], data_dir, download)
     client_data, partition, task, tables, shared = client_data_of(
-        planned, data_dir, download, say, session, roster
+        planned, data_dir, download, say, session, roster, here
     )
     data = client_data.dataset
     choice, widened = with_trained_widths(with_vocabulary(chosen["model"], data.info))
@@ -192,6 +193,14 @@ def _build(
         labelled_images(planned, algorithm, unwrapped, task, data_dir, download),
         shared,
     )
+
+
+def _read_weights(model: Resolved, data_dir: Path, download: bool) -> None:
+    """Reads the file of the initial weights, if the model has one."""
+    if model.shared is not None and (weights := model.shared.initial_weights) is not None:
+        weights.look_in(data_dir / "weights")
+        with downloads(download):
+            weights.read_before_data()
 
 
 def _notes(weights: InitialWeights | None, widened: Sequence[str], *others: Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from fedlens.data.normalize import normalized
 from fedlens.data.partition.iid import reassigned
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.roster import Roster
-from fedlens.data.sites import federate_sites
+from fedlens.data.sites import ExamplesHere, federate_here, federate_sites
 from fedlens.data.table import Table
 from fedlens.data.vertical.feature_partition import AnyPartition
 from fedlens.data.vertical.vertical_datasets import federate_parties
@@ -48,6 +48,7 @@ def client_data_of(
     say: Callable[[str], None],
     session: Session | None,
     roster: Roster | None,
+    here: ExamplesHere | None = None,
 ) -> ClientData:
     """Reads the dataset, decodes it, divides it among the clients, and adds normalization and augmentation."""
     config, chosen = planned.config, planned.chosen
@@ -66,9 +67,11 @@ def client_data_of(
     held_out = (config.data.validation, seeds.data, config.data.validation_from)
 
     def federated() -> tuple[ClientDatasets, AnyPartition]:
+        if dataset.at_sites and here is not None:
+            return federate_here(dataset, _known(roster), here, *held_out[:2])
         if dataset.at_sites:
             at_server = chosen[SERVER_TEST](data_dir, download, seeds.data) if SERVER_TEST in chosen else None
-            return federate_sites(dataset, _known(roster), at_server)
+            return federate_sites(dataset, _known(roster), at_server, *held_out[:2])
         if parties is not None:
             return federate_parties(
                 dataset,

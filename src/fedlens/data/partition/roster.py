@@ -124,8 +124,7 @@ class Roster:
         elif known.keys() != {client.name for client in census.clients}:
             what = "other clients"
         elif any(
-            client.examples > self.examples[known[client.name]]
-            or client.held_out > self.held_out[known[client.name]]
+            client.examples + client.held_out > (self.examples + self.held_out)[known[client.name]]
             for client in census.clients
         ):
             what = "more examples"

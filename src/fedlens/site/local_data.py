@@ -1,0 +1,279 @@
+"""The examples of a site's clients in the classes of the contract, what is left out, and their census."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedlens import __version__
+from fedlens.base.errors import ConfigError, DataError, nearest
+from fedlens.base.parse_text import parse_json, read_text
+from fedlens.base.printable import printable
+from fedlens.base.registry import settings_model
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
+from fedlens.data.catalogue import data_directory
+from fedlens.data.dataset import Dataset, Examples
+from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.datasets.sites import sites
+from fedlens.data.loading import loaded
+from fedlens.data.table import is_missing
+from fedlens.files.atomic_files import read_regular
+from fedlens.files.regular_file import open_regular
+from fedlens.identity.private_files import private_folder, write_private
+from fedlens.settings.make_partition import read_dataset
+from fedlens.site.classes import in_classes
+from fedlens.site.contract import Contract
+from fedlens.site.settings import SiteSettings
+
+_FORMAT = "fedlens examples 1"
+_BLOCK = 1024  # images that are summed at once
+_LONGEST = 128  # characters of a client's name
+
+
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """The examples of the clients of one site, in the classes and the shape of a contract.
+
+    Attributes:
+        site: the name of the site.
+        settings: `site.toml`.
+        contract: the experiment.
+        dataset: all examples that can be read now; its test split is empty.
+        clients: for each client by name, int64, the positions of the examples that were counted at the first census
+            of the run, in their order; -1 for one that is excluded or is no longer there.
+        notes: sentences for the log of the site.
+    """
+
+    site: str
+    settings: SiteSettings
+    contract: Contract
+    dataset: Dataset
+    clients: Mapping[str, NDArray[np.int64]]
+    notes: tuple[str, ...]
+    _ids: Sequence[str] = field(repr=False)
+    _record: Path = field(repr=False)
+    _gone: frozenset[str] = field(repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of its clients, sorted: SITE, or SITE/VALUE for each value of the column `clients`."""
+        return tuple(sorted(self.clients))
+
+    @classmethod
+    def open(cls, contract: Contract, site: str, folder: Path, run: str) -> LocalData:
+        """Reads the data that `site.toml` describes, for an approved contract.
+
+        `folder` is that of the site: a file there keeps which examples the first census of the run counted, so that
+        one that is excluded, deleted or added later changes nothing for the others.
+
+        Raises `ConfigError` or `DataError` with place and fix for a label or a shape outside the contract, a local
+        label that maps to nothing, a client without examples, and a file that is missing.
+        """
+        settings = contract.site
+        dataset = _read(settings, contract)
+        ids = _ids(dataset.train)
+        key = hashlib.sha256(f"{run}\0{contract.digest}\0{site}".encode()).hexdigest()[:32]
+        record = private_folder(folder / "approved") / f"{key}.examples.json"
+        owners = _owners(dataset.train, settings, site)
+        kept = _kept_record(record)
+        if kept is None:
+            gone = _excluded(dataset.train, ids, settings)
+            counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
+            enough, notes = _enough(counted, settings)
+            examples = {name: [ids[i] for i in rows] for name, rows in enough.items()}
+        else:
+            examples, before = kept
+            gone, notes = frozenset(before), []
+        at = {name: i for i, name in enumerate(ids)}
+        clients = {
+            name: np.array([at.get(each, -1) for each in named], np.int64)
+            for name, named in sorted(examples.items())
+        }
+        opened = cls(site, settings, contract, dataset, clients, (*dataset.notes, *notes), ids, record, gone)
+        opened = opened.reread() if kept is not None else opened
+        opened._write(examples)
+        return opened
+
+    def reread(self) -> LocalData:
+        """The same with the exclusion list as it is now. What was left out stays out, so that data only shrink.
+
+        Raises `DataError` if the list cannot be read: then nothing may be computed.
+        """
+        gone = self._gone | _excluded(self.dataset.train, self._ids, self.settings)
+        out = np.array([i for i, name in enumerate(self._ids) if name in gone], np.int64)
+        clients = {
+            name: np.where(np.isin(positions, out), -1, positions) for name, positions in self.clients.items()
+        }
+        if gone == self._gone and all((clients[name] == self.clients[name]).all() for name in clients):
+            return self
+        found = replace(self, clients=clients, _gone=gone)
+        kept = _kept_record(self._record)
+        if kept is not None:
+            found._write(kept[0])
+        return found
+
+    def census(self) -> SiteCensus:
+        """What the site tells before the first round: sizes, versions, contract, and channel sums if they are needed.
+
+        A client's `examples` are all that it has, `held_out` is 0: the server divides them as a simulation does, once
+        the sizes of all are known; see `fedlens.data.sites.divided`.
+        """
+        versions = {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
+        return SiteCensus(
+            self.site,
+            [CountedClient(name, len(self.clients[name])) for name in self.names],
+            versions,
+            self.contract.digest,
+            None if self.contract.dataset.get("mean") is not None else self._sums(),
+        )
+
+    def _sums(self) -> ChannelSums:
+        """The sums over the images of all clients; of integers, so they do not depend on the machine."""
+        images = self.dataset.train.inputs
+        positions = np.sort(np.concatenate(list(self.clients.values())))
+        positions = positions[positions >= 0]
+        channels = images.shape[1]
+        total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+        for start in range(0, len(positions), _BLOCK):
+            at = positions[start : start + _BLOCK]
+            block = np.asarray(images[at] if isinstance(images, np.ndarray) else images.take(at), np.uint16)
+            total += block.sum(axis=(0, 2, 3), dtype=np.int64)
+            squares += np.square(block).sum(axis=(0, 2, 3), dtype=np.int64)
+        pixels = len(positions) * int(np.prod(images.shape[2:]))
+        values, products = (total / 255).tolist(), (squares / 255**2).tolist()
+        return ChannelSums(len(positions), pixels, tuple(values), tuple(products))
+
+    def _write(self, examples: Mapping[str, Sequence[str]]) -> None:
+        content = {"format": _FORMAT, "clients": dict(examples), "gone": sorted(self._gone)}
+        write_private(self._record, json.dumps(content).encode())
+
+
+def _kept_record(path: Path) -> tuple[dict[str, list[str]], list[str]] | None:
+    """(examples of each client, those that are gone) of the first census; None if there was none."""
+    if not path.exists():
+        return None
+    try:
+        content = parse_json(read_regular(path))
+        if content["format"] != _FORMAT:
+            raise ValueError
+        return {name: list(map(str, ids)) for name, ids in content["clients"].items()}, content["gone"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(
+            "the list of the examples of this run is damaged",
+            where=str(path),
+            hint="copy it back from a backup, or let the run go on without this site",
+        ) from error
+
+
+def _read(settings: SiteSettings, contract: Contract) -> Dataset:
+    """All training examples of the site, in the classes of the contract."""
+    form = contract.dataset
+    wanted = sites(Path(), False, 0, **{key: value for key, value in form.items() if key != "name"})
+    name, given = settings.dataset()
+    fields = settings_model(DATASETS.find(name)).model_fields if name in DATASETS else {}
+    channels, *size = wanted.input_shape
+    given = {key: v for key, v in (("size", size), ("channels", channels)) if key in fields} | given
+    dataset = read_dataset(name, [], given, root=data_directory(None))
+    where = f"{settings.path}: data.dataset"
+    if dataset.kind != wanted.kind:
+        what = f"the data are for {dataset.kind}, and the experiment for {wanted.kind}"
+        raise ConfigError(what, where=where, hint="describe data with such labels, or refuse the experiment")
+    if dataset.input_shape != wanted.input_shape:
+        found, needed = list(dataset.input_shape), list(wanted.input_shape)
+        raise ConfigError(
+            f"the images are {found} (channels, height, width), and those of the experiment {needed}",
+            where=where,
+            hint=f"set size = {needed[1:]} and channels = {needed[0]} in it",
+        )
+    train = in_classes(dataset, wanted.classes, settings)
+    data = replace(wanted, train=train, notes=dataset.notes, on_error=dataset.on_error)
+    return loaded(data, int(settings.data.cache * 2**30))
+
+
+def _ids(examples: Examples) -> list[str]:
+    """A name for each example that stays when others leave: its file, with a number if several are of one."""
+    files = examples.files
+    if files is None:
+        return [f"#{i}" for i in range(len(examples))]
+    seen: dict[str, int] = {}
+    ids: list[str] = []
+    for i in range(len(examples)):
+        name = files[i]
+        seen[name] = seen.get(name, 0) + 1
+        ids.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return ids
+
+
+def _owners(examples: Examples, settings: SiteSettings, site: str) -> dict[str, list[int]]:
+    """The positions of each client's examples, by the name of the client."""
+    column = settings.data.clients
+    if column is None:
+        return {site: list(range(len(examples)))}
+    where = f"{settings.path}: data.clients"
+    if column not in examples.columns:
+        hint = nearest(column, examples.columns) if examples.columns else "give a table with such a column"
+        raise ConfigError(f"the data have no column '{column}'", where=where, hint=hint)
+    owners: dict[str, list[int]] = {}
+    for i, value in enumerate(examples.columns[column].tolist()):
+        name = f"{site}/{value}"
+        if is_missing(value) or not name.isprintable() or len(name) > _LONGEST:
+            raise DataError(
+                f"example {i} has {printable(repr(value))} in the column '{column}', which names its client",
+                where=where,
+                hint=f"write a name of at most {_LONGEST - len(site) - 1} printable characters",
+            )
+        owners.setdefault(name, []).append(i)
+    return owners
+
+
+def _enough(
+    counted: Mapping[str, Sequence[int]], settings: SiteSettings
+) -> tuple[dict[str, Sequence[int]], list[str]]:
+    """The clients with `min_examples` or more, and a note on the others. Raises `DataError` if there is none."""
+    least = settings.data.min_examples
+    enough = {name: rows for name, rows in counted.items() if len(rows) >= least}
+    if not enough:
+        most = max(map(len, counted.values()), default=0)
+        raise DataError(
+            f"no client has {least} examples; the largest has {most}",
+            where=f"{settings.path}: data.min_examples",
+            hint="add examples, or set a smaller number, which says more about each of them",
+        )
+    few = len(counted) - len(enough)
+    return enough, [
+        f"{few} of {len(counted)} clients have fewer than {least} examples: left out"
+    ] if few else []
+
+
+def _excluded(examples: Examples, ids: Sequence[str], settings: SiteSettings) -> frozenset[str]:
+    """The ids of the examples that the exclusion list names, by file or by a value of a column."""
+    if settings.data.exclude is None:
+        return frozenset()
+    path = settings.place(settings.data.exclude)
+    try:
+        with open_regular(path) as file:
+            lines = read_text(file).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"the list of what is left out cannot be read: {error.strerror if isinstance(error, OSError) else error}",
+            where=str(path),
+            hint="put the file back, in UTF-8 with one name a line; an empty file leaves out nothing",
+        ) from None
+    listed = {line.strip() for line in lines} - {""}
+    if not listed:
+        return frozenset()
+    out = np.zeros(len(ids), bool)
+    files = examples.files
+    for i in range(len(ids)):
+        name = ids[i] if files is None else files[i]
+        out[i] = name in listed or name.rpartition("/")[2] in listed
+    for column in examples.columns.values():
+        out |= np.isin(column.astype(str), sorted(listed))
+    return frozenset(ids[i] for i in np.flatnonzero(out).tolist())

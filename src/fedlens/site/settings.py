@@ -1,0 +1,132 @@
+"""The settings of a site, `site.toml`: its data, what may be computed with them, and what others may name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedlens.base.errors import ConfigError
+from fedlens.base.setting_errors import validated
+from fedlens.engines.devices import Device
+from fedlens.engines.inline import Threads
+from fedlens.files.regular_file import open_regular
+from fedlens.settings.config import Named
+from fedlens.settings.config_source import Source, read_toml
+from fedlens.settings.toml_lines import key_lines
+
+SITE_FILE = "site.toml"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SiteData(_Table):
+    """The table `[data]`."""
+
+    dataset: Named
+    clients: str | None = Field(
+        None, min_length=1, description="a column: each value is a client, SITE/VALUE, which the server sees"
+    )
+    labels: dict[str, str] = Field(
+        {},
+        description="local label to class of the experiment; equal names need no line, '' leaves images out",
+    )
+    exclude: str | None = Field(
+        None,
+        min_length=1,
+        description="a file with one name of an image or one value of a column a line, which are left out",
+    )
+    min_examples: int = Field(8, ge=1, description="the fewest examples behind each number that is sent")
+    cache: float = Field(2.0, ge=0, le=4096, description="GiB of decoded images that are kept in memory")
+
+
+class SiteCompute(_Table):
+    """The table `[compute]`."""
+
+    device: Device = "auto"
+    threads: Threads = 1
+    max_message: int = Field(4096, ge=1, description="MiB of the largest message that is taken")
+
+
+class _Settings(_Table):
+    data: SiteData
+    compute: SiteCompute = SiteCompute()
+    files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What `site.toml` says.
+
+    Attributes:
+        path: the file; paths in it are relative to its folder.
+        data, compute: its tables, with defaults.
+        files: what an experiment may name besides fedlens's own tables: a path to its SHA-256 in hexadecimal.
+    """
+
+    path: Path
+    data: SiteData
+    compute: SiteCompute
+    files: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> SiteSettings:
+        """Reads the file, and no data. Raises `ConfigError` with key and line for what is wrong in it."""
+        text, values = read_toml(path, "join the federation, or name the folder of the site")
+        source = Source(values, path, key_lines(text))
+        checked = validated(_Settings, values, "", source.locate)
+        return cls(path, checked.data, checked.compute, checked.files)
+
+    def file(self, name: str) -> str | None:
+        """The line of `[files]` for a name in an experiment: the same name, or a path that ends in it; or None.
+
+        A server sends names without folders.
+        """
+        if name in self.files:
+            return name
+        same = [path for path in self.files if path.rpartition("/")[2] == name]
+        return same[0] if len(same) == 1 else None
+
+    def place(self, name: str) -> Path:
+        """The path of a name in `site.toml`."""
+        return Path(os.path.abspath(self.path.parent / Path(name).expanduser()))
+
+    def dataset(self) -> tuple[str, dict[str, Any]]:
+        """The name of the dataset, and its settings with absolute paths."""
+        settings = dict(self.data.dataset)
+        name = settings.pop("name")
+        inside = self.place(settings["path"]) if isinstance(settings.get("path"), str) else None
+        if inside is not None:
+            settings["path"] = str(inside)
+        if isinstance(table := settings.get("table"), str):
+            within = None if inside is None else inside / table
+            settings["table"] = str(within if within is not None and within.exists() else self.place(table))
+        return name, settings
+
+    def content(self, name: str) -> bytes:
+        """The content of the file of this line in `[files]`.
+
+        Raises `ConfigError` if it cannot be read, or its SHA-256 is another one.
+        """
+        path, where = self.place(name), f"{self.path}: files.{name}"
+        try:
+            with open_regular(path) as file:
+                content = file.read()
+        except OSError as error:
+            what = f"{path} cannot be read: {error.strerror}"
+            raise ConfigError(what, where=where, hint="put the file there") from None
+        found = hashlib.sha256(content).hexdigest()
+        if found != self.files[name]:
+            raise ConfigError(
+                f"{path} has the SHA-256 {found}, and another one is approved",
+                where=where,
+                hint="use the file that was approved, or approve this one",
+            )
+        return content

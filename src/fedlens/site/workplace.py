@@ -1,0 +1,194 @@
+"""What a site computes with: the operations of an approved experiment over the data of its own clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.registry import own_names
+from fedlens.core.protocol import ClientId, Program
+from fedlens.core.random import Secrets
+from fedlens.core.types import is_client
+from fedlens.core.wire.census import SiteCensus
+from fedlens.data.catalogue import data_directory
+from fedlens.data.partition.roster import Roster
+from fedlens.data.sites import ExamplesHere
+from fedlens.engines.inline import inline
+from fedlens.run.build import Built, build
+from fedlens.settings.plan import Plan
+from fedlens.site.contract import Contract, approved, read_contract
+from fedlens.site.local_data import LocalData
+from fedlens.site.settings import SiteSettings
+
+
+@dataclass
+class Workplace:
+    """An experiment, built at a site. One operation runs at a time, in one thread.
+
+    Attributes:
+        program: the operations, the data of the site's clients by row, secrets of the operating system, and the device
+            of `[compute]`. `reread` may replace it.
+        rows: the row of each client of this site, by its name.
+        secrets: those of each client of this site, by row.
+        built: what `fedlens.run.build.build` made.
+        local: the data.
+    """
+
+    program: Program
+    rows: Mapping[str, int]
+    secrets: Mapping[int, Secrets]
+    built: Built
+    local: LocalData
+    _planned: Plan = field(repr=False)
+    _roster: Roster = field(repr=False)
+    _code: Mapping[str, bytes] = field(repr=False)
+
+    @classmethod
+    def open(cls, local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Workplace:
+        """Builds the experiment of `local.contract` over the roster.
+
+        Args:
+            rows: `rows` of the message of the experiment.
+            sizes: the payload in its body: examples and held_out, int64 [clients]; mean and std, or None; images.
+
+        Raises `ConfigError` or `DataError` if the experiment does not fit the data, or the roster other data.
+        """
+        roster = _roster(local, rows, sizes)
+        code = local.contract.code()
+        secrets = {row: Secrets() for row in rows.values()}
+        with own_names(code):
+            planned = local.contract.plan()
+            built = _built(planned, roster, local, rows)
+        if built.algorithm.pools_data:
+            raise ConfigError(
+                f"'{built.config.algorithm['name']}' trains on the examples of all clients in one place",
+                where="algorithm.name",
+                hint="refuse the experiment",
+            )
+        return cls(_program(built, secrets), rows, secrets, built, local, planned, roster, code)
+
+    def reread(self) -> bool:
+        """Reads the exclusion list again: call it before every round. Returns whether `program` is a new one.
+
+        Raises `DataError` if the list cannot be read: then nothing may be computed.
+        """
+        local = self.local.reread()
+        if local is self.local:
+            return False
+        with own_names(self._code):
+            built = _built(self._planned, self._roster, local, self.rows)
+        self.local, self.built = local, built
+        self.program = _program(built, self.secrets)
+        return True
+
+    def examples(self, row: int) -> tuple[int, int]:
+        """How many examples a client of this site trains on and holds out now."""
+        data = self.program.data_of(row)
+        return len(data), 0 if data.validation is None else len(data.validation)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """For the time of an operation: options of PyTorch, and names of fedlens's own tables alone."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.local.settings.compute.threads)
+        try:
+            with own_names(self._code), self.program.computing():
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    def close(self) -> None:
+        """Gives back the memory of the device: nothing is computed here any more."""
+        self.program = replace(self.program, ops={})
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@dataclass
+class Proposal:
+    """An experiment that a server proposes, over the data of this site.
+
+    Attributes:
+        contract: what is computed.
+        site: the name of the site.
+        folder: that of the site.
+        run: the run that the server proposes it for.
+    """
+
+    contract: Contract
+    site: str
+    folder: Path
+    run: str
+    _local: LocalData | None = None
+
+    @classmethod
+    def read(cls, text: str, settings: SiteSettings, site: str, folder: Path, run: str) -> Proposal:
+        """The proposal in a text. Raises `ConfigError` for what sites refuse, see `read_contract`."""
+        return cls(read_contract(text, settings), site, folder, run)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text in hexadecimal."""
+        return self.contract.digest
+
+    def approved(self) -> bool:
+        """Whether a person at the site approved it."""
+        return approved(self.contract, self.folder)
+
+    def census(self) -> SiteCensus:
+        """What the site tells of its data, which are read now; see `LocalData`. For an approved proposal alone."""
+        self._local = LocalData.open(self.contract, self.site, self.folder, self.run)
+        return self._local.census()
+
+    def open(self, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Workplace:
+        """Builds the experiment over the roster; see `Workplace.open`."""
+        if self._local is None:
+            self._local = LocalData.open(self.contract, self.site, self.folder, self.run)
+        return Workplace.open(self._local, rows, sizes)
+
+
+def _built(planned: Plan, roster: Roster, local: LocalData, rows: Mapping[str, int]) -> Built:
+    here = ExamplesHere(local.dataset, {row: local.clients[name] for name, row in rows.items()})
+    compute = local.settings.compute
+    engine = inline(threads=compute.threads, device=compute.device)
+    return build(planned, data_directory(None), False, engine=engine, roster=roster, here=here)
+
+
+def _program(built: Built, secrets: Mapping[int, Secrets]) -> Program:
+    def secrets_of(client: ClientId) -> Secrets:
+        assert is_client(client)
+        return secrets[client]
+
+    return replace(built.engine.applied(built.program), secrets=secrets_of)
+
+
+def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Roster:
+    """The clients by row, without the names of others. Raises `DataError` if it has other data of this site."""
+    examples, held_out = (np.asarray(sizes[name], np.int64) for name in ("examples", "held_out"))
+    where = "roster"
+    if set(rows) != set(local.clients) or len(set(rows.values())) < len(rows):
+        raise DataError(
+            "the clients of this site are not those that the server counted",
+            where=where,
+            hint="give the site back the data that it had, or start a new run",
+        )
+    total = examples + held_out
+    for name, row in rows.items():
+        counted = len(local.clients[name])
+        if not 0 <= row < len(total) or total[row] != counted:
+            raise DataError(
+                f"the server counts other examples of '{name}' than this site, which has {counted:,}",
+                where=where,
+                hint="give the site back the data that it had, or start a new run",
+            )
+    mean, std = sizes["mean"], sizes["std"]
+    moments = None if mean is None else (tuple(map(float, mean)), tuple(map(float, std)))
+    names = tuple(f"{row:012d}" for row in range(len(total)))
+    return Roster(names, names, examples, held_out, local.contract.digest, moments, int(sizes["images"]))

@@ -1,0 +1,247 @@
+"""The data of a site: labels, clients, what is left out, the census, and sentences for what is wrong."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedlens.base.errors import ConfigError, DataError, FedlensError
+from fedlens.data.dataset import channel_moments
+from fedlens.data.partition.roster import Roster
+from fedlens.site.contract import Contract, read_contract, site_part
+from fedlens.site.local_data import LocalData
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.workplace import Proposal, Workplace
+from tests.unit.site.site_kit import RUN, plan_at_server, workplace, write_images, write_site
+
+LABELS = ("NV", "MEL", "BKL") * 8
+PATIENTS = tuple(f"p{i % 3}" for i in range(24))
+MAPPED = {"NV": "nevus", "MEL": "melanoma", "BKL": ""}
+FORM: dict[str, Any] = {"name": "sites", "classes": ["melanoma", "nevus"], "input_shape": [1, 8, 8]}
+
+
+def images(count: int = 24) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 8, 8)).astype(np.uint8)
+
+
+def settings_of(folder: Path, **data: Any) -> SiteSettings:
+    if not (folder / "scans").exists():
+        write_images(folder / "scans", images(), LABELS, {"patient": PATIENTS})
+    return write_site(folder, {"labels": MAPPED, **data})
+
+
+def contract_of(settings: SiteSettings, form: Mapping[str, Any] = FORM, **data: Any) -> Contract:
+    planned = plan_at_server(
+        {
+            "rounds": 1,
+            "model": "linear",
+            "local": {"lr": 0.1, "steps": 1},
+            "evaluation": {"clients": "all"},
+            "data": {"dataset": dict(form), "validation": 0.25, "validation_from": "client", **data},
+        }
+    )
+    return read_contract(site_part(planned.config), settings)
+
+
+def opened(folder: Path, run: str = RUN, **data: Any) -> LocalData:
+    return LocalData.open(contract_of(settings_of(folder, **data)), "ward", folder, run)
+
+
+def opened_place(local: LocalData) -> Workplace:
+    return workplace(local, Roster.of([local.census()]))
+
+
+def seen(local: LocalData) -> dict[str, list[str]]:
+    """The files of each client, in order; an empty text for one that is left out."""
+    files = local.dataset.train.files
+    assert files is not None
+    return {name: ["" if i < 0 else files[i] for i in at.tolist()] for name, at in local.clients.items()}
+
+
+def test_labels_are_those_of_the_contract_and_images_without_one_are_left_out(tmp_path: Path) -> None:
+    local = opened(tmp_path)
+    assert local.names == ("ward",)
+    assert local.dataset.classes == ("melanoma", "nevus")
+    files = seen(local)["ward"]
+    assert files == [f"{i:04d}.png" for i in range(24) if LABELS[i] != "BKL"]
+    expected = [FORM["classes"].index(MAPPED[LABELS[int(name[:4])]]) for name in files]
+    assert local.dataset.train.targets.tolist() == expected
+
+
+def test_each_value_of_a_column_is_a_client(tmp_path: Path) -> None:
+    local = opened(tmp_path, clients="patient", labels={**MAPPED, "BKL": "nevus"})
+    assert {name: len(at) for name, at in local.clients.items()} == {"ward/p0": 8, "ward/p1": 8, "ward/p2": 8}
+    assert all(PATIENTS[int(file[:4])] == name[5:] for name, files in seen(local).items() for file in files)
+
+
+def test_clients_with_few_examples_are_left_out_and_said(tmp_path: Path) -> None:
+    settings_of(tmp_path)
+    (tmp_path / "out.txt").write_text("0000.png\n")
+    local = opened(
+        tmp_path, clients="patient", labels={**MAPPED, "BKL": "nevus"}, exclude="out.txt", min_examples=8
+    )
+    assert local.names == ("ward/p1", "ward/p2")
+    assert "1 of 3 clients have fewer than 8 examples: left out" in local.notes
+    with pytest.raises(DataError, match="no client has 9 examples; the largest has 8"):
+        opened(tmp_path, "other", clients="patient", labels={**MAPPED, "BKL": "nevus"}, min_examples=9)
+
+
+def test_the_census_counts_and_sums(tmp_path: Path) -> None:
+    local = opened(tmp_path)
+    census = local.census()
+    assert [(each.name, each.examples, each.held_out) for each in census.clients] == [("ward", 16, 0)]
+    assert census.contract == local.contract.digest
+    moments = Roster.of([census]).moments
+    assert moments is not None
+    pixels = images()[[i for i in range(24) if LABELS[i] != "BKL"], None]
+    assert np.allclose(moments, channel_moments(pixels), rtol=1e-12)
+    assert census.sums is not None
+    assert census.sums.images == 16
+    given = contract_of(settings_of(tmp_path), {**FORM, "mean": [0.5], "std": [0.2]})
+    assert LocalData.open(given, "ward", tmp_path, RUN).census().sums is None
+
+
+def test_data_only_shrink_and_the_others_stay_where_they_were(tmp_path: Path) -> None:
+    settings_of(tmp_path)
+    (tmp_path / "out.txt").write_text("")
+    local = opened(tmp_path, exclude="out.txt")
+    place = opened_place(local)
+    row, before = place.rows["ward"], place.program.data_of(0)
+    training, held_out = (part.indices.tolist() for part in (before, before.validation))
+    assert place.examples(row) == (12, 4)
+    assert not place.reread()
+    files = local.dataset.train.files
+    assert files is not None
+    gone = files[training[0]], files[held_out[0]]
+    (tmp_path / "out.txt").write_text("".join(f"{name}\n" for name in gone))
+    assert place.reread()
+    after = place.program.data_of(0)
+    assert (after.indices.tolist(), after.validation.indices.tolist()) == (training[1:], held_out[1:])
+    assert place.examples(row) == (11, 3)
+    # The list is shortened, a file is deleted, and another one comes: nobody returns, and nobody is added.
+    (tmp_path / "out.txt").write_text("")
+    assert not place.reread()
+    lost = files[training[1]]
+    scans = (tmp_path / "scans" / "scans.csv").read_text()
+    (tmp_path / "scans" / lost).rename(tmp_path / "scans" / "new.png")
+    (tmp_path / "scans" / "scans.csv").write_text(scans.replace(lost, "new.png"))
+    back = opened(tmp_path, exclude="out.txt")
+    assert {name for name in seen(back)["ward"] if name} == set(seen(local)["ward"]) - {*gone, lost}
+    assert len(back.clients["ward"]) == 16
+    assert opened_place(back).examples(row) == (10, 3)
+    assert len([name for name in seen(opened(tmp_path, "run-2", exclude="out.txt"))["ward"] if name]) == 16
+    record = next((tmp_path / "approved").glob("*.examples.json"))
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+
+
+def test_a_value_of_a_column_is_left_out_too(tmp_path: Path) -> None:
+    settings_of(tmp_path)
+    (tmp_path / "out.txt").write_text("p1\n\n")
+    local = opened(tmp_path, exclude="out.txt")
+    assert all(PATIENTS[int(name[:4])] != "p1" for name in seen(local)["ward"])
+
+
+def test_without_the_list_nothing_is_computed(tmp_path: Path) -> None:
+    settings_of(tmp_path)
+    (tmp_path / "out.txt").write_text("")
+    place = opened_place(opened(tmp_path, exclude="out.txt"))
+    (tmp_path / "out.txt").unlink()
+    with pytest.raises(DataError, match="an empty file leaves out nothing"):
+        place.reread()
+
+
+def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    text = contract_of(settings).text
+    proposal = Proposal.read(text, settings, "ward", tmp_path, RUN)
+    assert not proposal.approved()
+    (tmp_path / "approved").mkdir(mode=0o700)
+    (tmp_path / "approved" / f"{proposal.digest}.toml").write_text(text)
+    os.chmod(tmp_path / "approved" / f"{proposal.digest}.toml", 0o600)
+    assert proposal.approved()
+    roster = Roster.of([proposal.census()])
+    assert proposal.digest == roster.contract
+    sizes = {"examples": roster.examples, "held_out": roster.held_out, "images": 16}
+    mean, std = roster.moments or (None, None)
+    place = proposal.open({"ward": 0}, {**sizes, "mean": mean, "std": std})
+    assert place.examples(0) == (12, 4)
+    assert place.program.secrets_of(0).simulation is None
+    assert place.program.secrets_of(0) is place.secrets[0]
+    for other in (1, "@train", "@test"):
+        with pytest.raises(KeyError):
+            place.program.data_of(other)
+    for rows, counted in (({"ward": 0}, [15]), ({"ward": 1}, [16]), ({"other": 0}, [16])):
+        wrong = {**sizes, "examples": np.array(counted), "held_out": np.array([0]), "mean": mean, "std": std}
+        with pytest.raises(DataError, match="start a new run"):
+            proposal.open(rows, wrong)
+
+
+def spoil_table(folder: Path) -> dict[str, Any]:
+    path = folder / "scans" / "scans.csv"
+    path.write_text(path.read_text().replace(",p1,", ",,"))
+    return {"clients": "patient"}
+
+
+def remove_image(folder: Path) -> dict[str, Any]:
+    (folder / "scans" / "0003.png").unlink()
+    return {}
+
+
+BAD: Mapping[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "a label that maps to nothing": (
+        lambda _: {"labels": {"NV": "nevus"}},
+        "the local label 'BKL' is no class",
+    ),
+    "a class outside the contract": (lambda _: {"labels": {**MAPPED, "NV": "naevus"}}, "no class 'naevus'"),
+    "no such label": (lambda _: {"labels": {**MAPPED, "XX": "nevus"}}, "the data have no label 'XX'"),
+    "no such column": (lambda _: {"clients": "patents"}, "no column 'patents'"),
+    "a client without a name": (spoil_table, "in the column 'patient'"),
+    "a missing file": (remove_image, "0003.png"),
+    "a missing list": (lambda _: {"exclude": "none.txt"}, "the list of what is left out cannot be read"),
+    "channels outside the contract": (
+        lambda _: {"dataset": {"name": "image-folder", "path": "scans", "table": "scans.csv", "channels": 3}},
+        r"the images are \[3, 8, 8\]",
+    ),
+    "another kind": (lambda _: {"dataset": {"name": "camvid"}}, "segmentation|not found|missing"),
+    "no such folder": (lambda _: {"dataset": {"name": "image-folder", "path": "nowhere"}}, "nowhere"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_wrong_with_the_data_is_a_sentence(bad: str, tmp_path: Path) -> None:
+    change, message = BAD[bad]
+    settings_of(tmp_path)
+    with pytest.raises(FedlensError, match=message) as caught:
+        opened(tmp_path, **change(tmp_path))
+    assert caught.value.where
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[data]\n", "dataset"),
+        ('[data]\ndataset = "digits"\nmin_examples = 0\n', "line 3"),
+        ('[data]\ndataset = "digits"\n[files]\nx = "12"\n', "files.x"),
+        ('[data]\ndataset = "digits"\nlabel = {}\n', "label"),
+        ('[data]\ndataset = "digits"\n[compute]\nthreads = 0\n', "threads"),
+        ("data = [", "not valid TOML"),
+    ],
+)
+def test_a_wrong_site_file_is_named_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / SITE_FILE).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        SiteSettings.read(tmp_path / SITE_FILE)
+
+
+def test_a_damaged_record_is_a_sentence(tmp_path: Path) -> None:
+    opened(tmp_path)
+    next((tmp_path / "approved").glob("*.examples.json")).write_text("{")
+    with pytest.raises(DataError, match="the list of the examples of this run is damaged"):
+        opened(tmp_path)

@@ -1,0 +1,133 @@
+"""Sites that read their own files and build the experiment themselves: the bits of a simulation over the same data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from fedlens import Experiment
+from fedlens.core.engine_base import EngineBase
+from fedlens.core.protocol import Program
+from fedlens.data.datasets.digits import digits
+from fedlens.data.partition.partition import Partition
+from fedlens.data.partition.roster import Roster
+from fedlens.engines.executor import Executor
+from fedlens.engines.links.post import Post
+from fedlens.engines.network import NetworkEngine
+from fedlens.identity.keys import KeyPair
+from fedlens.site.workplace import Workplace
+from tests.unit.engines.loopback import Clock, LoopbackLink, Site
+from tests.unit.site.site_kit import opened, plan_at_server, write_images, write_site
+
+SITES = ("a", "b", "c")
+COMMON: dict[str, Any] = {
+    "rounds": 2,
+    "model": "mlp",
+    "local": {"lr": 0.1, "steps": 2, "batch_size": 8},
+    "evaluation": {"clients": "all"},
+    "seed": 3,
+}
+SPLIT = {"validation": 0.2, "validation_from": "client"}
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+    "fedavg": {},
+    "scaffold": {},
+    "fedbn": {"model": {"name": "small-cnn", "norm": "batch"}},
+    "moon": {},
+    "feddyn": {},
+}
+WORDS = ("nought", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@pytest.fixture(scope="module")
+def owners() -> NDArray[np.int64]:
+    """The site of each digit."""
+    return np.random.default_rng(0).integers(0, len(SITES), 1437)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, owners: NDArray[np.int64]) -> dict[str, Path]:
+    """A folder for each site, with the images of its digits. Site b calls them by words of its own."""
+    train = digits(Path(), False, 0).train
+    made = {}
+    for k, site in enumerate(SITES):
+        made[site] = tmp_path_factory.mktemp(site)
+        labels = [WORDS[t] if site == "b" else str(t) for t in train.targets[owners == k]]
+        write_images(made[site] / "scans", train.inputs[owners == k, 0], labels)
+        write_site(
+            made[site], {"labels": {word: str(t) for t, word in enumerate(WORDS)}} if site == "b" else {}
+        )
+    return made
+
+
+def at_sites(**changes: Any) -> dict[str, Any]:
+    data = digits(Path(), False, 0)
+    moments = {"mean": list(data.mean), "std": list(data.std)}
+    form = {"name": "sites", "classes": [str(t) for t in range(10)], "input_shape": [1, 8, 8], **moments}
+    return {
+        **COMMON,
+        "data": {"dataset": {**form, "test": "digits"}, **SPLIT},
+        "engine": {"name": "network", "max_share": 1.0, "patience": 5.0},
+        **changes,
+    }
+
+
+class Computing(Site):
+    """A site that computes in its workplace."""
+
+    place: Workplace
+
+    def __post_init__(self) -> None:
+        self.program = self.place.program
+        self.executor = Executor(self.program)
+
+
+class Connected:
+    """Connects an engine to workplaces."""
+
+    def __init__(self, roster: Roster, places: Mapping[str, Workplace]) -> None:
+        self.roster, self.places = roster, places
+
+    def __call__(self, engine: EngineBase) -> Roster:
+        assert isinstance(engine, NetworkEngine)
+        clock = Clock()
+        link = LoopbackLink(Program({}, None, 0), self.roster, clock)  # type: ignore[arg-type]
+        for name, place in self.places.items():
+            computing = type("At", (Computing,), {"place": place})
+            link.sites[name] = computing(name, place.program, self.roster)
+        engine.attach(Post(link, KeyPair.make(), bytes(32), "run", 1), self.roster, clock)
+        return self.roster
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sites_give_the_bits_of_a_simulation(
+    algorithm: str, folders: dict[str, Path], owners: NDArray[np.int64], tmp_path: Path
+) -> None:
+    Partition.of_owners(owners, SITES, dataset="digits").save(tmp_path / "split.npz")
+    split = {"name": "file", "path": str(tmp_path / "split.npz")}
+    more = {"algorithm": algorithm, **ALGORITHMS[algorithm]}
+    here = Experiment(
+        **{**COMMON, **more, "data": {"dataset": "digits", "partition": split, **SPLIT}, "engine": "inline"}
+    ).run(tmp_path / "here")
+    settings = at_sites(**more)
+    roster, places = opened(plan_at_server(settings), folders)
+    there = Experiment(**settings).run(
+        tmp_path / "there", connect=Connected(roster, dict(zip(SITES, places, strict=True)))
+    )
+    one, other = (load_file(result.directory / "model.safetensors") for result in (here, there))
+    assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
+    rows = [clients_of(result.directory) for result in (here, there)]
+    assert rows[0] == rows[1] != []
+
+
+def clients_of(directory: Path) -> list[dict[str, Any]]:
+    """What the clients measured on their held-out examples, without times."""
+    lines = map(json.loads, (directory / "clients.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if "seconds" not in key} for line in lines]
