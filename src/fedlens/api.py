@@ -184,6 +184,7 @@ def resume(
     from fedlens.observers.built_in import observers_of, own_observers
     from fedlens.run import changes, checkpoint
     from fedlens.run.build import build, data_directory
+    from fedlens.run.run_description import is_described
     from fedlens.run.rundir import RunDir
 
     _check_until(until)
@@ -212,7 +213,7 @@ def resume(
         engine = planned.engine()
         try:
             engine.warm()
-            described = run.partition_path.exists()  # it is the last that is written before the first round
+            described = is_described(run)
             initial = run.initial_path if described else None
             roster = None if connect is None else connect(engine)
             built = build(planned, root, False, engine, listener.note, initial, session, roster)

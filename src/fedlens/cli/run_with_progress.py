@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 
 def train(
-    start: Callable[[RunDisplay], Result],
+    start: Callable[[Any], Result],
     *,
     quiet: bool,
     output: CommandOutput,
     strict: bool = False,
     again: str | None = None,
     files: Mapping[str, Path] | None = None,
+    shown: type[RunDisplay] = RunDisplay,
 ) -> None:
-    """Calls `start` with a progress display, and prints the outcome.
+    """Calls `start` with a progress display of the class `shown`, and prints the outcome.
 
     `again` is the command that resumes the run, by default `fedlens resume`. `files` are what the command
     wrote beside the run directory, by name, once `start` has returned; with --quiet the first is printed alone.
@@ -46,7 +47,7 @@ def train(
     Raises what `start` raises; `Interrupted` says how to resume, `OutputLost` that the result could not be printed.
     With `strict`, raises `typer.Exit` with code 1 if the run has warnings.
     """
-    display = RunDisplay(console(stderr=output.as_json), quiet)
+    display = shown(console(stderr=output.as_json), quiet)
     try:
         with stdout_kept_clean(output.as_json):
             try:

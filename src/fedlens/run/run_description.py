@@ -25,6 +25,7 @@ from fedlens.run.session import Session
 from fedlens.settings.config import plain
 from fedlens.settings.own_files import OWN_FILES, own_files
 
+_DATA = "data_sha256"  # in environment.json: the digest of the data
 _NEIGHBOURS = "neighbours"  # in environment.json: the images of `evaluation.neighbours`
 
 
@@ -41,7 +42,7 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     environment |= {"layout": built.layout, "device": built.engine.applied(built.program).device}
     data: dict[str, Any] = {
         "data_dir": str(root.resolve()),
-        "data_sha256": data_digest(built),
+        _DATA: data_digest(built),
         "data_licence": built.client_data.dataset.licence,
         CHOSEN: chosen_at_start(directory, built),
     }
@@ -56,6 +57,13 @@ def describe(directory: RunDir, built: Built, root: Path, session: Session | Non
     if isinstance(partition, FeaturePartition) and built.config.keeps_images:
         partition = with_pictures(partition, built.client_data.dataset)
     partition.save(directory.roster_path if isinstance(partition, Roster) else directory.npz_path)
+
+
+def is_described(directory: RunDir) -> bool:
+    """Whether `describe` was completed. It writes the partition last; a server freezes the roster before it."""
+    if not directory.roster_path.exists():
+        return directory.npz_path.exists()
+    return _DATA in (directory.read_environment() or {})
 
 
 def _shown(algorithm: AlgorithmBase) -> dict[str, Any]:
@@ -75,7 +83,7 @@ def check_same_data(directory: RunDir, built: Built, environment: dict[str, Any]
     what = None
     if load_partition(directory.partition_path).digest != built.partition.digest:
         what = "the data now give a different partition than at the start of the run"
-    elif environment.get("data_sha256", (now := data_digest(built))) != now:
+    elif environment.get(_DATA, (now := data_digest(built))) != now:
         what = "the images or labels differ from those at the start of the run"
     elif _changed_neighbours(environment.get(_NEIGHBOURS), built):
         what = "the images or labels of evaluation.neighbours differ from those at the start of the run"

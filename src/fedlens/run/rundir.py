@@ -36,6 +36,8 @@ _FOLDERS = ("checkpoint", "states", "recordings", "journal")
 _APPENDED = ("metrics.jsonl", "clients.jsonl")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _SEARCH_DEPTH = 3
+# What a run that ended before its first file leaves: its lock, and files of a server that gathered its sites.
+_BEFORE_A_RUN = {".lock", "serve.lock", "serve.json", "serve.log.jsonl", "roster.json"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class RunDir:
     client_tests_path = _Inside("client_tests.json")
     predictions_path = _Inside("predictions")
     report_path = _Inside("report.html")
+    serve_path = _Inside("serve.json")
+    serve_log_path = _Inside("serve.log.jsonl")
 
     @staticmethod
     def create(out: Path | None, name: str, run_id: str | None) -> RunDir:
@@ -290,8 +294,7 @@ def _make(path: Path) -> Path:
     another = "name another directory with --out"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # A lock alone is left by a run that ended before its first file.
-        occupied = any(entry.name != ".lock" for entry in path.iterdir())
+        occupied = any(entry.name not in _BEFORE_A_RUN for entry in path.iterdir())
     except (FileExistsError, NotADirectoryError):
         what, hint = "a file has the path of the run directory", another
     except OSError as error:

@@ -464,6 +464,8 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "roster_path": "roster.json",
         "predictions_path": "predictions",
         "report_path": "report.html",
+        "serve_path": "serve.json",
+        "serve_log_path": "serve.log.jsonl",
         "summary_path": "summary.json",
     }
 

@@ -17,7 +17,7 @@ from fedlens.cli.display.forecast import fitting
 from fedlens.cli.display.output import complain, discard, unwritten
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, Progress
 
 _BAR = 24  # columns, at most a sixth of the terminal
@@ -54,11 +54,18 @@ class LiveDisplay:
 
     def begin(self, head: str, total: int | None) -> None:
         """Shows the bar, if this is a terminal, and starts to move the display."""
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._bar is None and self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
+            above = self._above
+
+            class Bar(Progress):
+                def get_renderables(self) -> Iterable[RenderableType]:
+                    yield from above()
+                    yield from super().get_renderables()
+
             self._column = BarColumn(bar_width=_BAR)
-            self._bar = Progress(
+            self._bar = Bar(
                 SpinnerColumn(),
                 TextColumn("{task.description}", markup=False),
                 self._column,
@@ -69,8 +76,12 @@ class LiveDisplay:
             )
             self._bar.add_task(head, total=total, more="")
             self._guarded(self._bar.start)
-        if self._beating:
+        if self._beating and self._thread.ident is None:
             self._thread.start()
+
+    def _above(self) -> Iterable[RenderableType]:
+        """What is shown above the bar."""
+        return ()
 
     def tick(self) -> None:
         """Updates the display, however long nothing has arrived; called by another thread."""

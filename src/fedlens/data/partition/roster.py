@@ -20,6 +20,8 @@ from fedlens.core.wire.census import SiteCensus
 from fedlens.files.atomic_files import read_regular, write_atomically
 
 FORMAT = "fedlens roster 1"
+CHANGES = {"contract": "another experiment", "clients": "other clients", "examples": "more examples"}
+"""What a site must not come back with, by the word that the site is told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,25 +114,29 @@ class Roster:
             return None
         return f"clients of {len(sites)} sites took part, and a round needs {min_sites} sites"
 
+    def changed_in(self, census: SiteCensus) -> str | None:
+        """Why a site cannot take its part again: a key of `CHANGES`; None if it can. Data may shrink."""
+        known = {self.ids[row]: row for row in self.rows_of(census.site)}
+        if census.contract != self.contract:
+            return "contract"
+        if known.keys() != {client.name for client in census.clients}:
+            return "clients"
+        if any(
+            client.examples + client.held_out > (self.examples + self.held_out)[known[client.name]]
+            for client in census.clients
+        ):
+            return "examples"
+        return None
+
     def check_returned(self, census: SiteCensus) -> None:
         """Raises `DataError` if a site comes back with other clients, more examples or another experiment.
 
         Data may shrink, by an exclusion list of the site.
         """
-        known = {self.ids[row]: row for row in self.rows_of(census.site)}
-        what = None
-        if census.contract != self.contract:
-            what = "another experiment"
-        elif known.keys() != {client.name for client in census.clients}:
-            what = "other clients"
-        elif any(
-            client.examples + client.held_out > (self.examples + self.held_out)[known[client.name]]
-            for client in census.clients
-        ):
-            what = "more examples"
+        what = self.changed_in(census)
         if what is not None:
             raise DataError(
-                f"the site '{census.site}' comes back with {what} than at the start of the run",
+                f"the site '{census.site}' comes back with {CHANGES[what]} than at the start of the run",
                 where="roster.json",
                 hint="give it back what it had, or start a new run",
             )

@@ -2,7 +2,8 @@
 
     POST /enrol           a request to join; the only path without a site's certificate
     POST /renew           a request for a new certificate
-    GET  /next            the next message, or 204 after `Limits.poll`; `?have=DIGEST,...` names those already received
+    GET  /next            the next message, or 204 after `Limits.poll` or when the experiment is another one;
+                          `?have=DIGEST,...` names the messages already received
     HEAD /next            a heartbeat
     GET  /blob/SHA256     a body, from a byte on (`Range: bytes=N-`); only for a site with an open ask that names it
     PUT  /answer/DIGEST   the answer to the ask of this digest, from a byte on (`Content-Range: bytes N-M/TOTAL`)
@@ -26,6 +27,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -122,6 +124,15 @@ class HttpsLink(Link):
                 f"the link to the sites stopped: {told(self._failure)}", hint="start the server again"
             )
         return [each for each in arrived if each is not None]
+
+    def keeps(self, site: str, digest: bytes) -> bool:
+        """Whether a message still waits for a site, which has neither acknowledged nor answered it."""
+        found: Future[bool] = Future()
+        self._call(lambda: found.set_result(digest in self._outbox.site(site).messages))
+        try:
+            return found.result(timeout=10)
+        except TimeoutError:  # the link has stopped
+            return False
 
     def close(self) -> None:
         """Closes all connections and sockets. May be called twice."""
@@ -298,7 +309,7 @@ class HttpsLink(Link):
         for digest in have & site.messages.keys():
             if site.messages[digest].message.purpose != "ask":
                 del site.messages[digest]
-        while True:
+        while not site.fresh:
             arrived = site.arrived
             waiting = (
                 each for digest, each in site.messages.items() if digest not in have and not each.accepted
@@ -311,13 +322,15 @@ class HttpsLink(Link):
                 async with asyncio.timeout_at(until):
                     await arrived.wait()
                     continue
-            return web.Response(status=204)
+            break
+        return web.Response(status=204)
 
     async def _beat(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
         return web.Response(status=204)
 
     async def _experiment(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
-        message = self._outbox.site(peer.name).experiment
+        site = self._outbox.site(peer.name)
+        message, site.fresh = site.experiment, False
         return web.Response(status=204) if message is None else await self._message(request, message)
 
     async def _message(self, request: web.BaseRequest, message: Message) -> web.StreamResponse:

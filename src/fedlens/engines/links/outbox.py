@@ -28,10 +28,14 @@ class Outgoing:
 
 @dataclass(eq=False)
 class SiteQueue:
-    """The messages for one site by their digests, and when and from where it was last heard of."""
+    """The messages for one site by their digests, and when and from where it was last heard of.
+
+    `fresh` says that the site has not fetched its experiment yet: its polls end at once until it does.
+    """
 
     messages: dict[bytes, Outgoing] = field(default_factory=dict)
     experiment: Message | None = None
+    fresh: bool = False
     arrived: asyncio.Event = field(default_factory=asyncio.Event)  # replaced when it is set
     seen: float = 0.0
     network: str = ""
@@ -52,7 +56,7 @@ class Outbox:
         """Adds a message, and wakes the site's poll."""
         site = self.site(name)
         if message.purpose == "experiment":
-            site.experiment = message
+            site.experiment, site.fresh = message, True
         else:
             site.messages[message.digest] = Outgoing(message)
         self.blobs.update(blobs)

@@ -90,6 +90,13 @@ class Post:
         self.link.send(site, message, {message.fields.payload: body, digest: blob})
         return message
 
+    def tell(self, site: str, purpose: str, details: Mapping[str, Any], payload: Payload) -> Message:
+        """Sends a site a message that is no ask: "experiment" or "goodbye"."""
+        body = write_payload(payload)
+        message = seal(self.key, purpose, self._fields("", Id(0, 0, 0), "", b""), details, body)
+        self.link.send(site, message, {message.fields.payload: body})
+        return message
+
     def _fields(self, client: str, id: Id, op: str, shared: bytes) -> SignedFields:
         return SignedFields(
             self.root, self.run, self.attempt, *id, client, op, "ask",

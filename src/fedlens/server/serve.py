@@ -1,0 +1,213 @@
+"""Runs an experiment at the sites of a federation, or resumes it: what `fedlens serve` does."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, cast
+
+from fedlens import api
+from fedlens.base.errors import ConfigError, FedlensError
+from fedlens.core.engine_base import EngineBase
+from fedlens.data.partition.roster import Roster
+from fedlens.engines.network import NetworkEngine
+from fedlens.files.lock import locked
+from fedlens.result import Result
+from fedlens.run.rundir import RunDir
+from fedlens.server.event_log import EventLog
+from fedlens.server.progress import ServeProgress
+from fedlens.server.serve_record import ServeRecord, is_begun, run_to_serve
+from fedlens.settings.config import Config, read_config
+from fedlens.settings.config_source import read_source
+from fedlens.settings.plan import plan
+
+try:
+    from fedlens.engines.links.connections import Limits
+    from fedlens.engines.links.https import HttpsLink
+    from fedlens.identity.authority import server_context
+    from fedlens.identity.federation_folder import FederationFolder
+    from fedlens.identity.tls import FederationContext
+    from fedlens.server.census_link import CensusLink, RoundDropped, refuse_no_sites
+    from fedlens.server.sockets import listening_sockets
+    from fedlens.server.watch import Watch
+except ModuleNotFoundError as absent:
+    raise ConfigError(
+        f"serving the sites of a federation needs {absent.name}, which is not installed",
+        hint="pip install 'fedlens[network]'",
+    ) from None
+
+_FAREWELL = 30.0  # seconds for sites to take the goodbye: longer than one poll
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served, and how.
+
+    Attributes:
+        experiment: a recipe or a TOML file, with `changes` such as "rounds=3".
+        federation: the folder of the federation, and `passphrase` that of the server's keys.
+        bind: "HOST:PORT" to listen on; 127.0.0.1 and the port of the federation without it.
+        out: the run directory.
+        data_dir, download: for a dataset at the server.
+        sites: freeze the roster once so many sites have answered.
+        log_to_stderr: write the log to standard error in place of the run directory.
+    """
+
+    experiment: str
+    federation: Path
+    changes: Sequence[str] = ()
+    passphrase: bytes | None = None
+    bind: str | None = None
+    out: Path | None = None
+    data_dir: Path | None = None
+    download: bool = False
+    sites: int | None = None
+    log_to_stderr: bool = False
+    report: bool = True
+
+
+def serve(served: Served, progress: ServeProgress, site_part: Callable[[Config], str]) -> Result:
+    """Runs an experiment at the sites of a federation, or resumes its unfinished run, and says goodbye to the sites.
+
+    Args:
+        served: what is served, and how.
+        progress: follows the run.
+        site_part: writes the part of the settings that sites approve.
+
+    Raises `ConfigError` for an invalid experiment, before a port is bound, for a port that is taken, and for a
+    federation without accepted sites; `RunDirectoryError` if `out` has another run; and what `fedlens.api.resume`
+    raises. The run can be resumed with the same command, also after `KeyboardInterrupt`.
+    """
+    source = read_source(served.experiment, served.changes)
+    config = plan(read_config(source.values, source.locate), source).config
+    if not config.at_sites:
+        raise ConfigError(
+            f"the dataset '{config.data.dataset['name']}' is not at sites",
+            where=source.locate("data.dataset"),
+            hint="set data.dataset.name = 'sites' and engine.name = 'network', or use 'fedlens run'",
+        )
+    registry = FederationFolder(served.federation, served.passphrase)
+    refuse_no_sites(registry)
+    new = ServeRecord.new(source.values, registry.root, site_part(config))
+    with ExitStack() as stack:
+        sockets = listening_sockets(served.bind, registry.port)
+        for each in sockets:
+            stack.callback(each.close)
+        directory, record = run_to_serve(served.out, config.name, new)
+        stack.enter_context(locked(directory.path / "serve.lock", f"the run {directory.path}"))
+        return _Server(served, config, registry, sockets, directory, record, progress).run()
+
+
+@dataclass(eq=False)
+class _Server:
+    """One process that serves a run, from its first start to its end."""
+
+    served: Served
+    config: Config
+    registry: FederationFolder
+    sockets: list[socket.socket]
+    directory: RunDir
+    record: ServeRecord
+    progress: ServeProgress
+    log: EventLog = field(init=False)
+    _link: HttpsLink | None = None
+    _sites: CensusLink | None = None
+
+    def __post_init__(self) -> None:
+        self.log = EventLog(None if self.served.log_to_stderr else self.directory.serve_log_path)
+        self.key = self.registry.identity()
+        self._closing = ExitStack()
+
+    def run(self) -> Result:
+        """Runs to the end; a round that is dropped is repeated from the last complete one."""
+        host, port = self.sockets[0].getsockname()[:2]
+        self.progress.waiting(self.directory.path, f"{host}:{port}")
+        outcome = None
+        try:
+            while True:
+                try:
+                    result = self._start()
+                    outcome = "finished"
+                    return result
+                except RoundDropped as dropped:
+                    self.progress.problem(dropped.what)
+        except FedlensError:
+            outcome = "stopped"
+            raise
+        finally:
+            try:
+                self._say_goodbye(outcome)
+            finally:
+                self._closing.close()
+
+    def _start(self) -> Result:
+        """Starts the run, or resumes it after its last complete round."""
+        served = self.served
+        how: dict[str, Any] = {
+            "data_dir": served.data_dir,
+            "progress": self.progress,
+            "report": served.report,
+        }
+        if is_begun(self.directory):
+            return api.resume(self.directory.path, connect=self._connect, **how)
+        experiment = api.Experiment.load(served.experiment, served.changes)
+        return experiment.run(self.directory.path, download=served.download, connect=self._connect, **how)
+
+    def _connect(self, made: EngineBase) -> Roster:
+        """Listens, gathers the censuses, freezes the roster, and attaches the engine to the sites."""
+        engine = cast(NetworkEngine, made)  # data at sites are refused with every other engine
+        self.record = self.record.started(self.directory)
+        if self._link is None:
+            self._link = self._listen(engine)
+        frozen = self.directory.roster_path.exists()
+        dataset = self.config.data.dataset
+        self._sites = sites = CensusLink(
+            self._link,
+            self.registry,
+            self.key,
+            self.record,
+            self.log,
+            dataset["input_shape"][0] if dataset.get("mean") is None else None,
+            Roster.load(self.directory.roster_path) if frozen else None,
+        )
+        self._watch.follow(sites, engine)
+        self.log.write("started", run=self.record.run, attempt=self.record.attempt, resumed=frozen)
+        if sites.roster is None:
+            roster = sites.gather(engine.waits, self.served.sites)
+            engine.attach(sites.post, roster)
+            engine.check({})  # before anything is frozen
+            roster.save(self.directory.roster_path)
+            sites.freeze(roster)
+            self.log.write("frozen", clients=len(roster), sites=sorted(set(roster.sites)))
+            return roster
+        engine.attach(sites.post, sites.roster)
+        sites.wait_for_return(engine.waits.lost)
+        return sites.roster
+
+    def _listen(self, engine: NetworkEngine) -> HttpsLink:
+        context: FederationContext = server_context(self.registry.folder, self.served.passphrase)
+        spool, limits = self.directory.path, Limits(message=engine.most)
+        link = HttpsLink(self.sockets, context, self.registry, spool, self.log.notice, limits)
+        self._closing.callback(link.close)
+        self._watch = Watch(
+            self.registry, link, context, self.served.passphrase, self.directory.path, self.log,
+            self.progress.sites,
+        )  # fmt: skip
+        self._watch.start()
+        self._closing.callback(self._watch.close)
+        return link
+
+    def _say_goodbye(self, outcome: str | None) -> None:
+        """Tells the sites that the run has ended, and waits until those that are there know; None says nothing."""
+        self.log.write("ended", outcome=outcome or "interrupted")
+        if self._sites is None or self._link is None or outcome is None:
+            return
+        post, link, here = self._sites.post, self._link, self._sites.online()
+        told = {name: post.tell(name, "goodbye", {"outcome": outcome}, {}).digest for name in here}
+        until = monotonic() + _FAREWELL
+        while any(link.keeps(*each) for each in told.items()) and monotonic() < until:
+            link.collect(0.1, ())

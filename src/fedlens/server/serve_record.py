@@ -1,0 +1,121 @@
+"""What a run directory keeps of `fedlens serve` in `serve.json`, and the run that a server resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedlens.base.errors import RunDirectoryError
+from fedlens.files.atomic_files import sweep, write_atomically
+from fedlens.files.text_files import read_json
+from fedlens.run.rundir import RunDir, new_run_id
+
+
+@dataclass(frozen=True)
+class ServeRecord:
+    """The identity of a run of sites, which is on the disk before the first site is told of the run.
+
+    Attributes:
+        run: the identity in signed messages; no other run has it, whatever its directory is called.
+        attempt: how often the run was started. A site answers one ask under the same `Id` and attempt.
+        experiment: SHA-256 of the settings as the user wrote them, in hexadecimal.
+        root: SHA-256 of the federation's root certificate, in hexadecimal.
+        contract: the settings that the sites approve, as TOML. They stay, whatever later versions would write.
+    """
+
+    run: str
+    attempt: int
+    experiment: str
+    root: str
+    contract: str
+
+    @classmethod
+    def new(cls, settings: Mapping[str, Any], root: bytes, contract: str) -> ServeRecord:
+        """The record of a run that was not started yet, of these settings and this root (DER)."""
+        run = f"{new_run_id()}-{secrets.token_hex(8)}"
+        return cls(run, 0, digest_of(settings), hashlib.sha256(root).hexdigest(), contract)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the contract, in hexadecimal."""
+        return hashlib.sha256(self.contract.encode()).hexdigest()
+
+    def same(self, other: ServeRecord) -> bool:
+        """Whether both are of the same experiment in the same federation."""
+        return (self.experiment, self.root) == (other.experiment, other.root)
+
+    @classmethod
+    def read(cls, run: RunDir) -> ServeRecord | None:
+        """The record in a run directory, None if a server never had it. Raises `RunDirectoryError` if it is damaged."""
+        content = read_json(run.serve_path)
+        if content is None:
+            return None
+        kinds = {each.name: int if each.name == "attempt" else str for each in fields(cls)}
+        if content.keys() != kinds.keys() or not all(type(content[n]) is kind for n, kind in kinds.items()):
+            raise RunDirectoryError(
+                "serve.json is damaged", where=str(run.serve_path), hint="copy it again, or start a new run"
+            )
+        return cls(**content)
+
+    def started(self, run: RunDir) -> ServeRecord:
+        """The record with one attempt more, written to the disk."""
+        record = replace(self, attempt=self.attempt + 1)
+        write_atomically(run.serve_path, (json.dumps(asdict(record), indent=1) + "\n").encode())
+        return record
+
+
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """SHA-256 in hexadecimal of settings as they were written, without defaults, which differ among versions.
+
+    >>> digest_of({"seed": 1, "name": "a"}) == digest_of({"name": "a", "seed": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir, ServeRecord]:
+    """The directory of the unfinished run of this experiment, or a new one, with its record.
+
+    Args:
+        out: the directory that the user named; without it the runs in `runs/<name>/` are looked at, the latest first.
+        name: the name of the experiment.
+        new: the record of a new run.
+
+    Raises `RunDirectoryError` if `out` has a run of another experiment or federation, or is not empty.
+    """
+    if out is not None and (kept := ServeRecord.read(RunDir(out.expanduser()))) is not None:
+        if not kept.same(new):
+            other = "federation" if kept.root != new.root else "experiment"
+            raise RunDirectoryError(
+                f"the directory contains a run of another {other}",
+                where=str(out),
+                hint="name another directory with --out, or undo the change of the settings",
+            )
+        return RunDir(out.expanduser()), kept
+    if out is None:
+        for path in sorted((Path("runs") / name).glob("*/serve.json"), reverse=True):
+            run = RunDir(path.parent)
+            kept = ServeRecord.read(run)
+            if kept is not None and kept.same(new) and not _finished(run):
+                return run, kept
+    return RunDir.create(out, name, None), new
+
+
+def _finished(run: RunDir) -> bool:
+    return (run.read_summary() or {}).get("status") == "finished"
+
+
+def is_begun(run: RunDir) -> bool:
+    """Whether a run has its settings, so that it is resumed; removes what a server that was killed before left."""
+    if run.config_path.exists():
+        return True
+    sweep(run.path)
+    with suppress(FileNotFoundError):  # it is written before the settings
+        run.environment_path.unlink()
+    return False
