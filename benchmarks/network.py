@@ -2,11 +2,15 @@
 
     python -m benchmarks.network                    # bodies of 64 MiB
     python -m benchmarks.network --mib 256 --repeats 5
+    python -m benchmarks.network memory --mib 256   # the peak at the server and at each of two sites, in bodies
 
 An exchange is an ask to a site and its answer, from `seal` to `collect`; bare aiohttp is a GET and a PUT. A body down
 is `GET /blob`, a body up `PUT /answer`; bare aiohttp holds the body in memory at both ends and checks nothing, while
 the link counts, hashes, verifies and writes a file. Both ends are in one process, in two threads. The goals: at most
 5 ms more for an exchange, and at most 1.5 times the time of a body. Pairs run in turn, and medians are compared.
+
+Memory is that beyond the model at the server, and beyond an idle connection at a site, each in a process of its own.
+The goals: three bodies at a site, and at the server the shared body and the answer that is being read.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import multiprocessing
 import statistics
 import tempfile
 import threading
@@ -23,9 +28,15 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
+import torch
 from aiohttp import web
 
+from fedlens.core.protocol import Id, Outcome
+from fedlens.core.schema import Schema, TreeField
+from fedlens.core.wire.message import Caps, read_payload
 from fedlens.engines.links.https import HttpsLink
+from fedlens.engines.links.link import Arrived
+from fedlens.engines.links.post import Post, answer_body
 from fedlens.identity.authority import server_context
 from fedlens.identity.site_keys import SiteKeys, client_context
 from tests.link_kit import At, Federation, answer_to, blobs
@@ -124,15 +135,95 @@ async def compare(federation: Federation, link: HttpsLink, site: SiteKeys, body:
         print(f"{name:10} bare {a:8.2f} ms   link {b:8.2f} ms   {b / a:5.2f} times   {b - a:+8.2f} ms")
 
 
+def resident(peak: bool = False) -> int:
+    """The bytes of memory of this process, now or at most since `from_here`."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmHWM:" if peak else "VmRSS:")[1].split()[0]) * 1024
+
+
+def from_here() -> int:
+    """Begins a new peak, and returns the memory now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident()
+
+
+def light_site(folder: Path, port: int) -> None:
+    """Answers one ask with what it shared, and prints its peak in bodies."""
+
+    async def answer() -> None:
+        keys = SiteKeys(folder)
+        keys.port, key = port, keys.identity()
+        async with At(keys) as connection:
+            await connection.experiment()
+            before = from_here()
+            while (received := await connection.next([])) is None:
+                pass
+            ask, size = received[0], received[0].details["shared_size"]
+            shared = read_payload(await connection.blob(ask.fields.shared, size), Caps(2**40))
+            body = answer_body({"model": shared["model"]})
+            del shared
+            await connection.answer(ask.digest, answer_to(ask, key, body=body, details={"metrics": {}}))
+            print(f"{folder.name:10} {(resident(peak=True) - before) / size:5.2f} bodies")
+
+    asyncio.run(answer())
+
+
+def memory(federation: Federation, link: HttpsLink, mib: int) -> None:
+    """Prints the peaks of an exchange with two sites."""
+    extents = (mib * 2**18,)
+    model = {"model": {"weight": torch.ones(extents)}}
+    expect = Schema({"model": TreeField({"weight": (extents, torch.float32)})})
+    start = multiprocessing.get_context("spawn").Process
+    sites = [federation.site(name) for name in ("ward-a", "ward-b")]
+    processes = [start(target=light_site, args=(site.folder, site.port)) for site in sites]
+    for process in processes:
+        process.start()
+    while len(link.online()) < len(sites):
+        time.sleep(0.05)
+    before, post = from_here(), Post(link, federation.key, federation.root, "run", 1)
+    shared = post.shared(model)
+    asks = [
+        post.ask(
+            site.name,
+            site.name,
+            Id(1, 0, slot),
+            "train",
+            {},
+            shared,
+            expect,
+            state=None,
+            keep=(),
+            seconds=600,
+        )
+        for slot, site in enumerate(sites)
+    ]
+    open_asks, arrived = {ask.digest: ask for ask in asks}, list[Arrived]()
+    while len(arrived) < len(asks):
+        arrived += link.collect(1, open_asks.keys())
+    waiting = resident(peak=True) - before
+    for each in arrived:
+        outcome = post.opened(open_asks[each.message.fields.ask], each)
+        assert isinstance(outcome, Outcome), outcome
+        del outcome
+    for process in processes:
+        process.join()
+    until, most = (each / len(shared[0]) for each in (waiting, resident(peak=True) - before))
+    print(f"server     {until:5.2f} bodies until all have answered, {most:5.2f} at most")
+
+
 def main() -> None:
-    """Prints the time of bare aiohttp, that of the link, and their ratio."""
+    """Prints the time of bare aiohttp, that of the link, and their ratio; or the memory of both ends."""
     parser = argparse.ArgumentParser(description="The link of real sites against bare aiohttp.")
+    parser.add_argument("what", nargs="?", choices=("time", "memory"), default="time")
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(Path(folder))
         with federation.link() as link:
+            if asked.what == "memory":
+                memory(federation, link, asked.mib)
+                return
             site = federation.site("ward-a")
             asyncio.run(compare(federation, link, site, bytes(asked.mib * 2**20), asked.repeats))
 

@@ -98,12 +98,13 @@ def answer_to(
     payload: Any = None,
     body: bytes = b"",
     purpose: str = "answer",
+    details: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> list[bytes]:
     """The head and the body of an answer, signed by `key`."""
     body = body or write_payload(payload or {})
     fields = ask.fields._replace(direction="answer", ask=ask.digest)._replace(**changes)
-    return [seal(key, purpose, fields, {"outcome": "reply"}, body).head, body]
+    return [seal(key, purpose, fields, {"outcome": "reply", **(details or {})}, body).head, body]
 
 
 def within(task: Callable[[], Awaitable[T]], seconds: float = 120) -> T:
@@ -123,13 +124,13 @@ def within(task: Callable[[], Awaitable[T]], seconds: float = 120) -> T:
 
 
 @contextmanager
-def beside(task: Callable[[], Awaitable[Any]]) -> Iterator[None]:
+def beside(task: Callable[[], Awaitable[Any]], seconds: float = 120) -> Iterator[None]:
     """Runs a site's part in a thread beside the block, and waits for it; its error is raised."""
     failures: list[BaseException] = []
 
     def run() -> None:
         try:
-            within(task)
+            within(task, seconds)
         except BaseException as error:
             failures.append(error)
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # they need the extra `network`, which settings do without
     from fedlens.engines.links.post import Post
 
 LOST = "no contact with the site"
+_REMEMBERED = 10_000
 _TICK = 1.0  # seconds between two looks at who is online
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -184,7 +185,7 @@ class NetworkEngine(EngineBase):
         self._before: int | None = None
         self._exchanges: list[_Exchange] = []
         self._by_arrival: list[_Exchange] = []
-        self._once: set[bytes] = set()  # digests of asks that are closed
+        self._once: dict[bytes, None] = {}  # digests of asks that were closed last
         self._kept: Mapping[ClientId, Collection[str]] = {}
 
     def attach(self, post: Post, roster: Roster, clock: Callable[[], float] = time.monotonic) -> None:
@@ -351,7 +352,7 @@ class NetworkEngine(EngineBase):
             for out in list(self._by_arrival):
                 for slot in [slot for slot, one in out.requests.items() if one.settled]:
                     one = out.requests.pop(slot)
-                    self._once.add(one.message.digest)
+                    self._remember(one.message.digest)
                     yield self._read(one)
                 if not out.requests:
                     self._by_arrival.remove(out)
@@ -364,9 +365,15 @@ class NetworkEngine(EngineBase):
         if out in self._exchanges:
             self._exchanges.remove(out)
         for one in out.requests.values():
-            self._once.add(one.message.digest)
+            self._remember(one.message.digest)
             if one.arrived is not None:
                 one.arrived.file.close()
+
+    def _remember(self, ask: bytes) -> None:
+        """Remembers an ask, for the count of late answers: the link keeps later ones out, and a run lasts for weeks."""
+        self._once[ask] = None
+        if len(self._once) > _REMEMBERED:
+            del self._once[next(iter(self._once))]
 
     def _at_server(self, ask: Ask, id: Id) -> Answer:
         state = self._states.get(ask.requests[id.slot].client)

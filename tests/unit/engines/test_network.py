@@ -162,6 +162,18 @@ def test_one_bad_answer_fails_alone(what: str, reason: str | None, dropped: Mapp
     network.engine.close()
 
 
+def test_only_the_last_asks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedlens.engines.network._REMEMBERED", 6)
+    network = Federation(built("fedavg"), of("s1", "late"))
+    for _ in range(3):  # of 4 asks each
+        network.train()
+    network.link.release()
+    network.train()
+    assert network.engine.dropped == {"late": 1, "again": 0, "other": 2}
+    assert len(network.engine._once) == 6
+    network.engine.close()
+
+
 def test_a_site_that_is_away_fails_before_the_deadline() -> None:
     network = Federation(built("fedavg"))
     network.link.away = {"s2"}
