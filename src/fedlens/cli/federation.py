@@ -238,15 +238,25 @@ def accept(
         say(f"{site} is accepted: it may see experiments, and takes part in those that its people approve")
 
 
-def revoke(folder: Folder, site: SiteName, debug: Debug = False) -> None:
+def revoke(
+    folder: Folder,
+    site: SiteName,
+    drop: Annotated[
+        bool,
+        typer.Option(
+            "--drop", help="If the site has answered in the round under way, repeat it without them."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
     """Revoke all keys of a site, and its invitation; open connections end within seconds.
 
-    Answers that were accepted before stay in the model.
+    Answers of complete rounds stay in the model, and without --drop those of the round under way.
     """
     with reported(debug):
         from fedlens.base.shell_command import shell_command
 
-        _open(folder).revoke(site)
+        _open(folder).revoke(site, drop)
         again = shell_command("federation", "invite", folder, site, replace=True)
         say(f"{site} is revoked; a new key joins with: {again}")
 

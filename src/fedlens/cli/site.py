@@ -13,8 +13,11 @@ from fedlens.cli.options import Debug, Json
 from fedlens.cli.passphrases import PassphraseFile, key_passphrase, new_passphrase
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fedlens.identity.invitation import Invitation
     from fedlens.identity.site_keys import SiteKeys
+    from fedlens.site.network_check import Step
 
 Folder = Annotated[
     Path,
@@ -45,7 +48,8 @@ def join(
     """
     with reported(debug):
         from fedlens.base.shell_command import shell_command
-        from fedlens.site.join import SITE_FILE, join
+        from fedlens.site.join import join
+        from fedlens.site.settings import SITE_FILE
 
         read = _invitation(invitation)
         made = folder / "keys" / "identity.pem"
@@ -62,36 +66,100 @@ def join(
             "",
             "Read these eight words to the operator of the server on the telephone, to a person whose voice you know. "
             "Without this call the server could be somebody else's.",
-            f"Look at {folder / SITE_FILE}, then: {shell_command('site', 'check', network=True, folder=own)}",
+            f"Look at {folder / SITE_FILE}, then: {shell_command('site', 'check', folder=own)}",
         )
         if str(invitation) != "-":
             say(f"Delete {invitation}: it has been used.")
 
 
 def check(
-    network: Annotated[bool, typer.Option("--network", help="Check the way to the server.")] = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="Check the way to the server, and not the data.")
+    ] = False,
     folder: Folder = _FOLDER,
     passphrase_file: PassphraseFile = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check the way to the server, one line a step; exit code 1 if a step fails."""
-    with reported(debug, as_json) as output:
-        from fedlens.site.network_check import check_network
+    """Check site.toml, the data and the approved experiments, or the way to the server; exit code 1 if a step fails.
 
-        keys, passphrase = _keys(folder, passphrase_file)
+    Each step is a line. Nothing of the data is sent.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.base.errors import ConfigError
+
+        if not network and passphrase_file is not None:
+            raise ConfigError("only --network needs the passphrase", hint="leave out --passphrase-file")
         steps = []
-        for step in check_network(keys, passphrase):
+        for step in _steps(folder, network, passphrase_file):
             steps.append(vars(step))
             if not as_json:
                 say(f"{'ok    ' if step.ok else 'FAILED'}  {step.name}: {step.what}")
-                if not step.ok:
+                if step.hint:
                     say(f"        {step.hint}.")
         good = all(step["ok"] for step in steps)
         if as_json:
             output.json({"ok": good, "steps": steps})
         if not good:
             raise typer.Exit(1)
+
+
+def _steps(folder: Path, network: bool, passphrase_file: Path | None) -> Iterator[Step]:
+    from fedlens.identity.site_keys import SiteKeys
+
+    if network:
+        from fedlens.site.network_check import check_network
+
+        return check_network(*_keys(folder, passphrase_file))
+    from fedlens.site.data_check import check_data
+
+    return check_data(folder, SiteKeys(_inside(folder)).name)
+
+
+def review(
+    approve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST", help="Approve the experiment with this digest, or its first 12 digits or more."
+        ),
+    ] = None,
+    folder: Folder = _FOLDER,
+    passphrase_file: PassphraseFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the experiment that the server proposes, as text; nothing that it names is opened or imported.
+
+    The site computes it only after --approve with its digest. Every change of a setting is another digest.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.base.errors import ConfigError
+        from fedlens.base.shell_command import shell_command
+        from fedlens.site import contract as contracts
+        from fedlens.site.proposed_experiment import proposed_experiment
+
+        _, passphrase = _keys(folder, passphrase_file)
+        proposed = proposed_experiment(folder, passphrase)
+        if approve is not None:
+            if proposed is None or len(approve) < 12 or not proposed.digest.startswith(approve.lower()):
+                what = f"the server does not propose an experiment {approve}"
+                raise ConfigError(what, hint="read what it proposes with 'fedlens site review'")
+            contracts.approve(proposed, folder)
+        known = proposed is not None and contracts.approved(proposed, folder)
+        if as_json:
+            shown = (
+                None if proposed is None else {"digest": proposed.digest, "settings": dict(proposed.settings)}
+            )
+            output.json({"experiment": shown, "approved": known})
+        elif proposed is None:
+            say("the server has no experiment for this site now")
+        elif approve is not None:
+            say(f"approved: {proposed.digest}")
+        else:
+            own = None if folder == _FOLDER else folder
+            command = shell_command("site", "review", approve=proposed.digest[:12], folder=own)
+            say(*proposed.lines(), "", f"digest: {proposed.digest}")
+            say("this site has approved it" if known else f"to approve it: {command}")
 
 
 def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
@@ -169,10 +237,11 @@ def _invitation(path: Path) -> Invitation:
 
 site = typer.Typer(
     name="site",
-    help="Take part in a federation: join with an invitation, check the way to its server, see the state.",
+    help="Take part in a federation: join it, approve experiments, and compute them where the data are.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 site.command("join")(join)
 site.command("check")(check)
 site.command("status")(status)
+site.command("review")(review)

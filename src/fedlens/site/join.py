@@ -20,14 +20,15 @@ from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.settings.own_data_recipe import dataset_table
 from fedlens.site.connection import enrol
 from fedlens.site.network_check import check_network
+from fedlens.site.settings import SITE_FILE
 
-SITE_FILE = "site.toml"
 _TEXT = """\
 # The data of the site {name} in the federation {federation}, and what an experiment may use of this machine.
 # Lines that begin with # are examples: remove the # and change them. 'fedlens site check' reads all of it.
 
 [data]
 # Any dataset of fedlens, with the settings that 'fedlens data check' has shown. Paths are relative to this file.
+# Images of a split "test" are not used, and without splits a share of 20 % is not: test = 0.01 makes it smaller.
 {dataset}
 {columns}
 # Each value of this column is a client of its own, {name}/VALUE; without it the site is one client.
@@ -38,6 +39,8 @@ _TEXT = """\
 # exclude = "withdrawn.txt"
 # The fewest examples behind each number that is sent.
 min_examples = 8
+# GiB of decoded images that are kept in memory.
+# cache = 2.0
 
 [compute]
 device = "auto"

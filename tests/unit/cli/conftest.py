@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import fedlens
 from tests.unit.cli import fake_api
+
+if TYPE_CHECKING:
+    from fedlens.engines.links.https import HttpsLink
+    from fedlens.identity.federation_folder import FederationFolder
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,3 +109,38 @@ def fedlens_process(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess
         )
 
     return start
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the passphrase of the root and data of a site."""
+    monkeypatch.chdir(tmp_path)
+    secret = tmp_path / "pw"
+    from tests.unit.identity.federation_kit import ROOT
+
+    secret.write_bytes(ROOT + b"\n")
+    secret.chmod(0o600)
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "scans.csv").write_text("path,label,patient\na.png,no,p1\n")
+    return tmp_path
+
+
+@pytest.fixture
+def federation(here: Path) -> FederationFolder:
+    """The folder `hospitals`."""
+    from tests.unit.identity.federation_kit import federation_in
+
+    return federation_in(here)
+
+
+@pytest.fixture
+def server(here: Path) -> Iterator[tuple[FederationFolder, HttpsLink]]:
+    """The folder `hospitals` and its server, which listens."""
+    from fedlens.identity.federation_folder import FederationFolder
+    from tests.link_kit import Federation
+
+    kit = Federation(here)
+    with kit.link() as link:
+        file = kit.registry.folder / "federation.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "port": kit.port}))
+        yield FederationFolder(kit.registry.folder), link

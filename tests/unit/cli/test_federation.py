@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from fedlens.cli import passphrases
 from fedlens.cli.main import app
@@ -19,54 +18,9 @@ from fedlens.identity.authority import DAY
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.site_keys import SiteKeys
 from tests.link_kit import Federation
+from tests.unit.cli.commands import ran, refused, runner
 from tests.unit.cli.conftest import command
-from tests.unit.identity.federation_kit import HOST, NOW, ROOT, at, federation_in
-
-runner = CliRunner()
-
-
-def ran(*arguments: str | Path, typed: str | None = None) -> str:
-    """What a command that succeeds prints on standard output."""
-    answer = runner.invoke(app, list(map(str, arguments)), input=typed)
-    assert answer.exit_code == 0, answer.output
-    return answer.stdout
-
-
-def refused(*arguments: str | Path, typed: str | None = None) -> str:
-    """The sentence of a command that fails."""
-    answer = runner.invoke(app, list(map(str, arguments)), input=typed)
-    assert answer.exit_code in (1, 2), answer.output
-    assert answer.stderr.startswith("error: ")
-    assert "unexpected" not in answer.stderr
-    return answer.stderr.removeprefix("error: ").strip()
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the passphrase of the root and data of a site."""
-    monkeypatch.chdir(tmp_path)
-    secret = tmp_path / "pw"
-    secret.write_bytes(ROOT + b"\n")
-    secret.chmod(0o600)
-    (tmp_path / "scans").mkdir()
-    (tmp_path / "scans" / "scans.csv").write_text("path,label,patient\na.png,no,p1\n")
-    return tmp_path
-
-
-@pytest.fixture
-def federation(here: Path) -> FederationFolder:
-    """The folder `hospitals`."""
-    return federation_in(here)
-
-
-@pytest.fixture
-def server(here: Path) -> Iterator[tuple[FederationFolder, HttpsLink]]:
-    """The folder `hospitals` and its server, which listens."""
-    kit = Federation(here)
-    with kit.link() as link:
-        file = kit.registry.folder / "federation.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "port": kit.port}))
-        yield FederationFolder(kit.registry.folder), link
+from tests.unit.identity.federation_kit import HOST, NOW, ROOT, at
 
 
 def invited(name: str = "ward-a", *options: str) -> Path:

@@ -1,0 +1,61 @@
+"""Checks the data of a site: `site.toml`, the images, and whether they fit the experiments that it approved."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedlens.base.errors import FedlensError
+from fedlens.base.format import many
+from fedlens.base.printable import printable
+from fedlens.data.catalogue import data_directory
+from fedlens.settings.make_partition import read_dataset
+from fedlens.site.contract import read_contract
+from fedlens.site.local_data import LocalData
+from fedlens.site.network_check import Step
+from fedlens.site.settings import SITE_FILE, SiteSettings
+
+_SHOWN = 20  # classes or clients that are named
+
+
+def check_data(folder: Path, site: str) -> Iterator[Step]:
+    """The steps from `site.toml` to the approved experiments, up to the first that fails. Sends nothing.
+
+    Args:
+        folder: that of the site.
+        site: the name of the site.
+    """
+    name = SITE_FILE
+    try:
+        settings = SiteSettings.read(folder / SITE_FILE)
+        yield Step(name, True, f"it describes a dataset '{settings.data.dataset['name']}'")
+        name = "data"
+        yield Step(name, True, _data(settings))
+        for path in sorted((folder / "approved").glob("*.toml")):
+            name = f"experiment {path.stem[:12]}"
+            yield Step(name, True, _experiment(path, settings, site))
+    except FedlensError as error:
+        where = f" ({error.where})" if error.where else ""
+        yield Step(name, False, f"{error.what}{where}", error.hint or "")
+
+
+def _data(settings: SiteSettings) -> str:
+    """What is in the data, whatever the experiment; labels are the site's own."""
+    dataset, given = settings.dataset()
+    read = read_dataset(dataset, [], given, root=data_directory(None))
+    classes = ", ".join(read.classes[:_SHOWN]) + (" ..." if len(read.classes) > _SHOWN else "")
+    return printable(
+        f"{many(len(read.train), 'image')} of {many(len(read.classes), 'class', 'classes')}: {classes}",
+        line_feeds=False,
+    )
+
+
+def _experiment(path: Path, settings: SiteSettings, site: str) -> str:
+    """The clients that an approved experiment has here. What is counted for a run stays as it is."""
+    contract = read_contract(path.read_text("utf-8"), settings)
+    with tempfile.TemporaryDirectory() as scratch:
+        local = LocalData.open(contract, site, Path(scratch), "check")
+    named = [f"{name} {len(local.clients[name]):,}" for name in local.names[:_SHOWN]]
+    more = " ..." if len(local.names) > _SHOWN else ""
+    return printable(f"{many(len(local.names), 'client')}: {', '.join(named)}{more}", line_feeds=False)

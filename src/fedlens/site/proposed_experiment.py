@@ -1,0 +1,57 @@
+"""Fetches the experiment that the server proposes, as text for people to read."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+from fedlens.base.errors import FedlensError
+from fedlens.core.wire.message import MessageError
+from fedlens.identity.site_keys import SiteKeys, client_context
+from fedlens.site.connection import ServerConnection
+from fedlens.site.contract import Contract, read_contract
+from fedlens.site.settings import SITE_FILE, SiteSettings
+
+
+def proposed_experiment(
+    folder: Path, passphrase: bytes | None = None, seconds: float = 60.0
+) -> Contract | None:
+    """What the server proposes now; None if it has no experiment. Nothing that it names is opened or imported.
+
+    Args:
+        folder: that of the site.
+        passphrase: of the keys, if they are encrypted.
+        seconds: how long to wait for the server.
+
+    Raises `FedlensError` if the server cannot be reached or does not serve this site, and `ConfigError` for an
+    experiment that sites refuse.
+    """
+    settings, keys = SiteSettings.read(folder / SITE_FILE), SiteKeys(folder / "keys", passphrase)
+    most, troubles = settings.compute.max_message * 2**20, ["it does not answer"]
+
+    async def fetch() -> str | None:
+        connection = ServerConnection(
+            keys, lambda: client_context(keys.folder, passphrase), most, troubles.append
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                received = await connection.experiment()
+        except TimeoutError:
+            hint = "'fedlens site check --network' says which step fails"
+            where = f"{keys.host}:{keys.port}"
+            raise FedlensError(
+                f"the server cannot be reached: {troubles[-1]}", where=where, hint=hint
+            ) from None
+        finally:
+            await connection.close()
+        if received is None:
+            return None
+        message, text = received[0], received[0].details.get("settings")
+        digest = hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else None
+        if message.purpose != "experiment" or message.details.get("contract") != digest:
+            raise MessageError("mismatch", "the server's message is no experiment", hint="tell the operator")
+        return str(text)
+
+    text = asyncio.run(fetch())
+    return None if text is None else read_contract(text, settings)

@@ -1,0 +1,155 @@
+"""`fedlens site check` and `review`: what is wrong with the data, and which experiment is approved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedlens.cli.main import app
+from fedlens.core.wire.message import seal, write_payload
+from fedlens.engines.links.https import HttpsLink
+from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.signing import SignedFields
+from fedlens.identity.site_keys import SiteKeys
+from fedlens.site import proposed_experiment
+from fedlens.site.contract import site_part
+from tests.link_kit import blobs
+from tests.unit.cli.commands import ran, refused, runner
+from tests.unit.identity.federation_kit import HOST, NOW
+from tests.unit.site.site_kit import plan_at_server, write_images, write_site
+
+Server = tuple[FederationFolder, HttpsLink]
+FOLDER = Path("fedlens-site")
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "model": "mlp",
+    "local": {"lr": 0.1, "steps": 2},
+    "data": {"dataset": {"name": "sites", "classes": ["no", "yes"], "input_shape": [1, 8, 8]}},
+    "evaluation": {"clients": "all"},
+}
+
+
+@pytest.fixture
+def text() -> str:
+    """An experiment as the server sends it."""
+    return site_part(plan_at_server(SETTINGS).config)
+
+
+@pytest.fixture
+def site(server: Server) -> SiteKeys:
+    """An accepted site with eight images."""
+    FOLDER.mkdir(mode=0o700)
+    keys = SiteKeys.join(FOLDER / "keys", invitation := server[0].invite("ward-a"))
+    keys.install(server[0].enrol(keys.enrolment(invitation), HOST), NOW)
+    server[0].accept("ward-a", keys.identity().fingerprint)
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8)).astype(np.uint8)
+    patients = {"patient": ["p1", "p2"] * 4}
+    write_images(FOLDER / "scans", images, ["no", "yes"] * 4, patients)
+    write_site(FOLDER)
+    return keys
+
+
+def propose(server: Server, text: str, **changes: Any) -> str:
+    """Lets the server propose an experiment; its digest."""
+    registry, link = server
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    root = hashlib.sha256(registry.root).digest()
+    fields = SignedFields(root, "run", 1, 0, 0, 0, "", "", "ask", bytes(16), b"", b"", b"", b"", b"", b"")
+    details = {"settings": text, "contract": digest, "rows": None, **changes}
+    body = write_payload({})
+    link.send("ward-a", seal(registry.identity(), "experiment", fields, details, body), blobs(body))
+    return digest
+
+
+def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text: str) -> None:
+    assert "no experiment for this site now" in ran("site", "review")
+    assert json.loads(ran("site", "review", "--json")) == {"experiment": None, "approved": False}
+    digest = propose(server, text)
+    shown = ran("site", "review")
+    assert text in shown
+    assert f"digest: {digest}" in shown
+    assert f"to approve it: fedlens site review --approve {digest[:12]}" in shown
+    for wrong in (digest[:11], "0" * 64, f"{digest}0"):
+        assert "does not propose an experiment" in refused("site", "review", "--approve", wrong)
+    assert not (FOLDER / "approved").exists()
+    assert f"approved: {digest}" in ran("site", "review", "--approve", digest[:12].upper())
+    assert (FOLDER / "approved" / f"{digest}.toml").read_text() == text
+    assert "this site has approved it" in ran("site", "review")
+    other = propose(server, text.replace("rounds = 2", "rounds = 3"))
+    assert f"digest: {other}" in ran("site", "review")
+    assert "this site has approved it" not in ran("site", "review")
+
+
+def test_a_review_opens_and_imports_nothing(
+    server: Server, site: SiteKeys, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("planted.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(".")
+    for name in ("subprocess:getoutput", "planted:run", "planted.py:run"):
+        propose(server, text.replace('name = "mlp"', f'name = "{name}"'))
+        said = refused("site", "review")
+        assert "(experiment: model.name)" in said
+        assert name in said
+    assert "planted" not in sys.modules
+
+
+def test_a_message_that_is_no_experiment_is_refused(server: Server, site: SiteKeys, text: str) -> None:
+    propose(server, text, contract="0" * 64)
+    assert "the server's message is no experiment" in refused("site", "review")
+
+
+def test_a_server_that_is_away_is_a_sentence(
+    here: Path, site: SiteKeys, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server[1].close()
+    monkeypatch.setattr(proposed_experiment.proposed_experiment, "__defaults__", (None, 0.5))
+    said = refused("site", "review")
+    assert said.startswith("the server cannot be reached: ")
+    assert "'fedlens site check --network' says which step fails" in said
+
+
+def test_the_data_are_checked_without_and_with_an_experiment(
+    server: Server, site: SiteKeys, text: str
+) -> None:
+    said = ran("site", "check")
+    assert "ok      site.toml: it describes a dataset 'image-folder'" in said
+    assert "ok      data: 8 images of 2 classes: no, yes" in said
+    digest = propose(server, text)
+    ran("site", "review", "--approve", digest)
+    before = sorted(path.name for path in (FOLDER / "approved").iterdir())
+    assert f"ok      experiment {digest[:12]}: 1 client: ward-a 8" in ran("site", "check")
+    write_site(FOLDER, {"clients": "patient"})
+    assert "2 clients: ward-a/p1 4, ward-a/p2 4" in ran("site", "check")
+    assert sorted(path.name for path in (FOLDER / "approved").iterdir()) == before  # no run was counted
+    write_site(FOLDER, {"clients": "hospital"})
+    answer = runner.invoke(app, ["site", "check"])
+    assert answer.exit_code == 1
+    assert f"FAILED  experiment {digest[:12]}: the data have no column 'hospital'" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "said"),
+    [
+        ({"min_examples": 0}, "site.toml", "min_examples"),
+        ({"dataset": {"name": "image-folder", "path": "elsewhere"}}, "data", "does not exist"),
+        ({"dataset": {"name": "imagefolder"}}, "data", "imagefolder"),
+    ],
+)
+def test_what_is_wrong_with_the_data_is_a_step(
+    site: SiteKeys, change: dict[str, Any], step: str, said: str
+) -> None:
+    text = (FOLDER / "site.toml").read_text()
+    try:
+        write_site(FOLDER, change)
+    except Exception:  # the file is written before it is read
+        assert (FOLDER / "site.toml").read_text() != text
+    answer = json.loads(runner.invoke(app, ["site", "check", "--json"]).stdout)
+    assert not answer["ok"]
+    assert answer["steps"][-1]["name"] == step
+    assert said in answer["steps"][-1]["what"]
