@@ -61,17 +61,20 @@ def read_private(path: Path) -> bytes:
 
 
 @contextmanager
-def one_writer(folder: Path) -> Iterator[None]:
+def one_writer(folder: Path, wait: bool = True) -> Iterator[None]:
     """Waits until no other process or thread changes the folder's files, and keeps them out during the block.
 
-    Raises `RunFailed` if the disk refuses.
+    Raises `RunFailed` if the disk refuses, and `IdentityError` if another one has the folder and `wait` is False.
     """
     path = folder / ".lock"
     with ExitStack() as held:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             held.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = f"another process uses the folder {folder.name}"
+            raise IdentityError(what, where=str(folder), hint="stop it first") from None
         except OSError as error:
             raise refused(error, "the lock", path) from error
         yield

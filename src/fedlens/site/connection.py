@@ -66,8 +66,8 @@ class _Again(Exception):
     """The server is busy or has stopped in the middle: the same request may succeed later."""
 
 
-class _Gone(Exception):
-    """What was asked for is not open any more."""
+class Closed(Exception):
+    """What was asked for is not open any more: the server does not wait for this answer."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ class ServerConnection:
     async def next(self, have: Collection[bytes]) -> tuple[Message, bytes] | None:
         """The next message from the server with its body, or None if none came in the time of one poll.
 
-        `have` are the digests of messages that the site still has in hand: they do not come again.
+        `have` are the digests of messages that the site still has in hand: they do not come again. None also says
+        that the experiment may have changed.
 
         Raises `MessageError` for a message that the server's key did not sign, or that is larger than accepted.
         """
@@ -165,7 +166,7 @@ class ServerConnection:
             raise MessageError("mismatch", "it is no message of this federation's server")
         body, size = stream.read(), message.details["size"]
         if size and not body:
-            with suppress(_Gone):
+            with suppress(Closed):
                 return message, await self.blob(message.fields.payload, size)
             return None
         check_body(message, hashlib.sha256(body).digest(), len(body))
@@ -174,7 +175,7 @@ class ServerConnection:
     async def blob(self, digest: bytes, size: int) -> bytes:
         """The bytes with this SHA-256, which an open ask names with this size. A cut transfer goes on where it ended.
 
-        Raises `MessageError` if they are more than accepted, or others.
+        Raises `MessageError` if they are more than accepted, or others, and `Closed` if no open ask names them.
         """
         if size > self._most:
             raise MessageError(
@@ -229,7 +230,7 @@ class ServerConnection:
 
         try:
             return await self._persist(attempt)
-        except _Gone:
+        except Closed:
             return False
 
     async def _pieces(
@@ -357,7 +358,7 @@ class ServerConnection:
             raise SiteRefused(reason)
         if status in (404, 410):
             if "fedlens-protocol" in response.headers:
-                raise _Gone
+                raise Closed
             raise SiteRefused("unknown")  # so answers a server that found no certificate of a site
         if status in (413, 422):
             raise MessageError(

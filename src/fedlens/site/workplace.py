@@ -15,6 +15,7 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import own_names
 from fedlens.core.protocol import ClientId, Program
 from fedlens.core.random import Secrets
+from fedlens.core.schema import Schema
 from fedlens.core.types import is_client
 from fedlens.core.wire.census import SiteCensus
 from fedlens.data.catalogue import data_directory
@@ -92,6 +93,10 @@ class Workplace:
         """How many examples a client of this site trains on and holds out now."""
         data = self.program.data_of(row)
         return len(data), 0 if data.validation is None else len(data.validation)
+
+    def takes(self, op: str) -> Schema | None:
+        """What a client may be asked by this operation; None if nothing."""
+        return self.built.algorithm.takes(op)
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -1,0 +1,245 @@
+"""Computes the answer to an ask at a site: checks what comes in, runs the operation, checks what goes out, keeps it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN
+from fedlens.base.errors import DataError, DecodingError, FedlensError, HookError, RunFailed, told
+from fedlens.core.protocol import Failure, Id, Program, Reply
+from fedlens.core.schema import NumberField, Schema
+from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
+from fedlens.core.wire.plain_schema import from_plain
+from fedlens.engines.executor import Executor, Item
+from fedlens.engines.links.post import answer_body
+from fedlens.identity.keys import KeyPair
+from fedlens.site.answers_log import AnswersLog, AskRefused
+from fedlens.site.kept_states import KeptStates, StateLost
+from fedlens.site.site_log import SiteLog
+
+_REASONS: Sequence[tuple[type[BaseException], str]] = (
+    (StateLost, "state"),
+    (DataError, "data"),
+    (MemoryError, "memory"),
+    (HookError, "operation"),
+    (RunFailed, "disk"),
+)
+_MEMORY = ("out of memory", "MemoryError", "can't allocate memory")
+
+
+class Opened(Protocol):
+    """An experiment that a site has built; see `fedlens.site.workplace.Workplace`."""
+
+    @property
+    def program(self) -> Program:
+        """The operations and the data; another object after `reread` has changed the data."""
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """The row of each client of this site, by its name."""
+
+    def reread(self) -> object:
+        """Reads again which examples are left out. Raises `DataError` if that is not known."""
+
+    def examples(self, row: int, /) -> Sequence[int]:
+        """How many examples the client trains on, and how many it holds out."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Sets PyTorch's threads and options for the time of an operation."""
+
+    def takes(self, op: str) -> Schema | None:
+        """What a client may be asked by this operation; None if nothing."""
+
+    def close(self) -> None:
+        """Frees its memory."""
+
+
+class Answering:
+    """Answers asks, one after the other, in one thread.
+
+    Args:
+        key: the identity key of the site.
+        log: the site's answers.
+        states: the states of its clients.
+        notes: receives the texts of errors.
+        min_examples: how many examples must be behind each number that is sent.
+        most: bytes of the largest body.
+
+    Attributes:
+        largest: how many examples the largest client of the federation trains on.
+    """
+
+    def __init__(
+        self,
+        key: KeyPair,
+        log: AnswersLog,
+        states: KeptStates,
+        notes: SiteLog,
+        min_examples: int = 1,
+        most: int = 2**32,
+    ) -> None:
+        self._key, self._log, self._states, self._notes = key, log, states, notes
+        self._min_examples, self._most = min_examples, most
+        self._executor: tuple[Program, Executor] | None = None
+        self._round: tuple[str, int, int] | None = None  # run, attempt and round whose exclusions were read
+        self.largest = 0
+        self._writing = threading.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Nothing is written any more; returns when what is being written is on the disk."""
+        self._stopped = True
+        with self._writing:
+            pass
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise RunFailed("the site stops")
+
+    def ended(self, run: str) -> None:
+        """Removes the states of a run that has ended, but for those in its checkpoints."""
+        with self._writing:
+            self._check_running()
+            self._states.ended(run)
+
+    def forget(self) -> None:
+        """Drops what the last experiment left in memory."""
+        self._executor = self._round = None
+
+    # -- one ask --------------------------------------------------------------------------------------------------
+
+    def answered(self, opened: Opened | None, ask: Message, bodies: list[bytes]) -> tuple[Any, str]:
+        """The bytes of an answer, which may be sent, and its outcome: "reply", or the reason of a failure.
+
+        Args:
+            opened: the experiment; None if the site has none that this ask could belong to.
+            bodies: the ask's own body, and the one that is shared; it is emptied, so that they can be freed.
+
+        Raises `RunFailed` if the answer cannot be kept: then none goes out.
+        """
+        try:
+            if opened is None:
+                raise AskRefused("contract", "no experiment of this run is approved and open")
+            reply = self._reply(opened, ask, bodies)
+            content = answer_body(reply.payload, reply.letters)
+            if len(content) > min(self._most, ask.details.get("most", self._most)):
+                raise AskRefused(
+                    "refused", f"the answer has {len(content):,} bytes, more than the ask accepts"
+                )
+            state = reply.state
+            details: dict[str, Any] = {"outcome": "reply", "metrics": dict(reply.metrics)}
+            del reply
+        except (FedlensError, MemoryError) as error:
+            return self.failed(ask, error)
+        with self._writing:
+            self._check_running()
+            try:
+                details["state"] = None if state is None else self._states.put(ask, state)
+                del state
+                return self._kept(ask, details, content), "reply"
+            except RunFailed as error:
+                refusal: FedlensError = error
+            except MessageError as error:
+                refusal = AskRefused("operation", f"the answer cannot be sent: {error.what}")
+        return self.failed(ask, refusal)
+
+    def failed(self, ask: Message, error: BaseException, keep: bool = True) -> tuple[Any, str]:
+        """The bytes of an answer that has the reason of an error, and that reason. The text stays in the site's log.
+
+        Args:
+            keep: whether the ask is answered by it once and for all; False for an ask under a number that is taken.
+        """
+        reason = _reason(error)
+        fields = ask.fields
+        self._notes.note(
+            "failure", reason=reason, run=fields.run, round=fields.round, client=fields.client,
+            operation=fields.operation, text=told(error),
+        )  # fmt: skip
+        details: dict[str, Any] = {"outcome": "failure", "reason": reason, "metrics": {}, "state": None}
+        with self._writing:
+            if keep and not self._stopped:
+                try:
+                    return self._kept(ask, details, b""), reason
+                except RunFailed as full:
+                    # It has nothing of the data. The ask is not in the log, so it may be answered if it comes again.
+                    self._notes.note("disk", text=told(full))
+                    details["reason"] = reason = "disk"
+            return self._sealed(ask, details, b"").head, reason
+
+    def _kept(self, ask: Message, details: Mapping[str, Any], content: bytes) -> Any:
+        state = (details["state"] or {}).get("at-site")
+        return self._log.keep(ask, self._sealed(ask, details, content), content, {"state": state})
+
+    def _sealed(self, ask: Message, details: Mapping[str, Any], content: bytes) -> Message:
+        fields = ask.fields._replace(direction="answer", ask=ask.digest, head=self._log.head)
+        return seal(self._key, "answer", fields, details, content)
+
+    # -- what comes in, and what goes out -------------------------------------------------------------------------
+
+    def _reply(self, opened: Opened, ask: Message, bodies: list[bytes]) -> Reply:
+        """The reply to an ask. Raises `AskRefused`, `StateLost` and `DataError` for an ask that has none."""
+        fields = ask.fields
+        if (takes := opened.takes(fields.operation)) is None:
+            raise AskRefused("refused", f"'{fields.operation}' is not asked of clients")
+        if fields.client not in opened.rows:
+            raise AskRefused("contract", f"'{fields.client}' is no client of this site")
+        if (fields.run, fields.attempt, fields.round) != self._round:
+            opened.reread()
+            self._round = fields.run, fields.attempt, fields.round
+        row = opened.rows[fields.client]
+        sizes = opened.examples(row)
+        if sizes[fields.operation == EVALUATE_OWN] < self._min_examples:
+            raise AskRefused("data", f"'{fields.client}' has fewer examples than min_examples")
+        shared, payload, expect = self._read(ask, bodies)
+        if (fault := takes.fault({**shared, **payload})) is not None:
+            raise AskRefused("refused", f"'{fields.operation}' is asked with what it does not take: {fault}")
+        with self._writing:
+            self._check_running()
+            state = self._states.get(ask)
+        item = Item(Id(fields.round, fields.exchange, fields.slot), row, payload, state)
+        with opened.computing():
+            answer = self._runner(opened.program).answer(
+                fields.operation, shared, item, self._bounded(expect, sizes[0])
+            )
+        if isinstance(answer, Failure):
+            raise AskRefused(
+                "memory" if any(each in answer.reason for each in _MEMORY) else "operation", answer.reason
+            )
+        behind = answer.metrics.get("examples", 0.0)
+        if 0 < behind < self._min_examples:
+            raise AskRefused("data", f"{behind:g} examples are behind the answer, fewer than min_examples")
+        return answer
+
+    def _read(self, ask: Message, bodies: list[bytes]) -> tuple[dict[str, Any], dict[str, Any], Schema]:
+        """The shared payload, the ask's own, and the schema of a valid reply. Raises `AskRefused`."""
+        caps = Caps(self._most)
+        try:
+            expect = from_plain(ask.details.get("expect"))
+            shared = read_payload(bodies.pop(), caps, "ask") if ask.fields.shared else {}
+            return shared, read_payload(bodies.pop(), caps, "ask"), expect
+        except (DecodingError, IndexError) as error:
+            raise AskRefused("refused", f"the ask is not readable: {told(error)}") from error
+
+    def _bounded(self, expect: Schema, examples: int) -> Schema:
+        """The schema with the client's own size in place of that of the largest client, as a bound on its weight."""
+        weight = (expect.fields or {}).get("weight")
+        if not isinstance(weight, NumberField) or weight.most != self.largest:
+            return expect
+        own = replace(weight, most=float(examples))
+        return replace(expect, fields={**(expect.fields or {}), "weight": own})
+
+    def _runner(self, program: Program) -> Executor:
+        if self._executor is None or self._executor[0] is not program:
+            self._executor = program, Executor(program)
+        return self._executor[1]
+
+
+def _reason(error: BaseException) -> str:
+    """The word for an error that the server is told."""
+    if isinstance(error, AskRefused):
+        return error.reason
+    return next((word for kind, word in _REASONS if isinstance(error, kind)), "operation")

@@ -1,0 +1,43 @@
+"""Starts the agent of a site from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedlens.identity.site_keys import SiteKeys, client_context
+from fedlens.site.agent import Agent, SiteLimits
+from fedlens.site.connection import ServerConnection
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.workplace import Proposal
+
+
+def agent_of(
+    folder: Path, say: Callable[[str], None], *, once: bool = False, passphrase: bytes | None = None
+) -> Agent:
+    """The agent of the site in a folder: `asyncio.run(agent.run())` works until it is cancelled.
+
+    Args:
+        folder: of the site, with `keys` and `site.toml`.
+        say: receives a line for each ask, for what a person should know, and for each new trouble with the network.
+        once: end with a run.
+        passphrase: of the keys, if they are encrypted.
+
+    Raises `ConfigError` for what is wrong in `site.toml`, and `IdentityError` if the site has no keys or others can
+    read them.
+    """
+    settings, keys = SiteSettings.read(folder / SITE_FILE), SiteKeys(folder / "keys", passphrase)
+    most, said = settings.compute.max_message * 2**20, [""]
+
+    def trouble(sentence: str) -> None:
+        if sentence != said[0]:  # a server that is away fails every few seconds
+            said[0] = sentence
+            say(f"the server cannot be reached, and is tried again: {sentence}")
+
+    connection = ServerConnection(keys, lambda: client_context(keys.folder, passphrase), most, trouble)
+
+    def read(text: str, run: str) -> Proposal:
+        return Proposal.read(text, settings, keys.name, folder, run)
+
+    limits = SiteLimits(settings.data.min_examples, most)
+    return Agent(folder, keys, connection, read, say, limits, once=once)

@@ -1,0 +1,105 @@
+"""Asks to a site, and what a site computes with, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedlens.core.protocol import Program
+from fedlens.core.schema import Schema
+from fedlens.core.wire.census import CountedClient, SiteCensus
+from fedlens.core.wire.message import Message, seal
+from fedlens.core.wire.plain_schema import to_plain
+from fedlens.data.partition.roster import Roster
+from fedlens.engines.inline import inline
+from fedlens.identity.keys import KeyPair
+from fedlens.identity.signing import SignedFields
+
+SERVER = KeyPair.make()
+SITE = KeyPair.make()
+
+
+def ask_of(
+    body: bytes = b"", shared: bytes = b"", details: Mapping[str, Any] | None = None, **changes: Any
+) -> Message:
+    """An ask to the client "a" of the run "run"."""
+    fields = SignedFields(
+        root=bytes(32), run="run", attempt=1, round=1, exchange=0, slot=0, client="a", operation="train",
+        direction="ask", nonce=bytes(16), payload=b"", shared=shared, report=b"", ask=b"", head=bytes(32), signer=b"",
+    )._replace(**changes)  # fmt: skip
+    given = {"expect": to_plain(Schema()), "state": None, "keep": [], "most": 2**30, **(details or {})}
+    return seal(SERVER, "ask", fields, given, body)
+
+
+def answer_of(ask: Message, body: bytes = b"", head: bytes = bytes(32)) -> Message:
+    """A reply to an ask."""
+    fields = ask.fields._replace(direction="answer", ask=ask.digest, head=head)
+    return seal(SITE, "answer", fields, {"outcome": "reply", "state": None, "metrics": {}}, body)
+
+
+def any_but_evaluate(op: str) -> Schema | None:
+    """Takes every ask, except those for data at the server."""
+    return None if op == "evaluate" else Schema()
+
+
+@dataclass
+class OpenedProgram:
+    """A program over the data of all clients, as a site opens it."""
+
+    program: Program
+    rows: Mapping[str, int]
+    sizes: Mapping[int, Sequence[int]]
+    takes: Callable[[str], Schema | None] = any_but_evaluate
+    reads: list[int] = field(default_factory=list)
+    closed: int = 0
+
+    def __post_init__(self) -> None:
+        self.program = inline(device="cpu").applied(self.program)
+
+    def reread(self) -> None:
+        self.reads.append(len(self.reads))
+
+    def examples(self, client: int) -> Sequence[int]:
+        return self.sizes[client]
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        torch.set_num_threads(1)
+        with self.program.computing():
+            yield
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class ProposedProgram:
+    """An experiment whose program is known, at one site of a roster."""
+
+    site: str
+    digest: str
+    program: Program
+    roster: Roster
+    is_approved: Callable[[], bool] = lambda: True
+    takes: Callable[[str], Schema | None] = any_but_evaluate
+    opened: list[OpenedProgram] = field(default_factory=list)
+
+    def approved(self) -> bool:
+        return self.is_approved()
+
+    def census(self) -> SiteCensus:
+        rows = self.roster.rows_of(self.site)
+        clients = [
+            CountedClient(self.roster.ids[k], int(self.roster.examples[k]), int(self.roster.held_out[k]))
+            for k in rows
+        ]
+        return SiteCensus(self.site, clients, {}, self.digest)
+
+    def open(self, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> OpenedProgram:
+        counted = {row: (int(sizes["examples"][row]), int(sizes["held_out"][row])) for row in rows.values()}
+        self.opened.append(OpenedProgram(self.program, rows, counted, self.takes))
+        return self.opened[-1]
