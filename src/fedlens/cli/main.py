@@ -39,6 +39,7 @@ from fedlens.cli.report import report
 from fedlens.cli.reproduce import reproduce
 from fedlens.cli.resume import resume
 from fedlens.cli.run import RunCommand, run
+from fedlens.cli.serve import serve
 from fedlens.cli.show import show
 from fedlens.cli.signals import ignore_signals, stopped_by_signals
 from fedlens.cli.site import site
@@ -127,6 +128,7 @@ app = typer.Typer(
 )
 app.command("run", cls=RunCommand)(run)
 app.command("resume")(resume)
+app.command("serve")(serve)
 app.command("pretrain", cls=RunCommand)(pretrain)
 app.command("list")(list_names)
 app.command("show")(show)

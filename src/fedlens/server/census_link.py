@@ -10,7 +10,7 @@ from time import monotonic, time
 
 import torch
 
-from fedlens.base.errors import ConfigError, DecodingError, RunFailed
+from fedlens.base.errors import DecodingError, RunFailed
 from fedlens.core.types import Payload
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
@@ -292,15 +292,3 @@ class CensusLink(Link):
                 raise RoundDropped(
                     f"round {self.round} is repeated without '{record.name}', which was revoked"
                 )
-
-
-def refuse_no_sites(registry: FederationFolder) -> None:
-    """Raises `ConfigError` if no site of the federation is accepted."""
-    states = [record.state for record in registry.sites()]
-    if "accepted" not in states:
-        waiting = sum(state == "pending" for state in states)
-        raise ConfigError(
-            f"the federation {registry.name} has no accepted site ({waiting} pending)",
-            where=str(registry.folder),
-            hint="invite sites with 'fedlens federation invite', and accept them once they have joined",
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any, cast
 
 from fedlens import api
 from fedlens.base.errors import ConfigError, FedlensError
+from fedlens.base.shell_command import shell_command
 from fedlens.core.engine_base import EngineBase
 from fedlens.data.partition.roster import Roster
+from fedlens.data.sites import divided
 from fedlens.engines.network import NetworkEngine
 from fedlens.files.lock import locked
 from fedlens.result import Result
@@ -24,6 +26,7 @@ from fedlens.server.serve_record import ServeRecord, is_begun, run_to_serve
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import read_source
 from fedlens.settings.plan import plan
+from fedlens.site.contract import site_part
 
 try:
     from fedlens.engines.links.connections import Limits
@@ -31,7 +34,7 @@ try:
     from fedlens.identity.authority import server_context
     from fedlens.identity.federation_folder import FederationFolder
     from fedlens.identity.tls import FederationContext
-    from fedlens.server.census_link import CensusLink, RoundDropped, refuse_no_sites
+    from fedlens.server.census_link import CensusLink, RoundDropped
     from fedlens.server.sockets import listening_sockets
     from fedlens.server.watch import Watch
 except ModuleNotFoundError as absent:
@@ -70,17 +73,18 @@ class Served:
     report: bool = True
 
 
-def serve(served: Served, progress: ServeProgress, site_part: Callable[[Config], str]) -> Result:
+def serve(served: Served, progress: ServeProgress) -> Result:
     """Runs an experiment at the sites of a federation, or resumes its unfinished run, and says goodbye to the sites.
+
+    Sites may join, and be accepted, while it waits for their censuses.
 
     Args:
         served: what is served, and how.
         progress: follows the run.
-        site_part: writes the part of the settings that sites approve.
 
     Raises `ConfigError` for an invalid experiment, before a port is bound, for a port that is taken, and for a
-    federation without accepted sites; `RunDirectoryError` if `out` has another run; and what `fedlens.api.resume`
-    raises. The run can be resumed with the same command, also after `KeyboardInterrupt`.
+    federation without a site and an open invitation; `RunDirectoryError` if `out` has another run; and what
+    `fedlens.api.resume` raises. The same command resumes the run, also after `KeyboardInterrupt`.
     """
     source = read_source(served.experiment, served.changes)
     config = plan(read_config(source.values, source.locate), source).config
@@ -91,7 +95,12 @@ def serve(served: Served, progress: ServeProgress, site_part: Callable[[Config],
             hint="set data.dataset.name = 'sites' and engine.name = 'network', or use 'fedlens run'",
         )
     registry = FederationFolder(served.federation, served.passphrase)
-    refuse_no_sites(registry)
+    if not registry.sites() and not registry.enrolling():
+        raise ConfigError(
+            f"the federation {registry.name} has no site, and no open invitation",
+            where=str(registry.folder),
+            hint=f"run: {shell_command('federation', 'invite', registry.folder, 'NAME')}",
+        )
     new = ServeRecord.new(source.values, registry.root, site_part(config))
     with ExitStack() as stack:
         sockets = listening_sockets(served.bind, registry.port)
@@ -177,7 +186,8 @@ class _Server:
         self._watch.follow(sites, engine)
         self.log.write("started", run=self.record.run, attempt=self.record.attempt, resumed=frozen)
         if sites.roster is None:
-            roster = sites.gather(engine.waits, self.served.sites)
+            gathered = sites.gather(engine.waits, self.served.sites)
+            roster = divided(gathered, self.config.data.validation, self.config.seeds.data)
             engine.attach(sites.post, roster)
             engine.check({})  # before anything is frozen
             roster.save(self.directory.roster_path)

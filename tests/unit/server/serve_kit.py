@@ -23,7 +23,6 @@ from fedlens.result import Result
 from fedlens.run.build import Built, build
 from fedlens.server.progress import ServeProgress, SiteRow
 from fedlens.server.serve import Served, serve
-from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan_of
 from fedlens.site.connection import ServerConnection, SiteRefused
@@ -44,11 +43,6 @@ SPLIT = {"validation": 0.2, "validation_from": "client"}
 PARTITION = {"name": "dirichlet-classwise", "clients": 3, "alpha": 1.0}
 SIMULATED = {**COMMON, "data": {"dataset": "digits", "partition": PARTITION, **SPLIT}, "engine": "inline"}
 NAMES = ("ward-a", "ward-b", "ward-c")
-
-
-def site_part(config: Config) -> str:
-    """A stand-in for the settings that sites approve."""
-    return f'model = "{config.model["name"]}"\n'
 
 
 def write_experiment(path: Path, made: Built, **changes: Any) -> Path:
@@ -203,9 +197,7 @@ class Wards:
     def serve(self, **options: Any) -> Result:
         """Serves the experiment in this thread."""
         how = {"bind": "127.0.0.1:0", "out": self.folder / "run", "report": False, **options}
-        return serve(
-            Served(str(self.experiment), self.federation.registry.folder, **how), self.progress, site_part
-        )
+        return serve(Served(str(self.experiment), self.federation.registry.folder, **how), self.progress)
 
     @contextmanager
     def at_work(self, *names: str) -> Iterator[None]:

@@ -30,7 +30,6 @@ from tests.unit.server.serve_kit import (
     Followed,
     Wards,
     events,
-    site_part,
     write_experiment,
 )
 
@@ -219,7 +218,7 @@ def test_a_round_is_repeated_without_a_site_that_was_revoked_and_dropped(tmp_pat
         ({"changes": ["local.lr=-1"]}, "local.lr"),
         ({"changes": ["local.lrr=1"]}, "lrr"),
         ({"federation": "nowhere"}, "nowhere"),
-        ({"federation": "empty"}, "no accepted site"),
+        ({"federation": "empty"}, "no site, and no open invitation"),
         ({"bind": "127.0.0.1"}, "write HOST:PORT"),
     ],
 )
@@ -236,7 +235,7 @@ def test_what_cannot_be_served_binds_no_port(
     federation = folders.get(how.pop("federation", ""), wards.federation.registry.folder)
     served = Served(str(wards.experiment), federation, out=tmp_path / "run", **how)
     with pytest.raises(FedlensError, match=message):
-        serve(served, Followed(), site_part)
+        serve(served, Followed())
     assert not bound
     assert not (tmp_path / "run").exists()
 
