@@ -105,6 +105,9 @@ class SiteSettings:
         inside = self.place(settings["path"]) if isinstance(settings.get("path"), str) else None
         if inside is not None:
             settings["path"] = str(inside)
+        file, _, attribute = name.rpartition(":")
+        if file.endswith(".py"):  # a reader of the site's own
+            name = f"{self.place(file)}:{attribute}"
         if isinstance(table := settings.get("table"), str):
             within = None if inside is None else inside / table
             settings["table"] = str(within if within is not None and within.exists() else self.place(table))

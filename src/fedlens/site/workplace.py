@@ -28,6 +28,8 @@ from fedlens.site.contract import Contract, approved, read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SiteSettings
 
+_CLIENTS, _EXAMPLES = 2**20, 2**26  # what a site computes the split of held-out examples over
+
 
 @dataclass
 class Workplace:
@@ -42,11 +44,11 @@ class Workplace:
         local: the data.
     """
 
-    program: Program
+    program: Program = field(repr=False)
     rows: Mapping[str, int]
     secrets: Mapping[int, Secrets]
-    built: Built
-    local: LocalData
+    built: Built = field(repr=False)
+    local: LocalData = field(repr=False)
     _planned: Plan = field(repr=False)
     _roster: Roster = field(repr=False)
     _code: Mapping[str, bytes] = field(repr=False)
@@ -108,6 +110,10 @@ class Workplace:
                 yield
         finally:
             torch.set_num_threads(before)
+
+    def takes(self, op: str) -> Schema | None:
+        """What a client may be asked by an operation; None if nothing. See `AlgorithmBase.takes`."""
+        return self.built.algorithm.takes(op)
 
     def close(self) -> None:
         """Gives back the memory of the device: nothing is computed here any more."""
@@ -178,13 +184,19 @@ def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any])
     """The clients by row, without the names of others. Raises `DataError` if it has other data of this site."""
     examples, held_out = (np.asarray(sizes[name], np.int64) for name in ("examples", "held_out"))
     where = "roster"
+    if (
+        len(examples) > _CLIENTS
+        or len(examples) != len(held_out)
+        or (total := examples + held_out).sum() > _EXAMPLES
+    ):
+        what = f"a roster has at most {_CLIENTS:,} clients with {_EXAMPLES:,} examples in all"
+        raise DataError(what, where=where, hint="ask the server what it sent")
     if set(rows) != set(local.clients) or len(set(rows.values())) < len(rows):
         raise DataError(
             "the clients of this site are not those that the server counted",
             where=where,
             hint="give the site back the data that it had, or start a new run",
         )
-    total = examples + held_out
     for name, row in rows.items():
         counted = len(local.clients[name])
         if not 0 <= row < len(total) or total[row] != counted:
@@ -193,7 +205,22 @@ def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any])
                 where=where,
                 hint="give the site back the data that it had, or start a new run",
             )
-    mean, std = sizes["mean"], sizes["std"]
-    moments = None if mean is None else (tuple(map(float, mean)), tuple(map(float, std)))
+    moments = None
+    if (
+        local.contract.dataset.get("mean") is None
+    ):  # those of a contract are approved, and no message changes them
+        moments = _moments(sizes, local.dataset.input_shape[0])
     names = tuple(f"{row:012d}" for row in range(len(total)))
-    return Roster(names, names, examples, held_out, local.contract.digest, moments, int(sizes["images"]))
+    return Roster(names, names, examples, held_out, local.contract.digest, moments, int(sizes["images"] or 0))
+
+
+def _moments(sizes: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and the deviation of each channel that the sites summed. Raises `DataError` if they are no such."""
+    mean, std = (tuple(map(float, sizes[name] or ())) for name in ("mean", "std"))
+    if not len(mean) == len(std) == channels or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+        raise DataError(
+            "the server sent no mean and deviation of the sites' images, and the experiment has none",
+            where="roster",
+            hint="ask the server to serve the experiment again",
+        )
+    return mean, std

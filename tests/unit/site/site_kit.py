@@ -29,13 +29,10 @@ def write_images(
 ) -> None:
     """PNG files, uint8 [n, H, W], and a table `scans.csv` with their labels and other columns."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [",".join(("path", "label", *columns, "split"))]
+    lines = [",".join(("path", "label", *columns))]
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         Image.fromarray(image).save(folder / f"{i:04d}.png")
-        lines.append(",".join((f"{i:04d}.png", label, *(c[i] for c in columns.values()), "train")))
-    # A reader needs test images, and a site does not use them.
-    Image.fromarray(255 - images[0]).save(folder / "test.png")
-    lines.append(",".join(("test.png", labels[0], *(c[0] for c in columns.values()), "test")))
+        lines.append(",".join((f"{i:04d}.png", label, *(c[i] for c in columns.values()))))
     (folder / "scans.csv").write_text("\n".join(lines) + "\n")
 
 

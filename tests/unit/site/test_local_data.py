@@ -184,7 +184,7 @@ def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
 
 def spoil_table(folder: Path) -> dict[str, Any]:
     path = folder / "scans" / "scans.csv"
-    path.write_text(path.read_text().replace(",p1,", ",,"))
+    path.write_text(path.read_text().replace(",p1\n", ",\n"))
     return {"clients": "patient"}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from fedlens import Experiment
+from fedlens.base.errors import ConfigError
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Program
+from fedlens.data.dataset import Dataset
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.roster import Roster
@@ -23,9 +26,12 @@ from fedlens.engines.executor import Executor
 from fedlens.engines.links.post import Post
 from fedlens.engines.network import NetworkEngine
 from fedlens.identity.keys import KeyPair
+from fedlens.models.registry import MODELS
 from fedlens.site.workplace import Workplace
 from tests.unit.engines.loopback import Clock, LoopbackLink, Site
+from tests.unit.site import drawn
 from tests.unit.site.site_kit import opened, plan_at_server, write_images, write_site
+from tests.unit.tasks import detection_kit
 
 SITES = ("a", "b", "c")
 COMMON: dict[str, Any] = {
@@ -125,6 +131,71 @@ def test_sites_give_the_bits_of_a_simulation(
     assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
     rows = [clients_of(result.directory) for result in (here, there)]
     assert rows[0] == rows[1] != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "model"),
+    [
+        ("segmentation", drawn.masks, f"{drawn.__file__}:convolutions"),
+        ("detection", drawn.boxes, f"{detection_kit.__file__}:grid_detector"),
+    ],
+)
+def test_masks_and_boxes_give_the_bits_of_a_simulation(
+    kind: str, read: Callable[..., Dataset], model: str, tmp_path: Path
+) -> None:
+    whole = read()
+    more = {**COMMON, "model": model}
+    here = Experiment(
+        **{**more, "data": {"dataset": read, "partition": "natural", **SPLIT}, "engine": "inline"}
+    ).run(tmp_path / "here")
+    form = {
+        "name": "sites",
+        "kind": kind,
+        "classes": list(whole.classes),
+        "input_shape": [*whole.input_shape],
+    }
+    form |= {"mean": list(whole.mean), "std": list(whole.std), "test": f"{drawn.__file__}:{read.__name__}"}
+    settings = at_sites(model=model, data={"dataset": form, **SPLIT})
+    file = Path(model.rpartition(":")[0])
+    folders = {}
+    for site in SITES:
+        named = {"name": f"{drawn.__file__}:{read.__name__}", "client": site}
+        labels = {f"the {name}": name for name in whole.classes} if site == "b" else {}
+        folders[site] = tmp_path / site
+        write_site(
+            folders[site],
+            {"dataset": named, "labels": labels},
+            {str(file): hashlib.sha256(file.read_bytes()).hexdigest()},
+        )
+    roster, places = opened(plan_at_server(settings), folders)
+    there = Experiment(**settings).run(
+        tmp_path / "there", connect=Connected(roster, dict(zip(SITES, places, strict=True)))
+    )
+    one, other = (load_file(result.directory / "model.safetensors") for result in (here, there))
+    assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
+    assert clients_of(here.directory) == clients_of(there.directory) != []
+
+
+def test_an_operation_finds_fedlens_own_names_alone_and_the_threads_of_the_site(
+    folders: dict[str, Path],
+) -> None:
+    _, places = opened(plan_at_server(at_sites()), folders)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads := 2)
+    with places[0].computing():
+        assert torch.get_num_threads() == 1
+        with pytest.raises(ConfigError, match="not fedlens's own"):
+            MODELS.find("subprocess:getoutput")
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    assert places[0].takes("train") is not None
+    assert places[0].takes("evaluate") is None
+
+
+def test_an_experiment_that_pools_data_is_refused(folders: dict[str, Path]) -> None:
+    planned = plan_at_server(at_sites(algorithm="centralized", evaluation={}))
+    with pytest.raises(ConfigError, match="in one place"):
+        opened(planned, folders)
 
 
 def clients_of(directory: Path) -> list[dict[str, Any]]:

@@ -79,7 +79,12 @@ Fit = Annotated[
     ),
 ]
 Test = Annotated[
-    float, Field(gt=0, lt=1, description="share held out as test data, if your data have no splits")
+    float,
+    Field(
+        ge=0,
+        lt=1,
+        description="share held out as test data, if your data have no splits; 0 for none, which suits sites alone",
+    ),
 ]
 OnError = Annotated[
     OnErrorValue,

@@ -128,14 +128,14 @@ def assemble(scan: Scan, seed: int, *, notes: Sequence[str] = ()) -> Dataset:
     (`splits.draw_test`); an image whose content is in the training part too stays there. With "train" and
     "validation" only, "validation" is the test split; with all three, it is left out. Boxes move with their pixels,
     as those of published sets do (`fedlens.data.boxes.placed`); the notes count those that the crop cuts
-    away.
+    away. A share of 0 leaves the test split empty.
 
-    Raises `DataError` if no example is left to train on or to test with.
+    Raises `DataError` if no example is left to train on, or to test with.
     """
     settings = scan.settings
     train, test, corrections = _split(scan, seed)
     for rows, purpose in ((train, "to train on"), (test, "to test with")):
-        if not len(rows):
+        if not len(rows) and (settings["test"] or not len(train)):
             raise DataError(f"no example is left {purpose}", where=str(scan.folder))
     height, width, size_note, chosen = _training_size(scan)
     left_out = [f"left out {len(scan.bad):,} of {len(scan.names):,} images"] if scan.bad else []
@@ -295,6 +295,8 @@ def _split(scan: Scan, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64],
         count = f"the {len(validation):,} images of the split 'validation' are not used"
         unused = f"{count}; data.validation holds out training data"
         return train, test, [unused] if len(validation) else []
+    if not scan.settings["test"]:
+        return rows, rows[:0], []
     clients = scan.columns["client"][rows] if "client" in scan.columns else None
     if scan.label_sets is not None:
         taken = draw_test_of_sets(_indicators(scan, rows), clients, scan.settings["test"], seed)
