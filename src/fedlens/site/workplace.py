@@ -111,10 +111,6 @@ class Workplace:
         finally:
             torch.set_num_threads(before)
 
-    def takes(self, op: str) -> Schema | None:
-        """What a client may be asked by an operation; None if nothing. See `AlgorithmBase.takes`."""
-        return self.built.algorithm.takes(op)
-
     def close(self) -> None:
         """Gives back the memory of the device: nothing is computed here any more."""
         self.program = replace(self.program, ops={})
