@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +12,28 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
 
 from fedlens import Experiment, resume
 from fedlens.analyses.replay import replay
 from fedlens.base.errors import RunDirectoryError
+from fedlens.cli.main import app
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.wire.message import Message
+from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.roster import Roster
+from fedlens.engines.network import NetworkEngine
 from fedlens.run.build import Built, build
+from fedlens.run.rundir import RunDir
+from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan_of
+from fedlens.site.contract import site_part
 from tests.seam.test_sites import SIMULATED, Sites, at_sites, simulated
+from tests.unit.engines.loopback import LoopbackLink
+from tests.unit.site.site_kit import RUN, opened, plan_at_server, write_images, write_site
+from tests.unit.site.test_workplace import Connected
+from tests.unit.site.test_workplace import at_sites as over_files
 
 
 def what_goes_wrong(ask: Message) -> str | None:
@@ -143,3 +155,82 @@ def test_a_run_in_one_place_is_refused(tmp_path: Path) -> None:
     Experiment(**{**SIMULATED, "rounds": 1}).run(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="does not record who took part"):
         replay(tmp_path / "run", lambda built: built.source)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run over the files of two sites, which miss a round, and the folders of the sites."""
+    root = tmp_path_factory.mktemp("served")
+    train = digits(Path(), False, 0).train
+    folders = {site: root / "sites" / site for site in ("a", "b")}
+    for first, (site, folder) in enumerate(folders.items()):
+        write_images(
+            folder / "scans", train.inputs[first:400:2, 0], [str(t) for t in train.targets[first:400:2]]
+        )
+        write_site(folder, {"exclude": "gone.txt"})
+        (folder / "gone.txt").write_text("0003.png\n" if site == "b" else "")
+    settings = over_files(algorithm="scaffold", max_skipped=1)
+    planned = plan_at_server(settings)
+    roster, places = opened(planned, folders)
+    connected = Connected(roster, dict(zip(folders, places, strict=True)))
+
+    def connect(engine: EngineBase) -> Roster:
+        connected(engine)
+        assert isinstance(engine, NetworkEngine)
+        link = engine._attached().link
+        assert isinstance(link, LoopbackLink)
+        link.fault = lambda ask: "lost" if (ask.fields.round, ask.fields.exchange) == (1, 0) else None
+        return roster
+
+    run = Experiment(**settings).run(root / "run", connect=connect).directory
+    ServeRecord(RUN, 0, "", "", site_part(planned.config)).started(RunDir(run))
+    return run, root / "sites"
+
+
+def command(run: Path, sites: Path, *more: str) -> Result:
+    return CliRunner().invoke(app, ["replay", str(run), "--data", str(sites), *more])
+
+
+def test_the_command_reads_the_folders_of_the_sites(served: tuple[Path, Path]) -> None:
+    run, sites = served
+    before = {path: path.read_bytes() for path in sites.rglob("*") if path.is_file()}
+    found = command(run, sites)
+    assert (found.exit_code, found.stdout) == (
+        0,
+        "same bits in 2 rounds, with 2 failed requests and 1 skipped round\n",
+    )
+    assert {path: path.read_bytes() for path in sites.rglob("*") if path.is_file()} == before
+    told = json.loads(command(run, sites, "--json").stdout)
+    assert told == {"same": True, "rounds": 2, "failures": 2, "skipped": 1, "difference": None}
+
+
+def test_the_command_fails_for_other_labels(served: tuple[Path, Path], tmp_path: Path) -> None:
+    run, sites = served
+    shutil.copytree(sites, tmp_path / "sites")
+    table = tmp_path / "sites/a/scans/scans.csv"
+    table.write_text(re.sub(",([17]),", lambda label: {"1": ",7,", "7": ",1,"}[label[1]], table.read_text()))
+    found = command(run, tmp_path / "sites")
+    assert found.exit_code == 1, found.output
+    assert "the first difference is in round " in found.stdout
+
+
+def test_a_site_without_a_folder_and_one_with_fewer_images_are_named(
+    served: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, sites = served
+    shutil.copytree(sites, tmp_path / "sites")
+    shutil.rmtree(tmp_path / "sites/a/approved")  # which images the run counted
+    (tmp_path / "sites/a/gone.txt").write_text("0000.png\n")
+    found = command(run, tmp_path / "sites")
+    assert found.exit_code == 2
+    assert "the server counts other examples of 'a' than this site" in " ".join(found.output.split())
+    (tmp_path / "sites/a").rename(tmp_path / "sites/c")
+    found = command(run, tmp_path / "sites")
+    assert found.exit_code == 2
+    assert "site.toml" in found.output
+
+
+def test_a_run_that_no_server_made_is_refused(run: Path, tmp_path: Path) -> None:
+    found = command(run, tmp_path)
+    assert found.exit_code == 2
+    assert "no serve.json" in " ".join(found.output.split())

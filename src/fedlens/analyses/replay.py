@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,11 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.core import tensorfile
-from fedlens.core.protocol import ClientDataSource, Id
+from fedlens.core.protocol import ClientDataSource, ClientId, Id
 from fedlens.core.tree import digest
+from fedlens.core.types import is_client
 from fedlens.data.catalogue import data_directory
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import Computing, resolved
@@ -23,9 +27,14 @@ from fedlens.run.build import Built, build
 from fedlens.run.observer import Observer
 from fedlens.run.rundir import RunDir
 from fedlens.run.runner import Runner
+from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config import read_config
 from fedlens.settings.own_files import OWN_FILES, refuse_edited_since
 from fedlens.settings.plan import Plan, plan
+from fedlens.site.contract import read_contract
+from fedlens.site.local_data import LocalData
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.workplace import Workplace
 from fedlens.use.results import exported
 
 _CLOCK = ("seconds", "elapsed")
@@ -113,6 +122,63 @@ def replay(
     lines = [line for line in run.read_metrics() if 0 < line["round"] <= recorded.last]
     skipped = sum("skipped" in line for line in lines)
     return Replay(recorded.last, len(recorded.failures), skipped, difference)
+
+
+@dataclass(frozen=True)
+class _DataOfSites(ClientDataSource):
+    """The data of each client from its site, and the server's own."""
+
+    server: ClientDataSource
+    sites: Mapping[str, ClientDataSource]
+    roster: Roster
+
+    def data_of(self, client: ClientId, /) -> Any:
+        """The data of a client or of the server. Raises `KeyError` for unknown ones."""
+        if not is_client(client):
+            return self.server.data_of(client)
+        if client not in range(len(self.roster)):
+            raise KeyError(client)
+        return self.sites[self.roster.sites[client]].data_of(client)
+
+    def on(self, device: torch.device, /) -> ClientDataSource:
+        """The same on `device`."""
+        sites = {name: source.on(device) for name, source in self.sites.items()}
+        return replace(self, server=self.server.on(device), sites=sites)
+
+
+def data_of_sites(directory: Path | str, folder: Path | str) -> SourceOf:
+    """For `replay`: the data of the sites of a run, from a folder with a copy of each site's folder, named as the site.
+
+    Each has its `site.toml`. Nothing in it changes, and which examples the run counted is read from its `approved`.
+
+    Raises, when it is called, `RunDirectoryError` for a run that 'fedlens serve' has not made, and `ConfigError` or
+    `DataError` for a site whose folder is missing, or has other data than the run counted.
+    """
+    run, root = RunDir.open(Path(directory)), Path(folder)
+
+    def source_of(built: Built) -> ClientDataSource:
+        record, roster = ServeRecord.read(run), built.partition
+        if record is None or not isinstance(roster, Roster):
+            raise RunDirectoryError(
+                "the run has no serve.json, with the experiment that its sites approved",
+                where=str(run.path),
+                hint="name a run of 'fedlens serve'",
+            )
+        mean, std = roster.moments or (None, None)
+        sizes = {"examples": roster.examples, "held_out": roster.held_out, "mean": mean, "std": std}
+        sources = {}
+        for site in dict.fromkeys(roster.sites):
+            contract = read_contract(record.contract, SiteSettings.read(root / site / SITE_FILE))
+            with tempfile.TemporaryDirectory(prefix="fedlens-replay-") as notes:
+                if (root / site / "approved").is_dir():
+                    shutil.copytree(root / site / "approved", Path(notes) / "approved")
+                local = LocalData.open(contract, site, Path(notes), record.run)
+            rows = {roster.ids[row]: row for row in roster.rows_of(site)}
+            place = Workplace.open(local, rows, {**sizes, "images": roster.images})
+            sources[site] = place.program.data
+        return _DataOfSites(built.source, sources, roster)
+
+    return source_of
 
 
 @dataclass(frozen=True)
