@@ -93,6 +93,78 @@ MUTATIONS = [
         "pass",
         "faults/network/test_link.py",
     ),
+    # -- what sites are asked, and who of them decides --
+    Mutation(
+        "engines/network.py",
+        "arrived.message.fault_as_answer_to(one.message) is None",
+        "True",
+        "unit/engines/test_network.py",
+    ),
+    Mutation(
+        "engines/network.py",
+        "self._executor.checked(item, outcome, one.expect), one.expect",
+        "self._executor.checked(item, outcome, Schema()), one.expect",
+        "unit/engines/test_network.py",
+    ),
+    Mutation(
+        "engines/network.py",
+        "out.close(LOST, {one.site for one in out.requests.values()} - here)",
+        "pass",
+        "unit/engines/test_network.py",
+    ),
+    Mutation(
+        "engines/network.py",
+        "while len(here := self._here()) < self.waits.min_sites:",
+        "while not (here := self._here()):",
+        "unit/engines/test_network.py",
+    ),
+    Mutation("engines/network.py", "self._quorum.begin()", "pass", "unit/engines/test_network.py"),
+    Mutation(
+        "data/partition/roster.py",
+        "if failed and len(sites) < self.min_sites:",
+        "if False:",
+        "unit/engines/test_network.py",
+    ),
+    Mutation(
+        "data/partition/roster.py",
+        "if weight > (self.max_share + 1e-9) * weights.total():",
+        "if False:",
+        "unit/engines/test_network.py",
+    ),
+    Mutation(
+        "engines/links/sent_log.py", "os.ftruncate(self._file, whole)", "pass", "unit/engines/test_network.py"
+    ),
+    Mutation(
+        "run/runner.py",
+        "tally.available = self.built.engine.online()",
+        "tally.available = None",
+        "seam/test_sites.py",
+    ),
+    Mutation(
+        "run/round_outcome.py",
+        "(few := self._too_few(tally.replied, tally.failed))",
+        "(few := None)",
+        "seam/test_sites.py",
+    ),
+    Mutation(
+        "observers/last_evaluation.py",
+        "single_images=not at_sites",
+        "single_images=True",
+        "seam/test_sites.py",
+    ),
+    Mutation("algorithms/averaging.py", "or not self.aggregate.asks_training", "", "contract/test_takes.py"),
+    Mutation(
+        "local/training.py",
+        "NumberField(above=0, most=settings.lr)",
+        "NumberField()",
+        "contract/test_takes.py",
+    ),
+    Mutation(
+        "algorithms/client_evaluation.py",
+        'return Schema({"model": TreeField.like(model), **more})',
+        "return Schema()",
+        "contract/test_takes.py",
+    ),
     # -- models whose shapes change --
     Mutation(
         "core/modules.py",

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedlens import Experiment, resume
+from fedlens.analyses.replay import replay
 from fedlens.base.errors import ConfigError, DataError, DecodingError, RunFailed
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
@@ -52,8 +53,8 @@ SIMULATED = {
 }
 
 
-def simulated() -> Built:
-    return build(plan_of(Source(SIMULATED)), Path(), download=False)
+def simulated(**changes: Any) -> Built:
+    return build(plan_of(Source({**SIMULATED, **changes})), Path(), download=False)
 
 
 def form(made: Built) -> dict[str, Any]:
@@ -152,6 +153,27 @@ def test_too_few_sites_end_a_run_that_can_be_resumed(tmp_path: Path) -> None:
         Experiment(**at_sites(made)).run(tmp_path / "run", connect=first)
     again = resume(tmp_path / "run", connect=sites)
     assert lines(again.directory) == lines(whole.directory)
+
+
+def test_a_round_that_one_site_would_decide_is_skipped(tmp_path: Path) -> None:
+    made = simulated(algorithm="fedavg")
+    sites, sizes = Sites(made), made.partition.sizes()
+    light, heavy = int(sizes.argmin()), int(sizes.argmax())
+    most = (sizes.max() / sizes.sum() + sizes.max() / (sizes.sum() - sizes.min())) / 2
+
+    def connect(engine: EngineBase) -> Roster:
+        found = sites(engine)
+        lost = lambda ask: ask.fields.client == f"s{light}" and ask.fields.round == 2  # noqa: E731
+        sites.link.fault = lambda ask: "lost" if lost(ask) and ask.fields.operation == "train" else None
+        return found
+
+    engine = {"name": "network", "max_share": float(most), "patience": 5.0, "deadline": 30.0}
+    settings = at_sites(made, algorithm="fedavg", engine=engine, max_skipped=1)
+    run = Experiment(**settings).run(tmp_path / "run", connect=connect).directory
+    skipped = [line.get("skipped") for line in lines(run)]
+    assert [bool(reason) for reason in skipped] == [False, False, True, False, False]
+    assert f"'s{heavy}' has" in skipped[2]
+    assert replay(run, lambda built: made.source).difference is None
 
 
 def test_a_round_does_not_begin_without_its_sites(tmp_path: Path) -> None:

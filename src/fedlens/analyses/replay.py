@@ -218,8 +218,8 @@ class _Recorded:
         """The engine that repeats the run; `settings` are those of the engine `network`."""
         where = resolved(device or settings["device"])
         computing = Computing(where, settings["precision"], settings["channels_last"])
-        least, threads = settings["min_sites"], settings["threads"]
-        return Replayed(self.roster, least, self.available, self.failures, threads, computing)
+        limits, threads = (settings["min_sites"], settings["max_share"]), settings["threads"]
+        return Replayed(self.roster, *limits, self.available, self.failures, threads, computing)
 
 
 def _repeated(built: Built, planned: Plan, again: RunDir, last: int) -> str:

@@ -101,8 +101,11 @@ class EngineBase(Engine):
     def keep(self, handles: Mapping[ClientId, Collection[str]]) -> None:
         """Receives the handles of each client's states in checkpoints; it may delete others (`network`)."""
 
-    def too_few(self, replied: Collection[ClientId]) -> str | None:
-        """Why a round in which these clients took part is skipped; None if they are enough (`network`)."""
+    def too_few(self, replied: Collection[ClientId], failed: int) -> str | None:
+        """Why a round in which these clients took part, and `failed` others did not, is skipped; None if it counts.
+
+        Only where clients are at sites (`network`).
+        """
         return None
 
     def place(self, tree: Tree) -> Tree:

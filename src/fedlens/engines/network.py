@@ -32,7 +32,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.schema import NumberField, Schema
 from fedlens.core.states import AT_SITE
 from fedlens.core.types import is_client
-from fedlens.data.partition.roster import Roster
+from fedlens.data.partition.roster import Quorum, Roster
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import Executor, Item, reduced
 from fedlens.engines.inline import Threads, item_of
@@ -72,7 +72,12 @@ def network(
     ] = 60.0,
     max_message: Annotated[int, Field(ge=1, description="MiB of the largest answer")] = 4096,
     max_share: Annotated[
-        float, Field(gt=0, le=1, description="largest share of all examples that one site may have")
+        float,
+        Field(
+            gt=0,
+            le=1,
+            description="largest share of one site in all examples, and in the weights of each round's updates",
+        ),
     ] = 0.5,
     threads: Threads = 1,
     device: Device = "auto",
@@ -198,6 +203,7 @@ class NetworkEngine(EngineBase):
         """
         self._post, self._roster, self._clock = post, roster, clock
         post.most = self.most
+        self._quorum = Quorum(roster, self.waits.min_sites, self.max_share)
 
     def check(self, ops: Mapping[str, Op]) -> None:
         """Raises `ConfigError` without sites, with too few of them, or if one has too large a share of the examples."""
@@ -250,6 +256,7 @@ class NetworkEngine(EngineBase):
 
         Raises `RunFailed` if fewer came; the run can be resumed.
         """
+        self._quorum.begin()
         until = self._clock() + self.waits.patience
         while len(here := self._here()) < self.waits.min_sites:
             if self._clock() >= until:
@@ -266,9 +273,9 @@ class NetworkEngine(EngineBase):
         seen, known = self._attached().link.online(), set(self._roster.sites)
         return {site for site, ago in seen.items() if ago <= self.waits.lost and site in known}
 
-    def too_few(self, replied: Collection[ClientId]) -> str | None:
-        """A sentence if these clients are of fewer than `min_sites` sites."""
-        return self._roster.too_few(replied, self.waits.min_sites)
+    def too_few(self, replied: Collection[ClientId], failed: int) -> str | None:
+        """See `Quorum.fault`."""
+        return self._quorum.fault(replied, failed)
 
     def keep(self, handles: Mapping[ClientId, Collection[str]]) -> None:
         """Receives the handles that checkpoints name; the next ask to each client carries its own."""
@@ -388,7 +395,7 @@ class NetworkEngine(EngineBase):
         if isinstance(outcome, str):
             return Failure(one.id, one.request.client, outcome)
         item = Item(one.id, one.request.client, one.request.payload, {})
-        answer = self._executor.checked(item, outcome, one.expect)
+        answer = self._quorum.counted(self._executor.checked(item, outcome, one.expect), one.expect)
         if isinstance(answer, Reply):
             answer.donated = frozenset(answer.payload)  # nobody else has this memory
         return answer

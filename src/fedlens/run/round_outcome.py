@@ -114,8 +114,10 @@ class SkippedRounds:
         error, finite = refused, math.isfinite(tally.sums.get("loss", 0.0))
         if not finite or (tally.failed_round and self._needs_replies):
             error = no_accepted_update(round, tally, self._lr)
-        elif error is None and tally.failed and self._needs_replies and (few := self._too_few(tally.replied)):
-            error = RoundRefused(few, hint="wait for the sites, or lower engine.min_sites")
+        elif error is None and self._needs_replies and (few := self._too_few(tally.replied, tally.failed)):
+            error = RoundRefused(
+                few, hint="wait for the sites, or change engine.min_sites or engine.max_share"
+            )
         if error is None:
             self.in_a_row = 0 if tally.clients else self.in_a_row
             return None

@@ -17,6 +17,7 @@ from fedlens.core.wire.message import Message
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.links.post import REASONS, Post
+from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import Waits
 from fedlens.identity.federation_folder import FederationFolder, SiteRecord
 from fedlens.identity.keys import KeyPair
@@ -64,6 +65,7 @@ class CensusLink(Link):
         log: receives what happens.
         channels: how many channels sites sum over their images; None if the experiment gives mean and std.
         roster: of a run that is resumed; `freeze` sets that of a new one.
+        sent: the log of asks on the disk.
         clock: gives the seconds that waits are compared with.
 
     Attributes:
@@ -82,12 +84,13 @@ class CensusLink(Link):
         log: EventLog,
         channels: int | None = None,
         roster: Roster | None = None,
+        sent: SentLog | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._link, self._registry, self._record, self._log = link, registry, record, log
         self._channels, self.roster, self._clock = channels, roster, clock
         root = hashlib.sha256(registry.root).digest()
-        self.post = Post(self, key, root, record.run, record.attempt)
+        self.post = Post(self, key, root, record.run, record.attempt, log=sent)
         self.round, self.largest, self.failures = 0, 0, Counter[tuple[str, str]]()
         self._sites: dict[str, _Site] = {}
         self._records: list[SiteRecord] = []

@@ -16,6 +16,7 @@ from fedlens.base.shell_command import shell_command
 from fedlens.core.engine_base import EngineBase
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import divided
+from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import NetworkEngine
 from fedlens.files.lock import locked
 from fedlens.result import Result
@@ -130,6 +131,8 @@ class _Server:
         self.log = EventLog(None if self.served.log_to_stderr else self.directory.serve_log_path)
         self.key = self.registry.identity()
         self._closing = ExitStack()
+        self._sent = SentLog(self.directory.sent_path)
+        self._closing.callback(self._sent.close)
 
     def run(self) -> Result:
         """Runs to the end; a round that is dropped is repeated from the last complete one."""
@@ -182,6 +185,7 @@ class _Server:
             self.log,
             dataset["input_shape"][0] if dataset.get("mean") is None else None,
             Roster.load(self.directory.roster_path) if frozen else None,
+            self._sent,
         )
         self._watch.follow(sites, engine)
         self.log.write("started", run=self.record.run, attempt=self.record.attempt, resumed=frozen)

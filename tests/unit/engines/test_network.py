@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import Computing
 from fedlens.engines.inline import inline
 from fedlens.engines.links.post import Post
+from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import NetworkEngine, Waits
 from fedlens.identity.keys import KeyPair
 from fedlens.run.build import Built, build
@@ -202,8 +204,55 @@ def test_a_run_waits_for_its_sites_and_then_stops() -> None:
     with pytest.raises(RunFailed, match="2 of 4 sites are there, and a round needs 3"):
         network.engine.online()
     assert 20 <= network.clock.now - began < 25
-    assert network.engine.too_few({0, 2}) is not None
-    assert network.engine.too_few({0, 2, 3}) is None
+    assert network.engine.too_few({0, 2}, failed=2) is not None
+    assert network.engine.too_few({0, 2}, failed=0) is None  # so few were selected
+    assert network.engine.too_few({0, 2, 3}, failed=1) is None
+    network.engine.close()
+
+
+def test_no_site_has_more_of_the_weights_than_it_may() -> None:
+    network = Federation(built("fedavg"))
+    sizes = network.roster.sizes()
+    heaviest, lightest = f"s{sizes.argmax()}", f"s{sizes.argmin()}"
+    share = sizes.max() / sizes.sum()
+    network.engine.max_share = share
+    network.engine.attach(network.post, network.roster, network.clock)
+    every, others = range(4), {row for row in range(4) if f"s{row}" != lightest}
+    network.train()
+    assert network.engine.too_few(every, failed=0) is None
+    network.link.away = {lightest}
+    network.train()
+    found = network.engine.too_few(others, failed=1)
+    assert found is not None
+    assert found.startswith(
+        f"'{heaviest}' has {sizes.max() / (sizes.sum() - sizes.min()):.1%} of all weights"
+    )
+    network.engine.online()
+    assert network.engine.too_few(others, failed=1) is None
+    list(network.driver.exchange(Ask("evaluate-own", [Request(int(sizes.argmax()))], {}), 2, 0))
+    assert network.engine.too_few(others, failed=1) is None  # a measurement weighs nothing
+    network.engine.close()
+
+
+def test_the_log_of_what_was_sent_outlives_the_server(tmp_path: Path) -> None:
+    network = Federation(built("fedavg"))
+    network.post.log = log = SentLog(tmp_path / "sent.sha256")
+    network.train()
+    asked = {ask.fields.head: ask.digest for site in network.link.sites.values() for ask in site.asked}
+    head = bytes(32)
+    while head in asked:  # each message has the head of those before it
+        head = hashlib.sha256(head + asked.pop(head)).digest()
+    assert not asked
+    assert network.post.head == log.head == head
+    with (tmp_path / "sent.sha256").open("ab") as file:
+        file.write(b"cut by a kill")
+    again = SentLog(tmp_path / "sent.sha256")
+    again.add(bytes(32))
+    again.sync()
+    assert SentLog(tmp_path / "sent.sha256").head == again.head != head
+    resumed = Post(network.link, KeyPair.make(), bytes(32), "run", 2, log=again)
+    assert resumed.head == again.head
+    assert (tmp_path / "sent.sha256").stat().st_mode & 0o777 == 0o600
     network.engine.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import socket
@@ -84,8 +85,15 @@ def test_an_interrupted_run_is_resumed_by_the_same_command(tmp_path: Path) -> No
         "interrupted",
         "finished",
     ]
-    runs = {ask.fields.run for site in wards.sites.values() for ask in site.asked}
-    assert len(runs) == 1
+    asked = [ask for site in wards.sites.values() for ask in site.asked]
+    assert len({ask.fields.run for ask in asked}) == 1
+    sent = (result.directory / "sent.sha256").read_bytes()
+    head, after = bytes(32), {}
+    for at in range(0, len(sent), 32):  # one chain over both starts
+        after[sent[at : at + 32]] = head
+        head = hashlib.sha256(head + sent[at : at + 32]).digest()
+    assert {ask.digest: ask.fields.head for ask in asked}.items() <= after.items()
+    assert {ask.fields.attempt for ask in asked} == {1, 2}
 
 
 def test_a_server_killed_before_the_settings_starts_the_same_run_again(tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def test_a_server_killed_before_the_settings_starts_the_same_run_again(tmp_path:
     record = ServeRecord.read(run)
     assert record is not None
     # As a SIGKILL leaves it between the roster and the settings.
-    kept = (run.serve_path, run.serve_log_path, run.roster_path, run.environment_path)
+    kept = (run.serve_path, run.serve_log_path, run.sent_path, run.roster_path, run.environment_path)
     for path in run.path.iterdir():
         if path not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -15,6 +15,7 @@ from fedlens.core.states import AT_SITE
 from fedlens.core.wire import plain_schema
 from fedlens.core.wire.message import Caps, Message, read_payload, seal, write_payload
 from fedlens.engines.links.link import Arrived, Link
+from fedlens.engines.links.sent_log import SentLog, chained
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.signing import SignedFields
 
@@ -36,6 +37,7 @@ class Post:
         run: the identity of the run.
         attempt: how often the run was started; a site answers one ask under the same `Id` and attempt.
         most: bytes of the largest body that is accepted.
+        log: of what was sent, on the disk.
 
     Attributes:
         head: of the log of what was sent: SHA-256 over the head before and the digest of the message.
@@ -47,10 +49,16 @@ class Post:
     run: str
     attempt: int = 0
     most: int = 2**32
+    log: SentLog | None = None
     head: bytes = field(default=bytes(32), init=False)
 
+    def __post_init__(self) -> None:
+        self.head = self.head if self.log is None else self.log.head
+
     def shared(self, payload: Payload) -> tuple[bytes, bytes]:
-        """The body that all clients of an ask get, and its SHA-256."""
+        """The body that all clients of an ask get, and its SHA-256. Syncs the log of what was sent before."""
+        if self.log is not None:
+            self.log.sync()
         body = write_payload(payload)
         return body, hashlib.sha256(body).digest()
 
@@ -86,7 +94,9 @@ class Post:
         }
         fields = self._fields(client, id, op, digest)
         message = seal(self.key, "ask", fields, details, body)
-        self.head = hashlib.sha256(self.head + message.digest).digest()
+        if self.log is not None:
+            self.log.add(message.digest)
+        self.head = chained(self.head, message.digest)
         self.link.send(site, message, {message.fields.payload: body, digest: blob})
         return message
 
