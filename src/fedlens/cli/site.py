@@ -154,12 +154,38 @@ def review(
         elif proposed is None:
             say("the server has no experiment for this site now")
         elif approve is not None:
-            say(f"approved: {proposed.digest}")
+            say(f"approved: {proposed.digest}; 'fedlens site start' computes it")
         else:
             own = None if folder == _FOLDER else folder
             command = shell_command("site", "review", approve=proposed.digest[:12], folder=own)
             say(*proposed.lines(), "", f"digest: {proposed.digest}")
             say("this site has approved it" if known else f"to approve it: {command}")
+
+
+def start(
+    once: Annotated[bool, typer.Option("--once", help="End when the run has ended.")] = False,
+    folder: Folder = _FOLDER,
+    passphrase_file: PassphraseFile = None,
+    debug: Debug = False,
+) -> None:
+    """Compute what the server asks for, for weeks, and only of experiments that were approved; Ctrl-C ends it.
+
+    It may be stopped and started at any time: what was answered is kept, and what was not is asked again.
+    """
+    with reported(debug):
+        import asyncio
+        from datetime import datetime
+
+        from fedlens.cli.display.output import flush_output
+        from fedlens.site.start import agent_of
+
+        _, passphrase = _keys(folder, passphrase_file)
+
+        def tell(line: str) -> None:
+            say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
+            flush_output()  # of a service, standard output is a pipe
+
+        asyncio.run(agent_of(folder, tell, once=once, passphrase=passphrase).run())
 
 
 def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
@@ -173,9 +199,13 @@ def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False
 
 
 def _facts(folder: Path) -> dict[str, Any]:
+    """What `status` shows. Nothing that an approved experiment names is opened."""
     from fedlens.base.errors import IdentityError
+    from fedlens.base.parse_text import parse_toml
     from fedlens.identity.authority import day
+    from fedlens.identity.private_files import read_private
     from fedlens.identity.site_keys import SiteKeys
+    from fedlens.site.site_log import CONTACT
 
     keys = SiteKeys(_inside(folder))
     try:
@@ -183,12 +213,17 @@ def _facts(folder: Path) -> dict[str, Any]:
         certificate, words = f"valid until {day(own.not_after)}", keys.words()
     except IdentityError as error:
         certificate, words = str(error), ""
+    notes = {path: parse_toml(read_private(path)) for path in sorted((folder / "approved").glob("*.toml"))}
+    approved = [f"{path.stem[:12]} ({settings.get('name')})" for path, settings in notes.items()]
+    contact = folder / CONTACT
     return {
         "site": keys.name,
         "federation": keys.federation,
         "server": f"{keys.host}:{keys.port}",
         "words": words,
         "certificate": certificate,
+        "approved": ", ".join(approved) or "no experiment",
+        "last contact": day(contact.stat().st_mtime) if contact.exists() else "none",
     }
 
 
@@ -245,3 +280,4 @@ site.command("join")(join)
 site.command("check")(check)
 site.command("status")(status)
 site.command("review")(review)
+site.command("start")(start)

@@ -109,6 +109,7 @@ class ServerConnection:
         timing: the times of a connection.
         clock: the time by which the certificate ends, in seconds since 1970.
         sleep, uniform: how it waits, and how it draws how long.
+        heard: called for each response of a server that serves this site.
     """
 
     def __init__(
@@ -121,8 +122,10 @@ class ServerConnection:
         clock: Callable[[], float] = time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         uniform: Callable[[float, float], float] = random.uniform,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         self._keys, self._make_context, self._most, self._trouble = keys, context, most, trouble
+        self._heard = heard
         self._root = hashlib.sha256(keys.root).digest()
         self._timing = timing or Timing()
         self._clock, self._sleep, self._uniform = clock, sleep, uniform
@@ -314,6 +317,7 @@ class ServerConnection:
                 ) as response,
             ):
                 self._check(response)
+                self._heard()
                 yield response, limit
         except aiohttp.ClientConnectorCertificateError as error:
             raise FedlensError(
@@ -402,6 +406,8 @@ def _alert(error: BaseException) -> str:
 def _sentence(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "the server, or what is between, sent nothing for too long"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {error.strerror or 'it is closed'}"
     return str(error) if isinstance(error, _Again) else told(error)
 
 

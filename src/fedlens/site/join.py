@@ -28,7 +28,7 @@ _TEXT = """\
 
 [data]
 # Any dataset of fedlens, with the settings that 'fedlens data check' has shown. Paths are relative to this file.
-# Images of a split "test" are not used, and without splits a share of 20 % is not: test = 0.01 makes it smaller.
+# Images of a split "test" are not used.
 {dataset}
 {columns}
 # Each value of this column is a client of its own, {name}/VALUE; without it the site is one client.

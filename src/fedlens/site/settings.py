@@ -12,7 +12,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
+from fedlens.data.datasets.registry import DATASETS
 from fedlens.engines.devices import Device
 from fedlens.engines.inline import Threads
 from fedlens.files.regular_file import open_regular
@@ -99,7 +101,10 @@ class SiteSettings:
         return Path(os.path.abspath(self.path.parent / Path(name).expanduser()))
 
     def dataset(self) -> tuple[str, dict[str, Any]]:
-        """The name of the dataset, and its settings with absolute paths."""
+        """The name of the dataset, and its settings with absolute paths.
+
+        A reader of a user's own data draws no test images, which a site does not use.
+        """
         settings = dict(self.data.dataset)
         name = settings.pop("name")
         inside = self.place(settings["path"]) if isinstance(settings.get("path"), str) else None
@@ -108,6 +113,8 @@ class SiteSettings:
         file, _, attribute = name.rpartition(":")
         if file.endswith(".py"):  # a reader of the site's own
             name = f"{self.place(file)}:{attribute}"
+        if name in DATASETS and "on_error" in settings_model(DATASETS.find(name)).model_fields:
+            settings.setdefault("test", 0.0)
         if isinstance(table := settings.get("table"), str):
             within = None if inside is None else inside / table
             settings["table"] = str(within if within is not None and within.exists() else self.place(table))

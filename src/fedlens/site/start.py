@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from time import time
 
 from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.site.agent import Agent, SiteLimits
 from fedlens.site.connection import ServerConnection
 from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.site_log import CONTACT
 from fedlens.site.workplace import Proposal
+
+_MINUTE = 60.0
 
 
 def agent_of(
@@ -34,7 +38,15 @@ def agent_of(
             said[0] = sentence
             say(f"the server cannot be reached, and is tried again: {sentence}")
 
-    connection = ServerConnection(keys, lambda: client_context(keys.folder, passphrase), most, trouble)
+    def heard() -> None:
+        said[0] = ""  # the next trouble is a new one
+        contact = folder / CONTACT
+        if not contact.exists() or abs(time() - contact.stat().st_mtime) >= _MINUTE:
+            contact.touch(0o600)
+
+    connection = ServerConnection(
+        keys, lambda: client_context(keys.folder, passphrase), most, trouble, heard=heard
+    )
 
     def read(text: str, run: str) -> Proposal:
         return Proposal.read(text, settings, keys.name, folder, run)

@@ -55,15 +55,18 @@ def site(server: Server) -> SiteKeys:
     return keys
 
 
+def tell(server: Server, purpose: str, details: dict[str, Any]) -> None:
+    """Sends a message to the site."""
+    registry, link = server
+    root, body = hashlib.sha256(registry.root).digest(), write_payload({})
+    fields = SignedFields(root, "run", 1, 0, 0, 0, "", "", "ask", bytes(16), b"", b"", b"", b"", b"", b"")
+    link.send("ward-a", seal(registry.identity(), purpose, fields, details, body), blobs(body))
+
+
 def propose(server: Server, text: str, **changes: Any) -> str:
     """Lets the server propose an experiment; its digest."""
-    registry, link = server
     digest = hashlib.sha256(text.encode()).hexdigest()
-    root = hashlib.sha256(registry.root).digest()
-    fields = SignedFields(root, "run", 1, 0, 0, 0, "", "", "ask", bytes(16), b"", b"", b"", b"", b"", b"")
-    details = {"settings": text, "contract": digest, "rows": None, **changes}
-    body = write_payload({})
-    link.send("ward-a", seal(registry.identity(), "experiment", fields, details, body), blobs(body))
+    tell(server, "experiment", {"settings": text, "contract": digest, "rows": None, **changes})
     return digest
 
 
@@ -153,3 +156,20 @@ def test_what_is_wrong_with_the_data_is_a_step(
     assert not answer["ok"]
     assert answer["steps"][-1]["name"] == step
     assert said in answer["steps"][-1]["what"]
+
+
+def test_a_site_works_until_the_run_has_ended_or_it_is_revoked(
+    server: Server, site: SiteKeys, text: str
+) -> None:
+    assert "last contact  none" in ran("site", "status")
+    digest = propose(server, text)
+    tell(server, "goodbye", {"outcome": "finished", "run": "run"})
+    said = ran("site", "start", "--once")
+    assert f"the experiment {digest[:12]} waits for: fedlens site review" in said
+    assert "the run has finished" in said
+    ran("site", "review", "--approve", digest)
+    facts = json.loads(ran("site", "status", "--json"))
+    assert facts["approved"] == f"{digest[:12]} (run)"
+    assert facts["last contact"] != "none"
+    server[0].revoke("ward-a")
+    assert refused("site", "start").startswith("this site was revoked")
