@@ -208,7 +208,7 @@ def test_the_command_fails_for_other_labels(served: tuple[Path, Path], tmp_path:
     run, sites = served
     shutil.copytree(sites, tmp_path / "sites")
     table = tmp_path / "sites/a/scans/scans.csv"
-    table.write_text(re.sub(",([17]),", lambda label: {"1": ",7,", "7": ",1,"}[label[1]], table.read_text()))
+    table.write_text(re.sub(r",[17]\b", lambda label: {",1": ",7", ",7": ",1"}[label[0]], table.read_text()))
     found = command(run, tmp_path / "sites")
     assert found.exit_code == 1, found.output
     assert "the first difference is in round " in found.stdout

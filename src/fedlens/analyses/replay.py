@@ -38,6 +38,7 @@ from fedlens.site.workplace import Workplace
 from fedlens.use.results import exported
 
 _CLOCK = ("seconds", "elapsed")
+_JOINED = "fedlens-site"
 _NAMED = 3  # differences of a round that are named
 _SHORT = 12  # characters of a digest that is shown
 
@@ -149,7 +150,8 @@ class _DataOfSites(ClientDataSource):
 def data_of_sites(directory: Path | str, folder: Path | str) -> SourceOf:
     """For `replay`: the data of the sites of a run, from a folder with a copy of each site's folder, named as the site.
 
-    Each has its `site.toml`. Nothing in it changes, and which examples the run counted is read from its `approved`.
+    Each has its `site.toml`, or a folder `fedlens-site` with it. Nothing in it changes, and which examples the run
+    counted is read from its `approved`.
 
     Raises, when it is called, `RunDirectoryError` for a run that 'fedlens serve' has not made, and `ConfigError` or
     `DataError` for a site whose folder is missing, or has other data than the run counted.
@@ -168,10 +170,11 @@ def data_of_sites(directory: Path | str, folder: Path | str) -> SourceOf:
         sizes = {"examples": roster.examples, "held_out": roster.held_out, "mean": mean, "std": std}
         sources = {}
         for site in dict.fromkeys(roster.sites):
-            contract = read_contract(record.contract, SiteSettings.read(root / site / SITE_FILE))
+            at = _folder_of(root / site)
+            contract = read_contract(record.contract, SiteSettings.read(at / SITE_FILE))
             with tempfile.TemporaryDirectory(prefix="fedlens-replay-") as notes:
-                if (root / site / "approved").is_dir():
-                    shutil.copytree(root / site / "approved", Path(notes) / "approved")
+                if (at / "approved").is_dir():
+                    shutil.copytree(at / "approved", Path(notes) / "approved")
                 local = LocalData.open(contract, site, Path(notes), record.run)
             rows = {roster.ids[row]: row for row in roster.rows_of(site)}
             place = Workplace.open(local, rows, {**sizes, "images": roster.images})
@@ -179,6 +182,12 @@ def data_of_sites(directory: Path | str, folder: Path | str) -> SourceOf:
         return _DataOfSites(built.source, sources, roster)
 
     return source_of
+
+
+def _folder_of(copy: Path) -> Path:
+    """The folder with `site.toml`: the copy, or that of `fedlens site join` in a copy of where it was run."""
+    inside = copy / _JOINED
+    return inside if (inside / SITE_FILE).exists() else copy
 
 
 @dataclass(frozen=True)
