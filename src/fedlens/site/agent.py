@@ -7,7 +7,7 @@ import hashlib
 import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time
@@ -225,11 +225,7 @@ class Agent:
         if self._experiment is not None and self._experiment.message.fields.run == run:
             self._close_experiment()
         if self._once:
-            with suppress(TimeoutError, MessageError):
-                async with asyncio.timeout(
-                    5
-                ):  # the request acknowledges the message; its answer does not matter
-                    await self._connection.next(self._sending.have)
+            await self._connection.acknowledge(message.digest)
         return self._once
 
     def _rest(self) -> None:

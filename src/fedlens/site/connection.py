@@ -270,6 +270,12 @@ class ServerConnection:
 
         return await self._persist(attempt)
 
+    async def acknowledge(self, message: bytes) -> None:
+        """Tells the server once that the message with this digest has arrived, where no poll follows."""
+        with suppress(aiohttp.ClientError, OSError, _Again):
+            async with self._request("HEAD", f"/next?have={message.hex()}"):
+                pass
+
     async def beat(self) -> None:
         """Sends signs of life until it is cancelled, also while the site computes."""
         while True:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import time
 
@@ -53,3 +56,20 @@ def agent_of(
 
     limits = SiteLimits(settings.data.min_examples, most)
     return Agent(folder, keys, connection, read, say, limits, once=once)
+
+
+def work(agent: Agent) -> None:
+    """Runs an agent until it ends, or SIGTERM or SIGINT comes; an operation under way is given up then.
+
+    Raises what `Agent.run` raises. Call it in the main thread.
+    """
+
+    async def until_stopped() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        with suppress(asyncio.CancelledError):
+            await agent.run()
+
+    asyncio.run(until_stopped())

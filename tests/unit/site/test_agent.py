@@ -30,6 +30,7 @@ from fedlens.data.partition.roster import Roster
 from fedlens.site import agent as agent_module
 from fedlens.site.agent import Agent, SiteLimits
 from fedlens.site.connection import Closed, SiteRefused
+from fedlens.site.operation_thread import OperationThread
 from tests.agent_kit import DIGEST, control, proposal
 from tests.unit.site.ask_kit import SERVER, SITE, OpenedProgram, ProposedProgram, ask_of
 
@@ -140,6 +141,9 @@ class Server:
         assert message.purpose == "census"
         self.censuses.append(SiteCensus.from_plain("a", message.details))
 
+    async def acknowledge(self, message: bytes) -> None:
+        del self.open[message]
+
     async def renew(self) -> None:
         self.renewals += 1
         raise SiteRefused("renewal")
@@ -206,6 +210,7 @@ class Site:
         self.program = Program({"train": self.operation, "evaluate": self.operation}, Nothing(), 0)
         self.read, self.opened = 0, list[OpenedProgram]()
         self.clock = 1000.0
+        self.thread: OperationThread | None = None  # one that the agent does not close
 
     def agent(self, server: Server) -> Agent:
         def read(text: str, run: str) -> ProposedProgram:
@@ -224,7 +229,7 @@ class Site:
 
         return Agent(
             self.folder, keys, connection, read, self.lines.append, self.limits, once=self.once,
-            clock=lambda: self.clock, sleep=sleep,
+            clock=lambda: self.clock, sleep=sleep, thread=self.thread,
         )  # fmt: skip
 
     def play(self, part: Part) -> Server:
@@ -527,7 +532,7 @@ def test_a_cancelled_operation_writes_nothing_and_is_computed_again(site: Site) 
         go.wait(60)
         ended.set()
 
-    site.operation.instead = slow
+    site.operation.instead, site.thread = slow, OperationThread()
 
     async def stopped(server: Server) -> None:
         server.ask()

@@ -4,7 +4,7 @@
     POST /renew           a request for a new certificate
     GET  /next            the next message, or 204 after `Limits.poll` or when the experiment is another one;
                           `?have=DIGEST,...` names the messages already received
-    HEAD /next            a heartbeat
+    HEAD /next            a heartbeat; `?have=` as above
     GET  /blob/SHA256     a body, from a byte on (`Range: bytes=N-`); only for a site with an open ask that names it
     PUT  /answer/DIGEST   the answer to the ask of this digest, from a byte on (`Content-Range: bytes N-M/TOTAL`)
     HEAD /answer/DIGEST   how much of it has arrived (`fedlens-received`); 204 if it was accepted
@@ -301,14 +301,8 @@ class HttpsLink(Link):
             raise _Refused(403, "renewal") from None
 
     async def _next(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
-        text = request.query.get("have", "")
-        if not _HAVE.fullmatch(text):
-            raise _Refused(400)
-        have = {bytes.fromhex(digest) for digest in text.split(",") if digest}
-        site, until = self._outbox.site(peer.name), self._loop.time() + self._limits.poll
-        for digest in have & site.messages.keys():
-            if site.messages[digest].message.purpose != "ask":
-                del site.messages[digest]
+        have, until = self._received_by(request, peer), self._loop.time() + self._limits.poll
+        site = self._outbox.site(peer.name)
         while not site.fresh:
             arrived = site.arrived
             waiting = (
@@ -325,7 +319,19 @@ class HttpsLink(Link):
             break
         return web.Response(status=204)
 
+    def _received_by(self, request: web.BaseRequest, peer: Peer) -> set[bytes]:
+        """The digests in `have`; those of them that are no asks are done."""
+        text, messages = request.query.get("have", ""), self._outbox.site(peer.name).messages
+        if not _HAVE.fullmatch(text):
+            raise _Refused(400)
+        have = {bytes.fromhex(digest) for digest in text.split(",") if digest}
+        for digest in have & messages.keys():
+            if messages[digest].message.purpose != "ask":
+                del messages[digest]
+        return have
+
     async def _beat(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
+        self._received_by(request, peer)
         return web.Response(status=204)
 
     async def _experiment(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:

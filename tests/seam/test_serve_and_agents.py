@@ -1,0 +1,157 @@
+"""`serve` and the agents of three sites over TLS, from files on disk: the bits of a simulation over the same data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+from fedlens import Experiment
+from fedlens.data.datasets.digits import digits
+from fedlens.data.partition.partition import Partition
+from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.site_keys import SiteKeys
+from fedlens.server.serve import Served, serve
+from fedlens.site.contract import approve, read_contract, site_part
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.start import agent_of
+from tests.link_kit import within
+from tests.seam.test_sites import lines
+from tests.unit.identity.federation_kit import HOST, NOW, federation_in
+from tests.unit.server.serve_kit import Followed
+from tests.unit.site.site_kit import plan_at_server, write_images, write_site
+from tests.unit.site.test_workplace import ALGORITHMS, COMMON, SITES, SPLIT, at_sites
+
+OWNERS = np.random.default_rng(0).integers(0, len(SITES), 1437)
+
+
+class Wards:
+    """A server's folder, and three sites that join as soon as a server listens."""
+
+    def __init__(self, folder: Path, algorithm: str) -> None:
+        self.folder, self.progress = folder, Followed()
+        self.registry: FederationFolder = federation_in(folder)
+        self.more = {"algorithm": algorithm, "rounds": 3, **ALGORITHMS.get(algorithm, {})}
+        self.settings = at_sites(checkpoint={"seconds": 0}, **self.more)
+        self.settings["engine"] = {**self.settings["engine"], "patience": 120.0, "lost": 120.0}
+        self.lines: list[str] = []
+        train, text = digits(Path(), False, 0).train, site_part(plan_at_server(self.settings).config)
+        for k, name in enumerate(SITES):
+            labels = [str(t) for t in train.targets[k == OWNERS]]
+            write_images(folder / name / "scans", train.inputs[k == OWNERS, 0], labels)
+            write_site(folder / name).path.parent.chmod(0o700)
+            approve(read_contract(text, SiteSettings.read(folder / name / SITE_FILE)), folder / name)
+        (folder / "experiment.toml").write_text(tomli_w.dumps(self.settings))
+        self.invitations = {name: self.registry.invite(name) for name in SITES}
+        self.port = 0
+        self.again = asyncio.Event()
+
+    def join(self) -> None:
+        for name, invitation in self.invitations.items():
+            keys = SiteKeys.join(self.folder / name / "keys", replace(invitation, port=self.port))
+            keys.install(self.registry.enrol(keys.enrolment(invitation), HOST), NOW)
+            self.registry.accept(name, keys.identity().fingerprint)
+
+    def serve(self) -> Path:
+        served = Served(
+            str(self.folder / "experiment.toml"), self.registry.folder, bind=f"127.0.0.1:{self.port}",
+            out=self.folder / "run", report=False,
+        )  # fmt: skip
+        return Path(serve(served, self.progress).directory)
+
+    async def agents(self) -> None:
+        """Works until the run has finished; begins anew, with new agents, whenever `again` is set."""
+        self.loop = asyncio.get_running_loop()
+        if not self.port:
+            self.port = await asyncio.to_thread(self.progress.port.get)
+            self.join()
+        while True:
+            made = [agent_of(self.folder / name, self.lines.append, once=True) for name in SITES]
+            tasks = [asyncio.create_task(agent.run()) for agent in made]
+            again = asyncio.create_task(self.again.wait())
+            everybody = asyncio.gather(*tasks)
+            await asyncio.wait([everybody, again], return_when=asyncio.FIRST_COMPLETED)
+            if not self.again.is_set():
+                await everybody
+                again.cancel()
+                return
+            self.again.clear()
+            everybody.cancel()
+            with suppress(asyncio.CancelledError):
+                await everybody
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                within(self.agents, 300)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield
+        thread.join()
+        if failures:
+            raise failures[0]
+
+    def expected(self) -> Path:
+        """The run directory of a simulation over the same data."""
+        Partition.of_owners(OWNERS, SITES, dataset="digits").save(self.folder / "split.npz")
+        split = {"name": "file", "path": str(self.folder / "split.npz")}
+        data = {"dataset": "digits", "partition": split, **SPLIT}
+        simulation = {**COMMON, **self.more, "data": data, "engine": "inline"}
+        return Path(Experiment(**simulation).run(self.folder / "here", report=False).directory)
+
+
+def same(one: Path, other: Path) -> None:
+    assert lines(one) == lines(other)
+    first, second = (load_file(path / "model.safetensors") for path in (one, other))
+    assert all(torch.equal(first[leaf], second[leaf]) for leaf in second)
+
+
+OTHERS = ("fedavg", "fedbn", "moon", "feddyn", "feddane")
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["scaffold", *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
+)
+def test_a_run_at_sites_has_the_bits_of_a_simulation(algorithm: str, tmp_path: Path) -> None:
+    wards = Wards(tmp_path, algorithm)
+    with wards.at_work():
+        found = wards.serve()
+    same(found, wards.expected())
+    log = [json.loads(line) for line in (tmp_path / "a" / "log" / "answers.jsonl").read_text().splitlines()]
+    assert {line["outcome"] for line in log} == {"reply"}
+    assert {line["operation"] for line in log} >= {"train"}
+
+
+def test_a_run_goes_on_when_agents_and_server_begin_anew(tmp_path: Path) -> None:
+    wards = Wards(tmp_path, "scaffold")
+
+    def after(round: int) -> None:
+        if round == 1:
+            wards.loop.call_soon_threadsafe(wards.again.set)
+        if round == 2:
+            raise KeyboardInterrupt
+
+    wards.progress.each_round = after
+    with wards.at_work():
+        with pytest.raises(KeyboardInterrupt):
+            wards.serve()
+        wards.progress.each_round = lambda round: None
+        found = wards.serve()
+    same(found, wards.expected())
