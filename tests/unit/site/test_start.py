@@ -32,9 +32,7 @@ print("it returned", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_ends_a_site_in_the_middle_of_an_operation(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
