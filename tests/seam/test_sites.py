@@ -132,6 +132,22 @@ def test_a_run_over_sites_is_that_of_a_simulation_also_when_resumed(tmp_path: Pa
     assert all(handle in sites.sites[k].states for k, kept in last.items() for handle in kept)
 
 
+def test_a_run_without_test_images_at_the_server_ends_with_what_the_sites_measure(tmp_path: Path) -> None:
+    made = simulated(algorithm="fedavg")
+    with_test, data = (
+        at_sites(made, algorithm="fedavg"),
+        {key: v for key, v in form(made).items() if key != "test"},
+    )
+    settings = {**with_test, "data": {"dataset": data, **SPLIT}}
+    alone = Experiment(**settings).run(tmp_path / "alone", connect=Sites(made)).directory
+    both = Experiment(**with_test).run(tmp_path / "both", connect=Sites(made)).directory
+    measured = [{key: row[key] for key in row if key.startswith("clients_")} for row in lines(both)]
+    assert [{key: row[key] for key in row if key.startswith("clients_")} for row in lines(alone)] == measured
+    assert measured[-1]
+    assert not (alone / "evaluation.npz").exists()
+    assert (both / "evaluation.npz").exists()
+
+
 def test_too_few_sites_end_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     made = simulated()
     sites = Sites(made)

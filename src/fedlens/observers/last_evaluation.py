@@ -257,7 +257,8 @@ def write_evaluation(built: Built, directory: RunDir, round: int, collector: Eva
 
     Raises `RunFailed` if the disk refuses.
     """
-    measured = collector.measured(built.federation.held["@test"])
+    examples = built.federation.held.get(_TEST)
+    measured = None if examples is None else collector.measured(examples)
     if measured is not None:
         final_evaluation(built, round, measured, collector.of_clients).write(directory.evaluation_path)
         return

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from fedlens.base.errors import FedlensError, IdentityError, told
+from fedlens.base.errors import FedlensError, IdentityError, one_line, told
 from fedlens.core.wire.message import MOST_HEAD, PROTOCOL, Message, MessageError, check_body, read
 from fedlens.identity.site_keys import SiteKeys
 
@@ -414,7 +414,9 @@ def _sentence(error: BaseException) -> str:
         return "the server, or what is between, sent nothing for too long"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect to {error.host}:{error.port}: {error.strerror or 'it is closed'}"
-    return str(error) if isinstance(error, _Again) else told(error)
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection"
+    return one_line(str(error)) or type(error).__name__
 
 
 async def enrol(context: ssl.SSLContext, server: tuple[str, int], request: bytes) -> bytes:
