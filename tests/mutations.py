@@ -148,8 +148,8 @@ MUTATIONS = [
     ),
     Mutation(
         "observers/last_evaluation.py",
-        "single_images=not at_sites",
-        "single_images=True",
+        "not built.federation.at_sites",
+        "True",
         "seam/test_sites.py",
     ),
     Mutation("algorithms/averaging.py", "or not self.aggregate.asks_training", "", "contract/test_takes.py"),

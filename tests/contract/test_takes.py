@@ -28,6 +28,7 @@ from tests.contract.contract_kit import (
     nightly_but,
     settings,
 )
+from tests.unit.engines.test_network import Federation, same, trained
 
 # Whose operations sites refuse: docs/engines.md says why. `centralized` asks no client.
 NOT_AT_SITES = {"fedma", "splitfed", "split-relay", "vertical", "centralized"}
@@ -152,6 +153,25 @@ def test_clients_are_asked_what_the_algorithm_takes(name: str) -> None:
     assert {op for op, *_ in forms} == taken
     for op, payload in forms.values():
         refuse_others(algorithm, op, payload)
+
+
+@pytest.mark.parametrize(
+    "name", nightly_but({"fedgkt", "dsgd"}, [name for name in CASES if name not in (*REFUSED, "secure-sum")])
+)
+def test_the_bits_of_a_run_over_sites_that_hold_asks_to_the_schemas_are_those_of_a_simulation(
+    name: str,
+) -> None:
+    built = made(name)
+    engine, states = inline(device="cpu"), ClientStates()
+    engine.open(built.program, states)
+    expected = trained(built, Driver(engine, states), rounds=2)
+    engine.close()
+    network = Federation(built, computing=engine.computing)
+    found = trained(built, network.driver, rounds=2)
+    assert not network.driver.tally.failures
+    assert same(found[0], expected[0])
+    assert found[1] == expected[1]
+    network.engine.close()
 
 
 def refuse_others(algorithm: AlgorithmBase, op: str, payload: Payload) -> None:

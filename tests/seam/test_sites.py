@@ -224,6 +224,8 @@ def test_the_server_has_the_data_of_no_client() -> None:
     assert isinstance(there.client_data, SiteDatasets)
     assert there.federation.sizes.tolist() == made.federation.sizes.tolist()
     assert there.federation.held == {"@test": 360}
+    assert "the label" in " ".join(made.algorithm.discloses)
+    assert "the label" not in " ".join(there.algorithm.discloses)
     with pytest.raises(DataError, match="the examples of 's1' are at its site"):
         there.client_data.data_of(1)
     with pytest.raises(KeyError):
@@ -237,7 +239,13 @@ def test_the_server_has_the_data_of_no_client() -> None:
         (lambda s: s["evaluation"].update(train=True), "in one place"),
         (lambda s: s["data"].update(validation_from="global"), "in one place"),
         (lambda s: s.update(algorithm="centralized"), "in one place"),
-        (lambda s: s.update(algorithm={"name": "fedma"}), "every site would refuse"),
+        (lambda s: s.update(algorithm={"name": "fedma"}), "every site refuses"),
+        (
+            lambda s: s.update(
+                algorithm="fedavg", aggregate={"name": "secagg", "bits": 20}, evaluation={"clients": "none"}
+            ),
+            "every site refuses",
+        ),
         (lambda s: s.update(engine="inline"), "belong together"),
         (
             lambda s: s["data"].update(dataset="digits", partition={"name": "iid", "clients": 4}),

@@ -150,7 +150,7 @@ class Averaging(AlgorithmBase):
         return (
             *self.rule.traits.discloses,
             *self.aggregate.discloses,
-            *((disclosure(self.parts.task),) if self.measured != "none" else ()),
+            *((disclosure(self.parts.task, self.parts.federation),) if self.measured != "none" else ()),
         )
 
     @property

@@ -67,7 +67,7 @@ class Centralized(AlgorithmBase):
     @property
     def discloses(self) -> tuple[str, ...]:
         """What leaves the clients besides their data."""
-        return (disclosure(self.parts.task),) if self.measured != "none" else ()
+        return (disclosure(self.parts.task, self.parts.federation),) if self.measured != "none" else ()
 
     @property
     def evaluation_asks(self) -> int:

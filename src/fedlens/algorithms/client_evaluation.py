@@ -214,12 +214,12 @@ def _chosen(ctx: RoundContext, who: Who) -> list[ClientId]:
     return [int(client) for client in clients]
 
 
-def disclosure(task: Task) -> str:
+def disclosure(task: Task, federation: FederationInfo) -> str:
     """What measured clients tell the server, in a sentence."""
     each = (
         " After the last round it also sends, for each of these images, the label, its probability and the five most "
         "probable classes."
-        if task.has_confidences
+        if task.has_confidences and not federation.at_sites
         else ""
     )
     return f"Each measured client sends {task.sends}, on what it holds out of its own data.{each}"

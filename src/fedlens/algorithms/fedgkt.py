@@ -153,7 +153,7 @@ class FedGKT(AlgorithmBase):
             f"Each client sends, in every round that it takes part in, the label of each of its images and what its "
             f"layers up to '{self.cut}' compute from it, from which images can be reconstructed.",
             "To test the model, the server reads the extractors of some clients, which counts no bytes.",
-            *((disclosure(self.parts.task),) if self.measured != "none" else ()),
+            *((disclosure(self.parts.task, self.parts.federation),) if self.measured != "none" else ()),
         )
 
     @property

@@ -294,7 +294,7 @@ class PeerToPeer(AlgorithmBase):
             "The mean of the peers' models is only measured: no peer has it. To measure it, each peer's model is read "
             "after each round, which counts no bytes.",
             *PeersOnTest(self.parts).discloses,
-            *((disclosure(self.parts.task),) if self.measured != "none" else ()),
+            *((disclosure(self.parts.task, self.parts.federation),) if self.measured != "none" else ()),
         )
 
     @property

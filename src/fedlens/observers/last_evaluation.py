@@ -60,8 +60,8 @@ class LastEvaluation(Observer):
         """Collects the evaluation of the last round."""
         if phase == "training" or round < self._built.config.rounds:
             return steps
-        at_sites = self._built.client_data.dataset.at_sites
-        self._collector = EvaluationCollector(self._built.algorithm.ops, single_images=not at_sites)
+        built = self._built
+        self._collector = EvaluationCollector(built.algorithm.ops, not built.federation.at_sites)
         return self._collector.collect(steps)
 
     def round_done(self, state: State, tally: Tally, metrics: dict[str, Any]) -> None:

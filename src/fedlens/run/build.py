@@ -261,6 +261,7 @@ def _federation(
         data.kind,
         task.most_counts(data.input_shape),
         None if parties is None else party_facts(partition, parties.align),
+        data.at_sites,
     )
 
 

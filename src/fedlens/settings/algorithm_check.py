@@ -92,9 +92,10 @@ def check_at_sites(config: Config, algorithm: AlgorithmBase, measure: Sequence[s
         )
     if all(algorithm.takes(op) is None for op in algorithm.ops):
         raise ConfigError(
-            f"'{config.algorithm['name']}' does not say what it asks of clients, so every site would refuse",
+            f"'{config.algorithm['name']}' with these settings asks clients for what every site refuses",
             where="algorithm.name",
-            hint="set algorithm.name = 'fedavg', or see 'What a site may be asked' in docs/engines.md",
+            hint="set algorithm.name = 'fedavg' and aggregate.name = 'mean', or see 'What a site may be asked' in "
+            "docs/engines.md",
         )
     if not measure and config.evaluation.clients in (None, "none") and not algorithm.personal:
         raise ConfigError(

@@ -69,12 +69,16 @@ def roster_of(made: Built) -> Roster:
 class Federation:
     """An engine, its sites and its driver."""
 
-    def __init__(self, made: Built, fault: Fault = lambda ask: None, **waits: Any) -> None:
+    def __init__(
+        self,
+        made: Built,
+        fault: Fault = lambda ask: None,
+        computing: Computing = Computing("cpu"),  # noqa: B008
+        **waits: Any,
+    ) -> None:
         self.made, self.clock, self.roster = made, Clock(), roster_of(made)
         self.link = LoopbackLink(made.program, self.roster, self.clock, fault, made.algorithm.takes)
-        self.engine = NetworkEngine(
-            Waits(**{"deadline": 100.0, **waits}), max_share=1.0, computing=Computing("cpu")
-        )
+        self.engine = NetworkEngine(Waits(**{"deadline": 100.0, **waits}), max_share=1.0, computing=computing)
         self.post = Post(self.link, KeyPair.make(), bytes(32), "run")
         self.engine.attach(self.post, self.roster, self.clock)
         self.states = ClientStates()
