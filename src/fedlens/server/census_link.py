@@ -245,21 +245,21 @@ class CensusLink(Link):
         run = (self._record.run, self._record.attempt)
         if site is None or (fields.run, fields.attempt) != run or fields.ask not in site.told:
             return True  # of an earlier start: the site sends it again
-        before = site.refused
+        before, census = site.refused, None
         try:
-            census = SiteCensus.from_plain(name, message.details)
-            site.refused = self._fault(census)
+            told = SiteCensus.from_plain(name, message.details)
+            site.refused = self._fault(told)
+            census = None if site.refused else told
         except DecodingError as error:
             site.refused = "census"
             self._log.write("refused", name, what=error.what)
-        if site.refused is None:
-            site.census = census
+        if census is not None and census != site.census:
             examples = sum(client.examples for client in census.clients)
             self._log.write("census", name, clients=len(census.clients), examples=examples)
-        else:
-            site.census = None
-            self._log.write("refused", name, what=f"its census is refused: {site.refused}")
+        site.census = census
         if site.refused != before:
+            if site.refused is not None:
+                self._log.write("refused", name, what=f"its census is refused: {site.refused}")
             self._tell(name, site)
         return True
 

@@ -34,7 +34,6 @@ try:
     from fedlens.engines.links.https import HttpsLink
     from fedlens.identity.authority import server_context
     from fedlens.identity.federation_folder import FederationFolder
-    from fedlens.identity.tls import FederationContext
     from fedlens.server.census_link import CensusLink, RoundDropped
     from fedlens.server.sockets import listening_sockets
     from fedlens.server.watch import Watch
@@ -203,12 +202,12 @@ class _Server:
         return sites.roster
 
     def _listen(self, engine: NetworkEngine) -> HttpsLink:
-        context: FederationContext = server_context(self.registry.folder, self.served.passphrase)
+        context = server_context(self.registry.folder, self.served.passphrase)
         spool, limits = self.directory.path, Limits(message=engine.most)
         link = HttpsLink(self.sockets, context, self.registry, spool, self.log.notice, limits)
         self._closing.callback(link.close)
         self._watch = Watch(
-            self.registry, link, context, self.served.passphrase, self.directory.path, self.log,
+            self.registry, link, self.served.passphrase, self.directory.path, self.log,
             self.progress.sites,
         )  # fmt: skip
         self._watch.start()

@@ -87,9 +87,12 @@ def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir,
         name: the name of the experiment.
         new: the record of a new run.
 
-    Raises `RunDirectoryError` if `out` has a run of another experiment or federation, or is not empty.
+    Raises `RunDirectoryError` if `out` is not empty, or has a run of another experiment or federation whose roster is
+    frozen.
     """
-    if out is not None and (kept := ServeRecord.read(RunDir(out.expanduser()))) is not None:
+    if out is not None and (kept := ServeRecord.read(run := RunDir(out.expanduser()))) is not None:
+        if not kept.same(new) and not run.roster_path.exists():
+            return run, new  # no site had a part in it
         if not kept.same(new):
             other = "federation" if kept.root != new.root else "experiment"
             raise RunDirectoryError(
@@ -97,7 +100,7 @@ def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir,
                 where=str(out),
                 hint="name another directory with --out, or undo the change of the settings",
             )
-        return RunDir(out.expanduser()), kept
+        return run, kept
     if out is None:
         for path in sorted((Path("runs") / name).glob("*/serve.json"), reverse=True):
             run = RunDir(path.parent)

@@ -14,7 +14,6 @@ from fedlens.engines.links.https import HttpsLink
 from fedlens.engines.network import NetworkEngine
 from fedlens.identity.authority import not_after, read_chain
 from fedlens.identity.federation_folder import FederationFolder
-from fedlens.identity.tls import FederationContext
 from fedlens.server.census_link import CensusLink
 from fedlens.server.event_log import DAY, EventLog
 from fedlens.server.progress import SiteRow
@@ -31,8 +30,7 @@ class Watch:
 
     Args:
         registry: the federation.
-        link: counts refused messages.
-        context: gets the server's new certificate after a renewal.
+        link: counts refused messages, and gets the server's new certificate after a renewal.
         passphrase: of the server's keys.
         folder: the run directory, on whose disk bodies of answers wait.
         log: receives lines and warnings.
@@ -44,14 +42,13 @@ class Watch:
         self,
         registry: FederationFolder,
         link: HttpsLink,
-        context: FederationContext,
         passphrase: bytes | None,
         folder: Path,
         log: EventLog,
         show: Show,
         clock: Callable[[], float] = time,
     ) -> None:
-        self._registry, self._link, self._context = registry, link, context
+        self._registry, self._link = registry, link
         self._passphrase, self._folder, self._log, self._show = passphrase, folder, log, show
         self._clock, self._identity = clock, registry.identity().fingerprint
         self._sites: CensusLink | None = None
@@ -131,7 +128,7 @@ class Watch:
             return
         try:
             if self._registry.renew_server():
-                self._context.load_chain(self._registry.folder / "server.pem", self._passphrase)
+                self._link.use(self._registry.folder / "server.pem", self._passphrase)
                 self._log.write("renewed", what="the server has a new certificate")
         except (FedlensError, OSError) as error:
             self._log.warn("renewal", what=f"the server's certificate cannot be renewed: {told(error)}")

@@ -248,6 +248,36 @@ def test_what_cannot_be_served_binds_no_port(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_directory_without_a_roster_is_free_for_other_settings(tmp_path: Path) -> None:
+    wards = Wards(tmp_path)
+    records = []
+    for changes in (["engine.patience=0.01"], ["engine.patience=0.02"], ["engine.patience=0.02"]):
+        with pytest.raises(RunFailed):
+            wards.serve(changes=changes)
+        records.append(ServeRecord.read(RunDir(tmp_path / "run")))
+    first, second, third = records
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert first.run != second.run
+    assert (second.run, second.attempt, third.attempt) == (third.run, 1, 2)
+    file = tmp_path / "run" / "serve.json"
+    file.write_text(file.read_text().replace('"attempt": 2', '"attempt": "2"'))
+    with pytest.raises(RunDirectoryError, match="damaged"):
+        wards.serve(changes=["engine.patience=0.02"])
+
+
+def test_a_run_of_another_federation_is_not_resumed(tmp_path: Path) -> None:
+    wards = Wards(tmp_path)
+    with wards.at_work():
+        wards.serve()
+    record = ServeRecord.read(RunDir(tmp_path / "run"))
+    assert record is not None
+    replace(record, root="ab" * 32).started(RunDir(tmp_path / "run"))
+    with pytest.raises(RunDirectoryError, match="another federation"):
+        wards.serve()
+
+
 def test_a_busy_port_and_a_run_in_use_are_refused(tmp_path: Path) -> None:
     wards = Wards(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:

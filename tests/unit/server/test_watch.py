@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import ssl
 from collections import Counter, namedtuple
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,14 @@ import pytest
 
 from fedlens.engines.network import NetworkEngine
 from fedlens.files import jsonl
-from fedlens.identity.authority import server_context
+from fedlens.identity.authority import certificates, der
 from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.tls import FederationContext
 from fedlens.server.event_log import DAY, EventLog
 from fedlens.server.progress import SiteRow
 from fedlens.server.watch import HOUR, Watch
 from tests.link_kit import Federation
-from tests.unit.identity.federation_kit import NOW, ROOT
+from tests.unit.identity.federation_kit import HOST, NOW, ROOT, at
 
 Usage = namedtuple("Usage", "free")
 
@@ -40,6 +43,10 @@ class Link:
 
     def __init__(self) -> None:
         self.refused = Counter({("ward-b", "signature"): 1})
+        self.used: list[Path] = []
+
+    def use(self, chain: Path, passphrase: bytes | None) -> None:
+        self.used.append(chain)
 
 
 class Watched:
@@ -50,9 +57,9 @@ class Watched:
         self.registry = FederationFolder(self.federation.folder / "hospitals", clock=lambda: self.now)
         self.path = folder / "serve.log.jsonl"
         log = EventLog(self.path, lambda: self.now)
-        self.context, self.shown = server_context(self.registry.folder), list[Any]()
+        self.link, self.shown = Link(), list[Any]()
         self.watch = Watch(
-            self.registry, Link(), self.context, None, folder, log, self.shown.append, lambda: self.now  # type: ignore[arg-type]
+            self.registry, self.link, None, folder, log, self.shown.append, lambda: self.now  # type: ignore[arg-type]
         )  # fmt: skip
         self.sites = Sites()
         self.watch.follow(self.sites, NetworkEngine())  # type: ignore[arg-type]
@@ -108,11 +115,35 @@ def test_certificates_that_end_are_said_and_that_of_the_server_is_renewed(watche
     events = {line["event"] for line in watched.after(61 * DAY)}
     assert "renewed" in events
     assert "certificate" not in events
+    assert watched.link.used == [watched.registry.folder / "server.pem"]
     assert (watched.registry.folder / "server.pem").read_bytes() != before
     (warned,) = [line for line in watched.after(16 * DAY) if line["event"] == "certificate"]
     assert (warned["site"], warned["what"]) == ("ward-a", "its certificate ends in 13 days")
     (issuer,) = [line for line in watched.after(600 * DAY) if line["event"] == "issuer"]
     assert "rotate" in issuer["what"]
+
+
+def test_a_renewed_certificate_is_used_by_a_link_that_listens(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    chain = federation.registry.folder / "server.pem"
+    client = FederationContext.trusting(federation.registry.root, ssl.PROTOCOL_TLS_CLIENT)
+
+    def shown(port: int) -> bytes | None:
+        with (
+            socket.create_connection((HOST, port), timeout=60) as raw,
+            client.wrap_socket(raw, server_hostname=HOST) as end,
+        ):
+            return end.getpeercert(binary_form=True)
+
+    with federation.link() as link:
+        before = shown(federation.port)
+        assert at(NOW + 61 * DAY, federation.registry).renew_server()
+        assert shown(federation.port) == before
+        link.use(chain, None)
+        assert not link.keeps("ward-a", bytes(32))  # the link has done what it was told before
+        # It is valid from an hour before it was made, which is to come here.
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        assert shown(federation.port) == der(certificates(chain)[0]) != before
 
 
 def test_rotated_keys_want_a_new_start(watched: Watched) -> None:

@@ -23,7 +23,6 @@ import io
 import queue
 import re
 import socket
-import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -41,7 +40,7 @@ from fedlens.engines.links.link import Arrived, Link, Notice
 from fedlens.engines.links.outbox import Outbox, Outgoing
 from fedlens.engines.links.uploads import Upload, most_of_answer
 from fedlens.identity.federation_folder import FederationFolder
-from fedlens.identity.tls import Peer
+from fedlens.identity.tls import FederationContext, Peer
 
 _PIECE = 2**18
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
@@ -74,7 +73,7 @@ class HttpsLink(Link):
     def __init__(
         self,
         listeners: Collection[socket.socket],
-        context: ssl.SSLContext,
+        context: FederationContext,
         registry: FederationFolder,
         spool: Path,
         notice: Notice,
@@ -133,6 +132,10 @@ class HttpsLink(Link):
             return found.result(timeout=10)
         except TimeoutError:  # the link has stopped
             return False
+
+    def use(self, chain: Path, passphrase: bytes | None) -> None:
+        """Loads a new certificate of the server, for connections that begin later."""
+        self._call(self._context.load_chain, chain, passphrase)  # no handshake is under way in its thread
 
     def close(self) -> None:
         """Closes all connections and sockets. May be called twice."""
