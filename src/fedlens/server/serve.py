@@ -154,6 +154,7 @@ class _Server:
                 self._say_goodbye(outcome)
             finally:
                 self._closing.close()
+                self.log.write("ended", outcome=outcome or "interrupted")
 
     def _start(self) -> Result:
         """Starts the run, or resumes it after its last complete round."""
@@ -216,7 +217,6 @@ class _Server:
 
     def _say_goodbye(self, outcome: str | None) -> None:
         """Tells the sites that the run has ended, and waits until those that are there know; None says nothing."""
-        self.log.write("ended", outcome=outcome or "interrupted")
         if self._sites is None or self._link is None or outcome is None:
             return
         post, link, here = self._sites.post, self._link, self._sites.online()

@@ -22,6 +22,7 @@ from fedlens.data.partition.roster import Roster
 from fedlens.files.lock import locked
 from fedlens.run.rundir import RunDir
 from fedlens.server import sockets
+from fedlens.server.census_link import CensusLink
 from fedlens.server.serve import Served, serve
 from fedlens.server.serve_record import ServeRecord
 from tests.unit.identity.federation_kit import federation_in
@@ -121,6 +122,43 @@ def test_a_server_killed_before_the_settings_starts_the_same_run_again(tmp_path:
     same_as_simulated(again.directory, tmp_path)
 
 
+def test_a_server_killed_before_the_run_is_described_describes_it(tmp_path: Path) -> None:
+    wards = Wards(tmp_path)
+    with wards.at_work():
+        result = wards.serve()
+    run = RunDir.open(result.directory)
+    kept = (run.serve_path, run.sent_path, run.roster_path, run.config_path)
+    for path in run.path.iterdir():
+        if path not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    run.write_environment({})  # as it is until the data are described
+    for site in wards.sites.values():
+        site.outcome = site.site = None
+    with wards.at_work():
+        again = wards.serve()
+    assert "data_sha256" in (run.read_environment() or {})
+    same_as_simulated(again.directory, tmp_path)
+
+
+def test_the_roster_is_on_the_disk_before_a_site_is_told_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wards = Wards(tmp_path)
+    frozen: list[bool] = []
+    freeze = CensusLink.freeze
+    monkeypatch.setattr(
+        CensusLink,
+        "freeze",
+        lambda self, roster: (
+            frozen.append((tmp_path / "run" / "roster.json").exists()),
+            freeze(self, roster),
+        ),
+    )
+    with wards.at_work():
+        wards.serve(changes=["rounds=1"])
+    assert frozen == [True]
+
+
 def test_the_unfinished_run_of_an_experiment_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,9 +177,6 @@ def test_the_unfinished_run_of_an_experiment_is_found(
         assert first.parent == Path("runs/wards")
         result = wards.serve(out=None, bind=f"127.0.0.1:{wards.sites['ward-a'].keys.port}")
     assert Path(result.directory) == first
-    with pytest.raises(RunFailed, match=r"0 of 3 accepted sites"):  # it is finished, so another one begins
-        wards.serve(out=None, changes=["engine.patience=0.01"])
-    assert wards.progress.directory != first
 
 
 def test_a_site_that_changed_or_came_too_late_is_told_so(tmp_path: Path) -> None:

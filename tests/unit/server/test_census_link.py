@@ -1,0 +1,319 @@
+"""Which sites an engine sees, and what the others are told."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.base.errors import RunFailed
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
+from fedlens.core.wire.message import Caps, Message, read_payload, seal
+from fedlens.data.partition.roster import Roster
+from fedlens.engines.links.link import Arrived, Link
+from fedlens.engines.network import Waits
+from fedlens.files import jsonl
+from fedlens.identity.site_keys import SiteKeys
+from fedlens.server.census_link import CensusLink, RoundDropped
+from fedlens.server.event_log import EventLog
+from fedlens.server.serve_record import ServeRecord
+from tests.link_kit import Federation
+
+WAITS = Waits(min_sites=2, patience=100.0)
+
+
+class FakeLink(Link):
+    """A link whose sites say what a test puts in `queue`. A clock moves on while it waits."""
+
+    def __init__(self) -> None:
+        self.now, self.queue = 1000.0, list[Arrived]()
+        self.told: dict[str, list[Message]] = {}
+        self.bodies: dict[str, bytes] = {}
+        self.seen: dict[str, float] = {}
+        self.at: dict[float, Any] = {}
+
+    def online(self) -> Mapping[str, float]:
+        return self.seen
+
+    def send(self, site: str, message: Message, blobs: Mapping[bytes, bytes], /) -> None:
+        if message.purpose == "experiment":
+            self.told.setdefault(site, []).append(message)
+            self.bodies[site] = blobs[message.fields.payload]
+
+    def collect(self, seconds: float, waiting: Collection[bytes], /) -> list[Arrived]:
+        self.now += seconds
+        for moment in [moment for moment in self.at if moment <= self.now]:
+            self.at.pop(moment)()
+        arrived, self.queue = self.queue, []
+        return arrived
+
+    def close(self) -> None:
+        raise AssertionError("the link stays open")
+
+
+class Run:
+    """One start of a run of sites `names`, which are accepted."""
+
+    def __init__(
+        self, folder: Path, *names: str, roster: Roster | None = None, channels: int | None = None
+    ) -> None:
+        self.federation = Federation(folder)
+        self.keys = {name: self.federation.site(name) for name in names}
+        self.record = replace(ServeRecord.new({}, self.federation.registry.root, "seed = 1\n"), attempt=2)
+        self.link, self.path = FakeLink(), folder / "serve.log.jsonl"
+        self.sites = CensusLink(
+            self.link, self.federation.registry, self.federation.key, self.record, EventLog(self.path), channels,
+            roster, clock=lambda: self.link.now,
+        )  # fmt: skip
+        self.sites.collect(0, ())
+
+    def accept(self, name: str) -> None:
+        """A site joins and is accepted."""
+        self.keys[name] = self.federation.site(name)
+        self.sites.collect(0, ())
+
+    def census(self, name: str, examples: int = 10, answers: int = -1, **changes: Any) -> None:
+        """A site answers its last message with a census, or another one."""
+        told, counted = self.link.told[name][answers], changes.pop("clients", [CountedClient(name, examples)])
+        contract, sums = changes.pop("contract", self.record.digest), changes.pop("sums", None)
+        census = SiteCensus(name, counted, contract=contract, sums=sums)
+        fields = told.fields._replace(direction="answer", ask=told.digest)._replace(**changes)
+        message = seal(self.keys[name].identity(), "census", fields, census.to_plain(), b"")
+        self.link.queue.append(Arrived(name, message, io.BytesIO(message.head)))
+        self.link.seen[name] = 1.0
+        assert not self.sites.collect(0, ())  # the engine never sees it
+
+    def answer(self, name: str, round: int, **details: Any) -> list[Arrived]:
+        """A site answers an ask of a round."""
+        fields = self.link.told[name][-1].fields._replace(round=round, operation="train")
+        self.sites.send(name, seal(self.federation.key, "ask", fields, {}, b""), {fields.payload: b""})
+        message = seal(self.keys[name].identity(), "answer", fields, details, b"")
+        self.link.queue.append(Arrived(name, message, io.BytesIO(message.head)))
+        return self.sites.collect(0, ())
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in jsonl.read(self.path) if event["event"] == kind]
+
+
+def roster_of(run: Run, *names: str) -> Roster:
+    return Roster.of(
+        SiteCensus(name, [CountedClient(name, 10)], contract=run.record.digest) for name in names
+    )
+
+
+def test_a_site_is_there_from_its_census_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    run.link.seen = {"a": 1.0, "b": 2.0}
+    assert not run.sites.online()
+    run.census("a")
+    assert run.sites.online() == {"a": 1.0}
+    assert [event["site"] for event in run.events("census")] == ["a"]
+
+
+def test_a_message_of_an_earlier_start_counts_for_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.census("a", attempt=1)
+    run.census("a", run="another")
+    run.census("a", ask=bytes(32))
+    assert not run.sites.online()
+    assert not run.events("refused")
+    run.census("a")
+    assert run.sites.online()
+
+
+def test_what_a_site_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    first = run.link.told["a"][-1]
+    assert (first.purpose, first.fields.run, first.fields.attempt) == ("experiment", run.record.run, 2)
+    assert first.details["settings"] == "seed = 1\n"
+    assert first.details["contract"] == run.record.digest
+    assert first.details["rows"] is first.details["refused"] is None
+    assert read_payload(run.link.bodies["a"], Caps(1000)) == {}
+    run.sites.freeze(roster_of(run, "a", "b"))
+    last, body = run.link.told["b"][-1], read_payload(run.link.bodies["b"], Caps(1000))
+    assert last.details["rows"] == {"b": 1}
+    assert body["examples"].tolist() == [10, 10]
+    assert (body["held_out"].tolist(), body["mean"], body["std"], body["images"]) == ([0, 0], None, None, 0)
+
+
+def test_a_site_without_a_row_is_told_so_whenever_it_came(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    for name in "abc":
+        run.census(name)
+    run.sites.freeze(roster_of(run, "a", "b"))  # c came with the last census
+    run.accept("d")
+    run.census("d")
+    for name in "cd":
+        details = run.link.told[name][-1].details
+        assert (details["rows"], details["refused"]) == ({}, "roster")
+    assert run.sites.online().keys() == {"a", "b"}
+    states = {row.name: (row.state, row.note) for row in run.sites.rows(60)}
+    assert states == {
+        "a": ("online", ""), "b": ("online", ""), "c": ("refused", "roster"), "d": ("refused", "roster"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("contract", {"contract": "ab" * 32}),
+        ("examples", {"examples": 11}),
+        ("clients", {"clients": [CountedClient("a/x", 1)]}),
+    ],
+)
+def test_a_site_comes_back_with_what_it_had(reason: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    run.sites.freeze(roster_of(run, "a", "b"))
+    run.census("a", **changes)
+    assert run.link.told["a"][-1].details["refused"] == reason
+    assert run.link.told["a"][-1].details["rows"] == {}
+    assert not run.sites.online()
+    count = len(run.link.told["a"])
+    run.census("a", **changes)  # a site sends it again when it is told something new
+    assert len(run.link.told["a"]) == count
+    run.census("a", examples=9)  # less is fine
+    assert run.link.told["a"][-1].details["rows"] == {"a": 0}
+    assert run.sites.online()
+
+
+def test_sums_are_given_where_they_are_asked_for(tmp_path: Path) -> None:
+    sums = ChannelSums(1, 10, (2.0,), (1.0,))
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    given, summed = Run(tmp_path / "one", "a"), Run(tmp_path / "two", "a", channels=1)
+    given.census("a", sums=sums)
+    summed.census("a")
+    for run in (given, summed):
+        assert run.link.told["a"][-1].details["refused"] == "sums"
+    summed.census("a", sums=sums)
+    assert summed.sites.online()
+
+
+def test_a_census_that_is_none_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.census("a", clients=[CountedClient("b", 1)])
+    assert run.link.told["a"][-1].details["refused"] == "census"
+    assert "census of 'a'" in run.events("refused")[0]["what"]
+
+
+def test_the_roster_is_complete_when_all_accepted_sites_have_answered(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    run.link.at = {
+        1003.0: lambda: run.census("a"),
+        1005.0: lambda: run.accept("c"),
+        1006.0: lambda: run.census("b"),
+        1009.0: lambda: run.federation.registry.revoke("c"),
+    }
+    roster = run.sites.gather(WAITS, None)
+    assert roster.sites == ("a", "b")
+    assert 1009 <= run.link.now < 1012
+
+
+def test_a_number_of_sites_is_enough(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    run.link.at = {1003.0: lambda: run.census("a"), 1005.0: lambda: run.census("c")}
+    assert run.sites.gather(WAITS, 2).sites == ("a", "c")
+
+
+def test_after_patience_those_that_came_are_enough_unless_more_are_asked_for(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    run.census("a")
+    run.census("c")
+    assert run.sites.gather(WAITS, None).sites == ("a", "c")
+    assert run.link.now >= 1100
+    with pytest.raises(RunFailed, match="2 of 3 accepted sites have answered, and the run needs 3"):
+        run.sites.gather(WAITS, 3)
+    with pytest.raises(RunFailed, match="needs 4"):
+        run.sites.gather(replace(WAITS, min_sites=4), None)
+
+
+def test_a_resumed_run_waits_for_its_sites_a_while(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    run.sites.freeze(roster_of(run, "a", "b"))
+    run.link.at = {1003.0: lambda: run.census("a"), 1005.0: lambda: run.census("b", examples=99)}
+    run.sites.wait_for_return(60)
+    assert 1005 <= run.link.now < 1008  # one that is refused does not come, and c has no part
+    (tmp_path / "again").mkdir()
+    other = Run(tmp_path / "again", "a", "b")
+    other.sites.freeze(roster_of(other, "a", "b"))
+    other.sites.wait_for_return(60)
+    assert other.link.now >= 1060
+
+
+def test_a_suspended_site_is_not_there_until_it_is_accepted_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.census("a")
+    registry = run.federation.registry
+    registry.suspend("a", "two addresses")
+    run.sites.collect(0, ())
+    assert not run.sites.online()
+    registry.accept("a", registry.site("a").fingerprint)
+    run.sites.collect(0, ())
+    assert run.sites.online()
+    assert len(run.link.told["a"]) == 1
+
+
+def test_a_new_machine_tells_its_census_anew(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.census("a")
+    registry = run.federation.registry
+    invitation = registry.invite("a", replaces=True)
+    run.sites.collect(0, ())
+    assert not run.sites.online()
+    keys = run.keys["a"] = SiteKeys.join(tmp_path / "new", invitation)
+    keys.install(registry.enrol(keys.enrolment(invitation), "127.0.0.1"), run.federation.clock())
+    registry.accept("a", keys.identity().fingerprint)
+    run.sites.collect(0, ())
+    assert not run.sites.online()
+    run.census("a")
+    assert run.sites.online()
+
+
+def test_the_round_of_a_dropped_site_is_repeated_and_no_other(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    run.census("a")
+    run.census("b")
+    assert len(run.answer("a", 1, outcome="reply")) == 1
+    run.answer("b", 2, outcome="reply")
+    run.federation.registry.revoke("a", drop=True)
+    run.sites.collect(0, ())  # its answers are of an earlier round
+    (tmp_path / "again").mkdir()
+    other = Run(tmp_path / "again", "a", "b")
+    other.census("a")
+    other.answer("a", 1, outcome="reply")
+    other.federation.registry.revoke("a")  # without --drop they stay
+    other.sites.collect(0, ())
+    (tmp_path / "third").mkdir()
+    third = Run(tmp_path / "third", "a", "b")
+    third.census("a")
+    third.answer("a", 1, outcome="reply")
+    third.federation.registry.revoke("a", drop=True)
+    with pytest.raises(RoundDropped, match="round 1 is repeated without 'a'"):
+        third.sites.collect(0, ())
+    assert third.events("dropped")[0]["round"] == 1
+
+
+def test_a_failure_is_logged_by_a_reason_of_the_list(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a")
+    run.census("a")
+    run.answer("a", 3, outcome="failure", reason="memory")
+    run.answer("a", 3, outcome="failure", reason="scan of Mr X")
+    assert [event["reason"] for event in run.events("failed")] == ["memory", "another"]
+    assert dict(run.sites.failures) == {("a", "memory"): 1, ("a", "another"): 1}
+
+
+def test_a_silent_site_is_late(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    run.census("a")
+    run.link.seen["a"] = 61.0
+    rows = {row.name: row for row in run.sites.rows(60)}
+    assert (rows["a"].state, rows["a"].clients, rows["b"].state, rows["b"].ago) == (
+        "late",
+        1,
+        "expected",
+        None,
+    )

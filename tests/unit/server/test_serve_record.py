@@ -1,0 +1,67 @@
+"""Which run a server goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedlens.base.errors import RunDirectoryError
+from fedlens.run.rundir import RunDir
+from fedlens.server.serve_record import ServeRecord, run_to_serve
+
+NEW = ServeRecord.new({"seed": 1}, b"root", "seed = 1\n")
+OTHER = replace(NEW, experiment="ab" * 32)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def made(name: str, record: ServeRecord, status: str | None = None) -> RunDir:
+    run = RunDir.create(None, "wards", name)
+    record.started(run)
+    if status:
+        run.write_summary({"status": status})
+    return run
+
+
+def test_the_latest_unfinished_run_of_the_experiment_goes_on() -> None:
+    made("1", NEW)
+    latest = made("2", replace(NEW, run="two"), "interrupted")
+    made("3", OTHER)
+    made("4", NEW, "finished")
+    made("5", replace(NEW, root="another"))
+    run, record = run_to_serve(None, "wards", NEW)
+    assert run == latest
+    assert (record.run, record.attempt) == ("two", 1)
+
+
+def test_without_one_a_new_run_begins() -> None:
+    made("1", OTHER)
+    made("2", NEW, "finished")
+    run, record = run_to_serve(None, "wards", NEW)
+    assert run.run_id not in ("1", "2")
+    assert record == NEW
+
+
+def test_each_run_has_an_identity_of_its_own() -> None:
+    again = ServeRecord.new({"seed": 1}, b"root", "seed = 1\n")
+    assert again.same(NEW)
+    assert again.run != NEW.run
+
+
+def test_an_attempt_is_on_the_disk_when_it_begins() -> None:
+    run = made("1", NEW)
+    assert ServeRecord.read(run) == replace(NEW, attempt=1)
+    assert replace(NEW, attempt=1).started(run).attempt == 2
+    assert ServeRecord.read(run) == replace(NEW, attempt=2)
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes.txt").touch()
+    with pytest.raises(RunDirectoryError, match="not empty"):
+        run_to_serve(tmp_path / "own", "wards", NEW)
