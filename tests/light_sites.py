@@ -21,7 +21,7 @@ from fedlens.identity.site_keys import SiteKeys
 from fedlens.site.connection import Timing
 from tests.link_kit import At, Federation, answer_to, beside
 
-TIMING = Timing(quiet=300, first=0.02, longest=0.5)
+TIMING = Timing(quiet=300, first=0.1, longest=5)
 
 
 def zeros(expect: Schema) -> tuple[bytes, dict[str, float]]:

@@ -7,8 +7,6 @@ import random
 import socket
 import ssl
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -382,33 +380,3 @@ def test_a_link_that_stopped_says_so(federation: Federation) -> None:
         sites.rename(sites.with_name("moved"))
         with pytest.raises(RunFailed, match="the link to the sites stopped: FileNotFoundError"):
             link.collect(60, [])
-
-
-PICKLE = """
-import sys
-from pathlib import Path
-from tests.link_kit import At, Federation, answer_to, blobs, within
-from fedlens.core.wire.message import Caps, read_payload, write_payload
-found = []
-federation = Federation(Path(sys.argv[1]))
-with federation.link() as link:
-    site, body = federation.site("ward-a"), write_payload({"lr": 0.1})
-    sys.addaudithook(lambda name, _: found.append(name) if name == "pickle.find_class" else None)
-    ask = federation.ask(body=body)
-    link.send("ward-a", ask, blobs(body))
-    async def agent():
-        async with At(site) as connection:
-            message, own = await connection.next([])
-            read_payload(own, Caps(1000))
-            await connection.answer(ask.digest, answer_to(ask, site.identity()))
-    within(agent)
-    [arrived] = link.collect(60, [])
-    read_payload(arrived.body(), Caps(1000))
-assert not found, found
-import pickle; pickle.loads(pickle.dumps(Path))
-assert found == ["pickle.find_class"]
-"""
-
-
-def test_neither_end_unpickles(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", PICKLE, str(tmp_path)], check=True, timeout=300)

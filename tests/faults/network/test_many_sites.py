@@ -53,7 +53,8 @@ def run(tmp_path: Path, count: int, rounds: int) -> tuple[LightSites, dict[int, 
     """A run over so many sites, and the memory at the first ask of each round."""
     least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(least, min(most, 4 * count + 1000)), most))
-    federation = Federation(tmp_path, limits=Limits())
+    # From one address come as many handshakes at once as else from all.
+    federation = Federation(tmp_path, limits=Limits(anonymous_per_address=Limits.anonymous))
     memory: dict[int, int] = {}
     with federation.link() as link:
         sites = LightSites(federation, [federation.site(f"site-{number:04}") for number in range(count)])
