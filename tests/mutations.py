@@ -93,6 +93,16 @@ MUTATIONS = [
         "pass",
         "faults/network/test_link.py",
     ),
+    # -- a run over sites, repeated --
+    Mutation("engines/executor.py", "if item.id in self.failures:", "if False:", "seam/test_replay.py"),
+    Mutation("engines/replayed.py", "return next(self._available)", "return None", "seam/test_replay.py"),
+    Mutation(
+        "engines/replayed.py",
+        "return self._quorum.fault(replied, failed)",
+        "return None",
+        "seam/test_replay.py",
+    ),
+    Mutation("analyses/replay.py", "if held == model:", "if True:", "seam/test_replay.py"),
     # -- what sites are asked, and who of them decides --
     Mutation(
         "engines/network.py",

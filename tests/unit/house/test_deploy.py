@@ -113,4 +113,4 @@ def test_containers_have_no_rights_and_sites_share_nothing_but_invitations() -> 
 
 def test_the_page_links_every_file() -> None:
     linked = set(re.findall(r"\]\(deploy/([\w.-]+)\)", PAGE))
-    assert linked == {path.name for path in DEPLOY.iterdir()} - {"Dockerfile"}
+    assert linked == {path.name for path in DEPLOY.iterdir()} - {"Dockerfile", "Dockerfile.dockerignore"}
