@@ -199,6 +199,12 @@ MUTATIONS = [
         '"numpy": np.__version__, "names": str(self._ids[:2])}',
         "faults/network/test_canaries.py",
     ),
+    Mutation(
+        "site/workplace.py",
+        "built.algorithm.sends_single_examples and least > 1",
+        "False",
+        "unit/site/test_workplace.py",
+    ),
     # -- models whose shapes change --
     Mutation(
         "core/modules.py",

@@ -114,6 +114,7 @@ class FedGKT(AlgorithmBase):
     half: bool
     extractors: int
     tested_model = "the server's network behind some clients' layers"
+    sends_single_examples = True
 
     @cached_property
     def networks(self) -> Networks:

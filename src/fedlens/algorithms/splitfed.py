@@ -63,6 +63,7 @@ class SplitFed(Averaging):
     activations: tuple[Tensor, ...]  # of two examples, after each cut
     cuts: tuple[str, ...]
     asks_each_step = True
+    sends_single_examples = True
     takes = AlgorithmBase.takes  # none: every step is a message, and its images can be reconstructed
 
     @property

@@ -64,6 +64,7 @@ class Vertical(AlgorithmBase):
     width: int
     hidden: tuple[int, ...]
     asks_each_step = True
+    sends_single_examples = True
     tested_model = "the network of all parties"
 
     @cached_property

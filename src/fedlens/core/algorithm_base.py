@@ -64,6 +64,8 @@ class AlgorithmBase(Algorithm):
     Attributes:
         asks_each_step: whether a round asks each client for single steps, so that sending them to workers does not pay:
             the engines `default` and `auto` stay `inline`.
+        sends_single_examples: whether clients send labels or numbers of single examples. A site refuses that unless its
+            `min_examples` is 1.
         personal: the leaves of the model that stay at the clients, so that each client has a model of its own; a client
             that trained has their values in its state, as `personal`.
         has_peers: whether clients are peers with a model of their own each, which `evaluation.test_peers` measures on
@@ -76,6 +78,7 @@ class AlgorithmBase(Algorithm):
     """
 
     asks_each_step: bool = False
+    sends_single_examples: bool = False
     personal: frozenset[str] = frozenset()
     has_peers: bool = False
     grows: bool = False

@@ -69,12 +69,20 @@ class Workplace:
         with own_names(code):
             planned = local.contract.plan()
             built = _built(planned, roster, local, rows)
-        if built.algorithm.pools_data:
-            raise ConfigError(
-                f"'{built.config.algorithm['name']}' trains on the examples of all clients in one place",
-                where="algorithm.name",
-                hint="refuse the experiment",
-            )
+        least = local.settings.data.min_examples
+        refused = {
+            "trains on the examples of all clients in one place": built.algorithm.pools_data,
+            f"sends numbers of single examples, and min_examples is {least}": (
+                built.algorithm.sends_single_examples and least > 1
+            ),
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise ConfigError(
+                    f"'{built.config.algorithm['name']}' {what}",
+                    where="algorithm.name",
+                    hint="refuse the experiment",
+                )
         return cls(_program(built, secrets), rows, secrets, built, local, planned, roster, code)
 
     def reread(self) -> bool:

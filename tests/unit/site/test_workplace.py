@@ -23,10 +23,12 @@ from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.executor import Executor
+from fedlens.engines.inline import inline
 from fedlens.engines.links.post import Post
 from fedlens.engines.network import NetworkEngine
 from fedlens.identity.keys import KeyPair
 from fedlens.models.registry import MODELS
+from fedlens.run.build import build
 from fedlens.site.workplace import Workplace
 from tests.unit.engines.loopback import Clock, LoopbackLink, Site
 from tests.unit.site import drawn
@@ -107,7 +109,7 @@ class Connected:
         link = LoopbackLink(Program({}, None, 0), self.roster, clock)  # type: ignore[arg-type]
         for name, place in self.places.items():
             computing = type("At", (Computing,), {"place": place})
-            link.sites[name] = computing(name, place.program, self.roster)
+            link.sites[name] = computing(name, place.program, self.roster, takes=place.takes)
         engine.attach(Post(link, KeyPair.make(), bytes(32), "run", 1), self.roster, clock)
         return self.roster
 
@@ -131,6 +133,40 @@ def test_sites_give_the_bits_of_a_simulation(
     assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
     rows = [clients_of(result.directory) for result in (here, there)]
     assert rows[0] == rows[1] != []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": {"name": "feddyn", "weighting": "examples"}},
+        {"algorithm": {"name": "fedir", "target": "population"}},
+        {"algorithm": "mime"},
+        {"algorithm": "feddane"},
+        {"algorithm": {"name": "finetune", "epochs": 1}},
+        {"algorithm": "fednova", "local": {"lr": 0.1, "epochs": 3, "stragglers": 0.5}},
+        {"algorithm": "fedadam", "local": {"lr": 0.1, "lr_schedule": "cosine", "lr_change": "step"}},
+        {
+            "algorithm": "fedavg",
+            "aggregate": {"name": "quantized", "bits": 20},
+            "evaluation": {"clients": "none"},
+        },
+        {"algorithm": {"name": "dsgd", "topology": {"name": "complete"}}},
+        {"algorithm": "gradient-tracking"},
+        {
+            "algorithm": {"name": "fedgkt", "client": {"name": "small-cnn", "norm": "none"}, "cut": "0"},
+            "model": {"name": "small-cnn", "norm": "none"},
+        },
+    ],
+    ids=str,
+)
+def test_a_site_takes_what_the_server_asks(changes: dict[str, Any], folders: dict[str, Path]) -> None:
+    planned = plan_at_server(at_sites(**changes))
+    roster, (place, *_) = opened(planned, folders)
+    algorithm = build(planned, Path(), False, inline(device="cpu"), roster=roster).algorithm
+    asked = {op: algorithm.takes(op) for op in algorithm.ops}
+    assert {op: place.takes(op) for op in place.built.algorithm.ops} == asked
+    assert any(asked.values())
 
 
 @pytest.mark.parametrize(
@@ -196,6 +232,20 @@ def test_an_experiment_that_pools_data_is_refused(folders: dict[str, Path]) -> N
     planned = plan_at_server(at_sites(algorithm="centralized", evaluation={}))
     with pytest.raises(ConfigError, match="in one place"):
         opened(planned, folders)
+
+
+def test_single_examples_are_sent_only_where_min_examples_is_1(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "scans").symlink_to(folders["a"] / "scans")
+    network = {"name": "small-cnn", "norm": "none"}
+    fedgkt = {"name": "fedgkt", "client": network, "cut": "0"}
+    planned = plan_at_server(at_sites(algorithm=fedgkt, model=network, evaluation={}))
+    write_site(tmp_path)
+    opened(planned, {"a": tmp_path})
+    write_site(tmp_path, {"min_examples": 8})
+    with pytest.raises(ConfigError, match="single examples, and min_examples is 8"):
+        opened(planned, {"a": tmp_path})
 
 
 def clients_of(directory: Path) -> list[dict[str, Any]]:
