@@ -32,6 +32,62 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- what a site computes --
+    Mutation(
+        "base/registry.py",
+        "if (approved := _approved.get()) is not None:",
+        "if (approved := {}) is None:",
+        "unit/site/test_contract.py",
+    ),
+    Mutation(
+        "base/registry.py",
+        'return callable(value) and import_name(value).startswith(f"{module.__name__}:")',
+        "return callable(value)",
+        "unit/site/test_contract.py",
+    ),
+    Mutation(
+        "site/contract.py",
+        "if known is not None and name not in known:",
+        "if False:",
+        "unit/site/test_contract.py",
+    ),
+    Mutation(
+        "site/contract.py", "if weights or _PLACE.search(value):", "if weights:", "unit/site/test_contract.py"
+    ),
+    Mutation(
+        "site/contract.py",
+        "weights = key == _WEIGHTS and value not in (IMAGENET, NONE)",
+        "weights = False",
+        "unit/site/test_contract.py",
+    ),
+    Mutation(
+        "site/contract.py",
+        "if name not in registry and not (",
+        "if False and not (",
+        "unit/site/test_contract.py",
+    ),
+    Mutation("site/settings.py", "if found != self.files[name]:", "if False:", "unit/site/test_contract.py"),
+    Mutation(
+        "site/local_data.py",
+        "gone = self._gone | _excluded(",
+        "gone = _excluded(",
+        "unit/site/test_local_data.py",
+    ),
+    Mutation(
+        "site/local_data.py",
+        "total += block.sum(axis=(0, 2, 3), dtype=np.int64)",
+        "total = block.sum(axis=(0, 2, 3), dtype=np.int64)",
+        "unit/site/test_local_data.py",
+    ),
+    Mutation("site/workplace.py", "secrets=secrets_of)", "secrets=None)", "unit/site/test_local_data.py"),
+    Mutation(
+        "site/workplace.py",
+        'if local.contract.dataset.get("mean") is None:',
+        "if True:",
+        "unit/site/test_local_data.py",
+    ),
+    Mutation("data/sites.py", "return found[found >= 0]", "return found", "unit/site/test_local_data.py"),
+    Mutation("data/sites.py", "if client not in self.here:", "if False:", "unit/site/test_local_data.py"),
     # -- the identities of a federation of sites --
     Mutation("identity/authority.py", "context.num_tickets = 0", "pass", "unit/identity/test_tls.py"),
     Mutation("identity/tls.py", "sslobject_class = _CheckedObject", "pass", "unit/identity/test_tls.py"),

@@ -125,12 +125,13 @@ class Registry:
                 where=where,
                 hint=nearest(name, self.entries),
             )
-        defined = vars(_approved_module(file, approved[file], where))
-        if attribute not in defined:
+        module = _approved_module(file, approved[file], where)
+        own = {key: value for key, value in vars(module).items() if _is_of(value, module)}
+        if attribute not in own:  # what it imports, such as `os.system`, was not approved as a factory
             raise ConfigError(
-                f"{file} does not define '{attribute}'", where=where, hint=nearest(attribute, defined)
+                f"{file} does not define '{attribute}'", where=where, hint=nearest(attribute, own)
             )
-        return defined[attribute]
+        return own[attribute]
 
     def _plugins(self) -> list[EntryPoint]:
         path = tuple(str(place) for place in sys.path)
@@ -162,7 +163,11 @@ def own_names(approved: Mapping[str, bytes]) -> Iterator[None]:
         _approved.reset(before)
 
 
-def _approved_module(file: str, code: bytes, where: str | None) -> Any:
+def _is_of(value: Any, module: ModuleType) -> bool:
+    return callable(value) and import_name(value).startswith(f"{module.__name__}:")
+
+
+def _approved_module(file: str, code: bytes, where: str | None) -> ModuleType:
     """The module that this code makes, once a process: not read again from its file, and not from a cache of Python."""
     name = "fedlens_approved_" + hashlib.sha256(file.encode() + b"\0" + code).hexdigest()[:16]
     if name in sys.modules:

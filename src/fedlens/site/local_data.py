@@ -179,7 +179,7 @@ def _read(settings: SiteSettings, contract: Contract) -> Dataset:
     name, given = settings.dataset()
     fields = settings_model(DATASETS.find(name)).model_fields if name in DATASETS else {}
     channels, *size = wanted.input_shape
-    given = {key: v for key, v in (("size", size), ("channels", channels)) if key in fields} | given
+    given = {key: value for key, value in (("size", size), ("channels", channels)) if key in fields} | given
     dataset = read_dataset(name, [], given, root=data_directory(None))
     where = f"{settings.path}: data.dataset"
     if dataset.kind != wanted.kind:

@@ -15,6 +15,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
 from fedlens.data.datasets.registry import DATASETS
+from fedlens.data.formats.folder_check import own_dataset
 from fedlens.engines.devices import Device
 from fedlens.engines.inline import Threads
 from fedlens.files.regular_file import open_regular
@@ -101,23 +102,27 @@ class SiteSettings:
         return Path(os.path.abspath(self.path.parent / Path(name).expanduser()))
 
     def dataset(self) -> tuple[str, dict[str, Any]]:
-        """The name of the dataset, and its settings with absolute paths.
+        """The name of the dataset, and its settings with absolute paths. "folder" is data of a format that is guessed.
 
-        A reader of a user's own data draws no test images, which a site does not use.
+        A reader of a user's own data draws no test images, which a site does not use. Raises `ConfigError` if no
+        format fits a folder, or several do.
         """
         settings = dict(self.data.dataset)
         name = settings.pop("name")
         inside = self.place(settings["path"]) if isinstance(settings.get("path"), str) else None
         if inside is not None:
             settings["path"] = str(inside)
-        file, _, attribute = name.rpartition(":")
-        if file.endswith(".py"):  # a reader of the site's own
-            name = f"{self.place(file)}:{attribute}"
-        if name in DATASETS and "on_error" in settings_model(DATASETS.find(name)).model_fields:
-            settings.setdefault("test", 0.0)
         if isinstance(table := settings.get("table"), str):
             within = None if inside is None else inside / table
             settings["table"] = str(within if within is not None and within.exists() else self.place(table))
+        file, _, attribute = name.rpartition(":")
+        if file.endswith(".py"):  # a reader of the site's own
+            return f"{self.place(file)}:{attribute}", settings
+        if name == "folder" and inside is not None:
+            name, settings = own_dataset(inside, settings)
+        fields = settings_model(DATASETS.find(name)).model_fields if name in DATASETS else {}
+        if "on_error" in fields:
+            settings.setdefault("test", 0.0)
         return name, settings
 
     def content(self, name: str) -> bytes:

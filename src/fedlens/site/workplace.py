@@ -186,15 +186,19 @@ def _program(built: Built, secrets: Mapping[int, Secrets]) -> Program:
 
 def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Roster:
     """The clients by row, without the names of others. Raises `DataError` if it has other data of this site."""
-    examples, held_out = (np.asarray(sizes[name], np.int64) for name in ("examples", "held_out"))
     where = "roster"
-    if (
-        len(examples) > _CLIENTS
-        or len(examples) != len(held_out)
-        or (total := examples + held_out).sum() > _EXAMPLES
-    ):
-        what = f"a roster has at most {_CLIENTS:,} clients with {_EXAMPLES:,} examples in all"
-        raise DataError(what, where=where, hint="ask the server what it sent")
+    try:
+        examples, held_out = (np.asarray(sizes[name]) for name in ("examples", "held_out"))
+        images, total = int(sizes["images"] or 0), examples + held_out
+        sound = examples.dtype == held_out.dtype == np.int64 and 0 < len(total) == total.size <= _CLIENTS
+        if not sound or len(examples) != len(held_out) or not 0 <= total.sum() <= _EXAMPLES:
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+        raise DataError(
+            "the sizes of the clients are not readable",
+            where=where,
+            hint=f"a roster has at most {_CLIENTS:,} clients with {_EXAMPLES:,} examples in all",
+        ) from None
     if set(rows) != set(local.clients) or len(set(rows.values())) < len(rows):
         raise DataError(
             "the clients of this site are not those that the server counted",
@@ -210,21 +214,23 @@ def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any])
                 hint="give the site back the data that it had, or start a new run",
             )
     moments = None
-    if (
-        local.contract.dataset.get("mean") is None
-    ):  # those of a contract are approved, and no message changes them
+    # Those of a contract are approved, and no message changes them.
+    if local.contract.dataset.get("mean") is None:
         moments = _moments(sizes, local.dataset.input_shape[0])
     names = tuple(f"{row:012d}" for row in range(len(total)))
-    return Roster(names, names, examples, held_out, local.contract.digest, moments, int(sizes["images"] or 0))
+    return Roster(names, names, examples, held_out, local.contract.digest, moments, images)
 
 
 def _moments(sizes: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The mean and the deviation of each channel that the sites summed. Raises `DataError` if they are no such."""
-    mean, std = (tuple(map(float, sizes[name] or ())) for name in ("mean", "std"))
-    if not len(mean) == len(std) == channels or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+    try:
+        mean, std = (tuple(map(float, sizes[name])) for name in ("mean", "std"))
+        if not len(mean) == len(std) == channels or not np.isfinite([*mean, *std]).all() or min(std) <= 0:
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
         raise DataError(
             "the server sent no mean and deviation of the sites' images, and the experiment has none",
             where="roster",
             hint="ask the server to serve the experiment again",
-        )
+        ) from None
     return mean, std

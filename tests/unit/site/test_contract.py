@@ -181,6 +181,7 @@ def test_foreign_code_and_places_are_refused_in_every_setting(
             fields = [*settings_model(registry.find(name)).model_fields, *Preparation.model_fields]
             for setting in fields:
                 refused(put(settings, key, {"name": name, setting: [{"deep": [foreign[0]]}]}), site)
+    refused(put(settings, "model.weights", "weights"), site)  # a folder of the current one
     for name in PLACES:
         refused(put(settings, "model.weights", name), site)
         refused(put(settings, "local.lr_scale", {name: 1.0}), site)
@@ -291,7 +292,8 @@ def file_and_line(folder: Path, name: str, content: bytes) -> dict[str, str]:
 
 def test_a_file_of_code_runs_only_as_it_was_approved(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "site"
-    code = b"import torch\nRAN = True\ndef net(input_shape, classes):\n    return torch.nn.Flatten()\n"
+    code = b"import torch\nfrom os import system\nRAN = True\n\n"
+    code += b"def net(input_shape, classes):\n    return torch.nn.Flatten()\n"
     files = file_and_line(folder, "code/nets.py", code)
     site = write_site(folder, files=files)
     named = put(parse_toml(text), "model", {"name": "nets.py:net"})
@@ -302,6 +304,12 @@ def test_a_file_of_code_runs_only_as_it_was_approved(text: str, tmp_path: Path) 
     with own_names(contract.code()):
         factory = contract.plan().chosen["model"].factory
     assert factory((1, 8, 8), 2).__class__.__name__ == "Flatten"
+    # What the file imports is no factory: its settings would be the arguments.
+    for other in ("system", "torch", "RAN"):
+        named = put(parse_toml(text), "model", {"name": f"nets.py:{other}", "command": "reboot"})
+        imported = read_contract(named, site)
+        with own_names(imported.code()), pytest.raises(ConfigError, match=f"does not define '{other}'"):
+            imported.plan()
     (folder / "code/nets.py").write_bytes(code.replace(b"RAN", b"EVIL"))
     with pytest.raises(ConfigError, match="another one is approved"):
         contract.code()

@@ -14,6 +14,7 @@ import pytest
 from fedlens.base.errors import ConfigError, DataError, FedlensError
 from fedlens.data.dataset import channel_moments
 from fedlens.data.partition.roster import Roster
+from fedlens.site import local_data
 from fedlens.site.contract import Contract, read_contract, site_part
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SITE_FILE, SiteSettings
@@ -92,7 +93,8 @@ def test_clients_with_few_examples_are_left_out_and_said(tmp_path: Path) -> None
         opened(tmp_path, "other", clients="patient", labels={**MAPPED, "BKL": "nevus"}, min_examples=9)
 
 
-def test_the_census_counts_and_sums(tmp_path: Path) -> None:
+def test_the_census_counts_and_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_data, "_BLOCK", 5)
     local = opened(tmp_path)
     census = local.census()
     assert [(each.name, each.examples, each.held_out) for each in census.clients] == [("ward", 16, 0)]
@@ -180,6 +182,53 @@ def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
         wrong = {**sizes, "examples": np.array(counted), "held_out": np.array([0]), "mean": mean, "std": std}
         with pytest.raises(DataError, match="start a new run"):
             proposal.open(rows, wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"examples": np.array([16, 2**40])},
+        {"examples": np.array([16.5, 1e30])},
+        {"examples": np.array([[16, 16]])},
+        {"examples": np.array([16, -20])},
+        {"examples": [16]},
+        {"examples": "ab"},
+        {"examples": None},
+        {"images": "many"},
+        {"mean": None},
+        {"mean": [float("nan")]},
+        {"std": [0.0]},
+        {"std": [0.2, 0.2]},
+    ],
+)
+def test_sizes_that_are_none_are_a_sentence(wrong: dict[str, Any], tmp_path: Path) -> None:
+    local = opened(tmp_path)
+    sizes = {
+        "examples": np.array([16, 4]),
+        "held_out": np.array([0, 0]),
+        "mean": [0.5],
+        "std": [0.2],
+        "images": 20,
+    }
+    Workplace.open(local, {"ward": 0}, sizes)
+    with pytest.raises(FedlensError, match=r"not readable|other examples|no mean|not a valid roster"):
+        Workplace.open(local, {"ward": 0}, {**sizes, **wrong})
+
+
+def test_a_mean_that_a_site_approved_is_not_replaced(tmp_path: Path) -> None:
+    contract = contract_of(settings_of(tmp_path), {**FORM, "mean": [0.5], "std": [0.2]})
+    local = LocalData.open(contract, "ward", tmp_path, RUN)
+    sizes = {"examples": np.array([16]), "held_out": np.array([0]), "mean": [0.1], "std": [0.1], "images": 16}
+    place = Workplace.open(local, {"ward": 0}, sizes)
+    assert place.program.data_of(0).mean == (0.5,)
+
+
+def test_a_folder_is_read_in_the_format_that_it_has(tmp_path: Path) -> None:
+    settings_of(tmp_path)
+    local = opened(tmp_path, dataset={"name": "folder", "path": "scans"})
+    assert len(local.clients["ward"]) == 16
+    half = opened(tmp_path, "run-2", dataset={"name": "folder", "path": "scans", "test": 0.5})
+    assert len(half.clients["ward"]) < 12
 
 
 def spoil_table(folder: Path) -> dict[str, Any]:
