@@ -24,7 +24,10 @@ from fedlens.data.sites import SiteDatasets
 from fedlens.data.vertical.feature_partition import load_partition
 from fedlens.engines.links.post import Post
 from fedlens.engines.network import NetworkEngine
+from fedlens.files import jsonl
 from fedlens.identity.keys import KeyPair
+from fedlens.pages.run_page import write_report
+from fedlens.results.run import Run
 from fedlens.run.build import Built, build
 from fedlens.run.rundir import RunDir
 from fedlens.settings.config_source import Source
@@ -146,6 +149,21 @@ def test_a_run_without_test_images_at_the_server_ends_with_what_the_sites_measur
     assert measured[-1]
     assert not (alone / "evaluation.npz").exists()
     assert (both / "evaluation.npz").exists()
+    rows = [row for row in jsonl.read(alone / "clients.jsonl") if row["round"] == COMMON["rounds"]]
+    right = sum(row.get("validation_accuracy", 0) * row.get("validation_examples", 0) for row in rows)
+    mean = right / sum(row.get("validation_examples", 0) for row in rows)
+    run = Run(alone)
+    assert run.final("accuracy") == (COMMON["rounds"], pytest.approx(mean))
+    page = " ".join(write_report(alone).read_text().split())
+    for said in ("The server has no test images", "encrypted on the way", "can be computed back"):
+        assert said in page
+    for wrong in (
+        "not evaluated yet",
+        "Nothing was encrypted",
+        "a model of its own",
+        "names of the classes, those",
+    ):
+        assert wrong not in page
 
 
 def test_too_few_sites_end_a_run_that_can_be_resumed(tmp_path: Path) -> None:
@@ -255,6 +273,7 @@ def test_the_server_has_the_data_of_no_client() -> None:
             lambda s: (s["data"]["dataset"].pop("test"), s["evaluation"].update(clients="none")),
             "nothing measures",
         ),
+        (lambda s: s["data"].update(validation=0.0, validation_from="global"), "none are held out"),
         (lambda s: s["data"]["dataset"].update(classes=["a", "b"]), "other classes"),
         (lambda s: s["data"]["dataset"].update(std=[0.0]), "above 0"),
         (lambda s: s["data"]["dataset"].pop("std"), "together"),

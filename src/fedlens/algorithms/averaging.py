@@ -375,7 +375,8 @@ class Averaging(AlgorithmBase):
         shared: dict[str, Any] = {"model": self._sent(state), **varying}
         if self.tune is not None:
             shared |= self.tune.settings.shared_rate(max(ctx.round, 1), ctx.rounds)
-        at_clients = yield from everywhere(shared, ctx, parts.task, who, pooled=bool(self.personal))
+        pooled = bool(self.personal) or not parts.measure  # nothing else measures the model
+        at_clients = yield from everywhere(shared, ctx, parts.task, who, pooled)
         return {**metrics, **at_clients}
 
     def model(self, state: State) -> tuple[ModelSpec, Tree]:

@@ -32,7 +32,8 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.schema import NumberField, Schema
 from fedlens.core.states import AT_SITE
 from fedlens.core.types import is_client
-from fedlens.data.partition.roster import Quorum, Roster
+from fedlens.data.partition.quorum import Quorum
+from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
 from fedlens.engines.executor import Executor, Item, reduced
 from fedlens.engines.inline import Threads, item_of

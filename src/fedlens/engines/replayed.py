@@ -6,7 +6,8 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 
 from fedlens.core.protocol import Answer, Ask, ClientId, ClientStates, Id, Program
 from fedlens.core.types import is_client
-from fedlens.data.partition.roster import Quorum, Roster
+from fedlens.data.partition.quorum import Quorum
+from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import Computing
 from fedlens.engines.inline import Inline
 

@@ -12,6 +12,10 @@ from fedlens.results.run import Run, subtable
 HEAD = ("exchange", "rounds", "each client received", "each client sent", "messages", "down", "up")
 _LEAD = "Each exchange with the clients, with the number of values of each field."
 _PLAIN = " Nothing was encrypted, summed securely or made private."
+_AT_SITES = (
+    " Messages were signed, and encrypted on the way. The server read each of them: nothing was summed securely or "
+    "made private, and part of an image can be computed back from a plain update."
+)
 _HIDDEN = "The messages are left out: they tell how many clients took part, which the promise of privacy keeps secret."
 
 _HELD = {
@@ -49,7 +53,8 @@ def _lead(run: Run, rows: bool, pooled: bool) -> str:
     private = bool(subtable(run.summary, "privacy"))
     if not rows:
         return _HIDDEN if private else "The server asked the clients nothing." * pooled
-    return _LEAD + _PLAIN * (not private and subtable(run.config, "aggregate").get("name") != "secagg")
+    plain = not private and subtable(run.config, "aggregate").get("name") != "secagg"
+    return _LEAD + (_AT_SITES if run.at_sites else _PLAIN) * plain
 
 
 def _at_the_server(ran: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from fedlens.observers.final_evaluation import FinalEvaluation
 from fedlens.pages import classification_section as classes
 from fedlens.pages.detection_section import detection_section
 from fedlens.pages.segmentation_section import segmentation_section
-from fedlens.results.run import Run
+from fedlens.results.run import Run, subtable
 
 # Of other kinds, the page has no such section.
 _SECTIONS: Mapping[str, Callable[[Run, FinalEvaluation], dict[str, Any]]] = {
@@ -38,6 +38,8 @@ def section_of_test(run: Run) -> dict[str, Any] | None:
 
 
 def _missing(run: Run) -> str:
+    if run.at_sites and "test" not in subtable(subtable(run.config, "data"), "dataset"):
+        return "The server has no test images: each site measures the model on images that it holds out."
     if run.split() != "test":
         return "Each client has a model of its own, so there is no global model to measure on the test data."
     if run.status != "finished":

@@ -243,10 +243,15 @@ class Run(RunDir):
         others = [metric for metric in names if metric != "loss"]
         return (shares or others or ["accuracy"])[0]
 
-    def split(self) -> str:
-        """The split of the main metric: "test", or "validation" without a single global model.
+    @property
+    def at_sites(self) -> bool:
+        """Whether the training data were at the sites of a federation."""
+        return self.roster_path.exists()
 
-        Personalized models have no test split: each is measured on the data that its client holds out.
+    def split(self) -> str:
+        """The split of the main metric: "test", or "validation" without one global model or test images at the server.
+
+        Each model, or the one of all, is measured on the data that the clients hold out.
         """
         splits = {split for split, _ in self._metrics()}
         return "test" if "test" in splits or not splits else "validation"

@@ -136,7 +136,9 @@ def pooled_facts(built: Built, chosen: Collection[str]) -> list[str]:
     each = "of each class " if built.partition.census is not None else ""
     held_out = ", and how many it holds out" if federation.held_out is not None else ""
     facts = [f"How many training examples {each}each client holds{held_out}."]
-    if data.classes:
+    if federation.at_sites:
+        facts.append("The name of each site and of its clients, and the versions of what it computes with.")
+    elif data.classes:
         facts.append("The names of the classes, those of all clients together.")
     if federation.parties is not None:
         facts.append(

@@ -183,7 +183,7 @@ class _Server:
             self.key,
             self.record,
             self.log,
-            dataset["input_shape"][0] if dataset.get("mean") is None else None,
+            dataset["input_shape"][0] if self.config.sums_moments else None,
             Roster.load(self.directory.roster_path) if frozen else None,
             self._sent,
         )

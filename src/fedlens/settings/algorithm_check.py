@@ -79,6 +79,12 @@ def _check_sites(config: Config, locate: Callable[[str], str]) -> None:
                 where=locate(key),
                 hint="set it to 'client'" if key.endswith("_from") else "remove it",
             )
+    if config.evaluation.clients not in (None, "none") and not config.data.validation:
+        raise ConfigError(
+            "the sites measure the model on examples that they hold out, and none are held out",
+            where=locate("data.validation"),
+            hint="set data.validation = 0.2 and data.validation_from = 'client'",
+        )
 
 
 def check_at_sites(config: Config, algorithm: AlgorithmBase, measure: Sequence[str]) -> None:

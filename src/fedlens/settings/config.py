@@ -68,6 +68,15 @@ AT_SITES = "sites"  # the dataset whose examples are at the sites of a federatio
 _OF_WHOLE_IMAGES = ("augment", "validation_from", "prefetch", "reassign")
 
 
+def sums_moments(dataset: Mapping[str, Any], normalize: str) -> bool:
+    """Whether sites sum their images: the experiment normalizes with their mean, and does not give it.
+
+    >>> sums_moments({"name": "sites"}, "standard"), sums_moments({"name": "sites"}, "half")
+    (True, False)
+    """
+    return normalize == "standard" and dataset.get("mean") is None
+
+
 class DataSettings(_Table):
     """The `[data]` table."""
 
@@ -376,6 +385,11 @@ class Config(_Table):
     def at_sites(self) -> bool:
         """Whether the training data are at the sites of a federation."""
         return bool(self.data.dataset["name"] == AT_SITES)
+
+    @property
+    def sums_moments(self) -> bool:
+        """Whether the sites sum their images, see `sums_moments`."""
+        return self.at_sites and sums_moments(self.data.dataset, self.data.normalize)
 
     @property
     def slots(self) -> dict[str, dict[str, Any] | None]:

@@ -23,7 +23,7 @@ from fedlens.files.caches import HUB
 from fedlens.identity.private_files import private_folder, read_private, write_private
 from fedlens.models.registry import MODELS
 from fedlens.models.weights_setting import IMAGENET, NONE, RUN
-from fedlens.settings.config import AT_SITES, NETWORK, Config, plain, read_config
+from fedlens.settings.config import AT_SITES, NETWORK, Config, plain, read_config, sums_moments
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import SLOT_REGISTRIES, Plan, plan
 from fedlens.site.settings import SiteSettings
@@ -125,6 +125,11 @@ class Contract:
         """The form of the data: classes, input_shape, kind; mean and std if the sites do not sum them."""
         form: Mapping[str, Any] = self.settings["data"]["dataset"]
         return form
+
+    @property
+    def sums_moments(self) -> bool:
+        """Whether the site sums its images, for the mean and the deviation of each channel."""
+        return sums_moments(self.dataset, self.settings["data"].get("normalize", "standard"))
 
     def lines(self) -> list[str]:
         """The settings for a person, one a line, without characters that a terminal would obey."""

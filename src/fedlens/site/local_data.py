@@ -131,7 +131,7 @@ class LocalData:
             [CountedClient(name, len(self.clients[name])) for name in self.names],
             versions,
             self.contract.digest,
-            None if self.contract.dataset.get("mean") is not None else self._sums(),
+            self._sums() if self.contract.sums_moments else None,
         )
 
     def _sums(self) -> ChannelSums:

@@ -215,7 +215,7 @@ def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any])
             )
     moments = None
     # Those of a contract are approved, and no message changes them.
-    if local.contract.dataset.get("mean") is None:
+    if local.contract.sums_moments:
         moments = _moments(sizes, local.dataset.input_shape[0])
     names = tuple(f"{row:012d}" for row in range(len(total)))
     return Roster(names, names, examples, held_out, local.contract.digest, moments, images)
