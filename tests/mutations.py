@@ -82,7 +82,7 @@ MUTATIONS = [
     Mutation("site/workplace.py", "secrets=secrets_of)", "secrets=None)", "unit/site/test_local_data.py"),
     Mutation(
         "site/workplace.py",
-        'if local.contract.sums_moments:',
+        "if local.contract.sums_moments:",
         "if True:",
         "unit/site/test_local_data.py",
     ),
