@@ -186,13 +186,13 @@ MUTATIONS = [
     ),
     Mutation("engines/network.py", "self._quorum.begin()", "pass", "unit/engines/test_network.py"),
     Mutation(
-        "data/partition/roster.py",
+        "data/partition/quorum.py",
         "if failed and len(sites) < self.min_sites:",
         "if False:",
         "unit/engines/test_network.py",
     ),
     Mutation(
-        "data/partition/roster.py",
+        "data/partition/quorum.py",
         "if weight > (self.max_share + 1e-9) * weights.total():",
         "if False:",
         "unit/engines/test_network.py",
