@@ -31,8 +31,9 @@ _TEXT = """\
 # Images of a split "test" are not used.
 {dataset}
 {columns}
-# Each value of this column is a client of its own, {name}/VALUE; without it the site is one client.
-# clients = "patient"
+# Each value of this column is a client of its own, {name}/VALUE, a name that the server sees: no patient's name.
+# Without it the site is one client.
+# clients = "scanner"
 # Labels that are not named as the experiment's classes. "" leaves the images of a label out.
 # labels = {{ NV = "nevus", "no finding" = "" }}
 # A file with one image, or one value of a column, a line: these are left out. It is read before every round.
@@ -80,12 +81,16 @@ def join(
         )
     keys = SiteKeys.join(private_folder(folder) / "keys", invitation, passphrase)
     context = client_context(keys.folder, passphrase, anonymous=True)
+    had_one = (keys.folder / "tls.pem").exists()
     try:
         answer = asyncio.run(enrol(context, (keys.host, keys.port), keys.enrolment(invitation)))
     except FedlensError as error:
         for step in check_network(keys, passphrase, clock):
             if not step.ok and step.name not in ("certificate", "acceptance"):
                 raise FedlensError(f"cannot join: {step.what}", where=step.name, hint=step.hint) from error
+        if had_one:
+            hint = f"a key that was revoked stays revoked: move {folder} away and join anew, or ask for an invitation"
+            raise FedlensError(error.what, where=error.where, hint=hint) from error
         raise
     state = keys.install(answer, clock())
     path = folder / SITE_FILE

@@ -96,6 +96,16 @@ def test_an_invitation_that_was_used_or_is_stale_is_refused(
     assert "cannot be read" in refused("site", "join", "no such file", "--data", "scans")
 
 
+def test_a_new_key_needs_a_new_folder(server: tuple[FederationFolder, HttpsLink]) -> None:
+    ran("site", "join", invited(), "--data", "scans")
+    again = ["site", "join", invited("ward-a", "--replace"), "--data", "scans"]
+    said = refused(*again)
+    assert "the server refuses the invitation" in said
+    assert "move fedlens-site away and join anew" in said
+    Path("fedlens-site").rename("old")
+    assert "its state there: pending" in ran(*again)
+
+
 def test_an_invitation_is_no_argument() -> None:
     said = refused("site", "join", '{"secret": "c2VjcmV0"}', "--data", "scans")
     assert "can be read by every user" in said

@@ -15,6 +15,7 @@ from fedlens import Experiment, Result
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.privacy.settings import PrivacySettings
 from fedlens.settings.config import Config
@@ -24,7 +25,9 @@ DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLES = DOCS / "examples"
 PAGE = DOCS / "scope.md"
 TODAY = ("built in", "one file", "not today")
-REGISTRIES = {"aggregate": AGGREGATES, "algorithm": ALGORITHMS, "select": SELECTS, "task": TASKS}
+REGISTRIES = {
+    "aggregate": AGGREGATES, "algorithm": ALGORITHMS, "engine": ENGINES, "select": SELECTS, "task": TASKS,
+}  # fmt: skip
 
 OWN = {"validation": 0.2, "validation_from": "client"}
 MEASURED = {"clients": "all"}

@@ -1,0 +1,60 @@
+"""What the page "From a study to your sites" says, done as far as one process can."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedlens.settings.config_source import read_source
+from fedlens.settings.plan import plan_of
+from fedlens.site.contract import read_contract, site_part
+from fedlens.site.join import site_text
+from fedlens.site.local_data import LocalData
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from tests.unit.cli.printed import parsed
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ("from-a-study-to-your-sites.md", "sheet-for-it.md")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the scripts that the page names, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / PAGES[0]).read_text(encoding="utf-8")
+    commands = re.findall(r"^\$ python docs/examples/(\S+) (.+)$", page, flags=re.MULTILINE)
+    assert len(commands) == 4
+    for script, words in commands:
+        monkeypatch.setattr(sys, "argv", [script, *words.split()])
+        runpy.run_path(str(DOCS / "examples" / script), run_name="__main__")
+
+
+def test_the_sites_of_the_page_read_the_experiment_of_the_page(scripts: None) -> None:
+    experiment = site_part(plan_of(read_source(str(DOCS / "examples" / "hospitals.toml"))).config)
+    counted = {}
+    for name in ("ward-a", "ward-b", "ward-c"):
+        folder = Path(name) / "fedlens-site"
+        folder.mkdir(mode=0o700)
+        (folder / SITE_FILE).write_text(site_text(name, "hospitals", folder, Path(name) / "scans"))
+        contract = read_contract(experiment, SiteSettings.read(folder / SITE_FILE))
+        counted |= LocalData.open(contract, name, folder, "run").clients
+    sizes = {name: len(positions) for name, positions in counted.items()}
+    assert sizes == {"ward-a": 360, "ward-b": 287, "ward-c": 239}
+    page = (DOCS / PAGES[0]).read_text(encoding="utf-8")
+    assert "1 client: ward-a 360" in page
+    assert f"summed over {sum(sizes.values())} images of the sites" in page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_command_is_one(name: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ (fedlens [^>\n]+)", text, flags=re.MULTILINE)
+    said = re.findall(r"`(fedlens (?:federation|site|serve) [^`]+)`", text)
+    whole = [command for command in said if " hospitals" in command or "--" in command]
+    assert shown + whole
+    for command in shown + whole:
+        parsed(command.strip())
