@@ -69,8 +69,8 @@ MUTATIONS = [
     Mutation("site/settings.py", "if found != self.files[name]:", "if False:", "unit/site/test_contract.py"),
     Mutation(
         "site/local_data.py",
-        "gone = self._gone | _excluded(",
-        "gone = _excluded(",
+        "gone = self._gone | _excluded(self",
+        "gone = _excluded(self",
         "unit/site/test_local_data.py",
     ),
     Mutation(

@@ -58,4 +58,5 @@ def _experiment(path: Path, settings: SiteSettings, site: str) -> str:
         local = LocalData.open(contract, site, Path(scratch), "check")
     named = [f"{name} {len(local.clients[name]):,}" for name in local.names[:_SHOWN]]
     more = " ..." if len(local.names) > _SHOWN else ""
-    return printable(f"{many(len(local.names), 'client')}: {', '.join(named)}{more}", line_feeds=False)
+    clients = f"{many(len(local.names), 'client')}: {', '.join(named)}{more}"
+    return printable("; ".join((clients, *local.notes)), line_feeds=False)

@@ -48,7 +48,7 @@ class LocalData:
         dataset: all examples that can be read now; its test split is empty.
         clients: for each client by name, int64, the positions of the examples that were counted at the first census
             of the run, in their order; -1 for one that is excluded or is no longer there.
-        notes: sentences for the log of the site.
+        notes: sentences for the people at the site, on clients and lines of the exclusion list that count for nothing.
     """
 
     site: str
@@ -59,6 +59,7 @@ class LocalData:
     notes: tuple[str, ...]
     _ids: Sequence[str] = field(repr=False)
     _record: Path = field(repr=False)
+    _listed: frozenset[str] = field(repr=False)  # the lines of the exclusion list
     _gone: frozenset[str] = field(repr=False)
 
     @property
@@ -82,22 +83,27 @@ class LocalData:
         key = hashlib.sha256(f"{run}\0{contract.digest}\0{site}".encode()).hexdigest()[:32]
         record = private_folder(folder / "approved") / f"{key}.examples.json"
         owners = _owners(dataset.train, settings, site)
-        kept = _kept_record(record)
+        listed, kept = _listed(settings), _kept_record(record)
+        gone, unknown = _excluded(dataset.train, ids, listed)
+        notes = (
+            [f"{unknown} of {len(listed)} lines of {settings.data.exclude} name nothing here"]
+            if unknown
+            else []
+        )
         if kept is None:
-            gone = _excluded(dataset.train, ids, settings)
             counted = {name: [i for i in rows if ids[i] not in gone] for name, rows in owners.items()}
-            enough, notes = _enough(counted, settings)
+            enough, few = _enough(counted, settings)
             examples = {name: [ids[i] for i in rows] for name, rows in enough.items()}
+            notes += few
         else:
             examples, before = kept
-            gone, notes = frozenset(before), []
-        at = {name: i for i, name in enumerate(ids)}
+            gone |= frozenset(before)
+        at = {name: i for i, name in enumerate(ids) if name not in gone}
         clients = {
             name: np.array([at.get(each, -1) for each in named], np.int64)
             for name, named in sorted(examples.items())
         }
-        opened = cls(site, settings, contract, dataset, clients, (*dataset.notes, *notes), ids, record, gone)
-        opened = opened.reread() if kept is not None else opened
+        opened = cls(site, settings, contract, dataset, clients, tuple(notes), ids, record, listed, gone)
         opened._write(examples)
         return opened
 
@@ -106,16 +112,18 @@ class LocalData:
 
         Raises `DataError` if the list cannot be read: then nothing may be computed.
         """
-        gone = self._gone | _excluded(self.dataset.train, self._ids, self.settings)
+        listed = _listed(self.settings)
+        if listed == self._listed:
+            return self
+        gone = self._gone | _excluded(self.dataset.train, self._ids, listed)[0]
+        if gone == self._gone:
+            return self
         out = np.array([i for i, name in enumerate(self._ids) if name in gone], np.int64)
         clients = {
             name: np.where(np.isin(positions, out), -1, positions) for name, positions in self.clients.items()
         }
-        if gone == self._gone and all((clients[name] == self.clients[name]).all() for name in clients):
-            return self
-        found = replace(self, clients=clients, _gone=gone)
-        kept = _kept_record(self._record)
-        if kept is not None:
+        found = replace(self, clients=clients, _listed=listed, _gone=gone)
+        if (kept := _kept_record(self._record)) is not None:
             found._write(kept[0])
         return found
 
@@ -252,8 +260,8 @@ def _enough(
     ] if few else []
 
 
-def _excluded(examples: Examples, ids: Sequence[str], settings: SiteSettings) -> frozenset[str]:
-    """The ids of the examples that the exclusion list names, by file or by a value of a column."""
+def _listed(settings: SiteSettings) -> frozenset[str]:
+    """The lines of the exclusion list. Raises `DataError` if it cannot be read."""
     if settings.data.exclude is None:
         return frozenset()
     path = settings.place(settings.data.exclude)
@@ -261,19 +269,28 @@ def _excluded(examples: Examples, ids: Sequence[str], settings: SiteSettings) ->
         with open_regular(path) as file:
             lines = read_text(file).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise DataError(
-            f"the list of what is left out cannot be read: {error.strerror if isinstance(error, OSError) else error}",
+            f"the list of what is left out cannot be read: {why}",
             where=str(path),
             hint="put the file back, in UTF-8 with one name a line; an empty file leaves out nothing",
         ) from None
-    listed = {line.strip() for line in lines} - {""}
+    return frozenset(line.strip() for line in lines) - {""}
+
+
+def _excluded(examples: Examples, ids: Sequence[str], listed: frozenset[str]) -> tuple[frozenset[str], int]:
+    """The ids of the examples that a list names, by file or by a value of a column; and how many lines name none."""
     if not listed:
-        return frozenset()
-    out = np.zeros(len(ids), bool)
-    files = examples.files
+        return frozenset(), 0
+    out, files = np.zeros(len(ids), bool), examples.files
+    used: set[str] = set()
     for i in range(len(ids)):
         name = ids[i] if files is None else files[i]
-        out[i] = name in listed or name.rpartition("/")[2] in listed
+        named = listed.intersection((name, name.rpartition("/")[2]))
+        out[i] = bool(named)
+        used |= named
     for column in examples.columns.values():
-        out |= np.isin(column.astype(str), sorted(listed))
-    return frozenset(ids[i] for i in np.flatnonzero(out).tolist())
+        values = column.astype(str)
+        out |= np.isin(values, sorted(listed))
+        used |= listed.intersection(values.tolist())
+    return frozenset(ids[i] for i in np.flatnonzero(out).tolist()), len(listed) - len(used)

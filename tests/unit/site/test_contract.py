@@ -176,11 +176,12 @@ def test_foreign_code_and_places_are_refused_in_every_setting(
     text: str, site: SiteSettings, foreign: list[str]
 ) -> None:
     settings = parse_toml(text)
-    for key, registry in NAMED.items():
+    for key, registry in {id(table): (key, table) for key, table in NAMED.items()}.values():
         for name in registry:
-            fields = [*settings_model(registry.find(name)).model_fields, *Preparation.model_fields]
-            for setting in fields:
+            for setting in settings_model(registry.find(name)).model_fields:
                 refused(put(settings, key, {"name": name, setting: [{"deep": [foreign[0]]}]}), site)
+    for setting in Preparation.model_fields:
+        refused(put(settings, f"model.{setting}", [{"deep": [foreign[0]]}]), site)
     refused(put(settings, "model.weights", "weights"), site)  # a folder of the current one
     for name in PLACES:
         refused(put(settings, "model.weights", name), site)

@@ -175,6 +175,7 @@ def test_a_site_takes_what_the_server_asks(changes: dict[str, Any], folders: dic
         ("segmentation", drawn.masks, f"{drawn.__file__}:convolutions"),
         ("detection", drawn.boxes, f"{detection_kit.__file__}:grid_detector"),
     ],
+    ids=["masks", "boxes"],
 )
 def test_masks_and_boxes_give_the_bits_of_a_simulation(
     kind: str, read: Callable[..., Dataset], model: str, tmp_path: Path
