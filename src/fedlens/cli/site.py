@@ -173,11 +173,10 @@ def start(
     It may be stopped and started at any time: what was answered is kept, and what was not is asked again.
     """
     with reported(debug):
-        import asyncio
         from datetime import datetime
 
         from fedlens.cli.display.output import flush_output
-        from fedlens.site.start import agent_of
+        from fedlens.site.start import agent_of, work
 
         _, passphrase = _keys(folder, passphrase_file)
 
@@ -185,7 +184,7 @@ def start(
             say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
             flush_output()  # of a service, standard output is a pipe
 
-        asyncio.run(agent_of(folder, tell, once=once, passphrase=passphrase).run())
+        work(agent_of(folder, tell, once=once, passphrase=passphrase))
 
 
 def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
