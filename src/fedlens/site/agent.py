@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
-from fedlens.base.errors import FedlensError, IdentityError, RunFailed, one_line
+from fedlens.base.errors import FedlensError, IdentityError, RunFailed, one_line, told
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
 from fedlens.identity.private_files import one_writer, private_folder
@@ -302,9 +302,9 @@ class Agent:
         """The result of a function of this site's data; None if the experiment cannot be computed here."""
         try:
             return await self._call(function, *values)
-        except FedlensError as error:
+        except Exception as error:  # the server may send any experiment: none ends the agent
             experiment.failed = True
-            self._tell("experiment", f"the experiment cannot be computed here: {error}")
+            self._tell("experiment", f"the experiment cannot be computed here: {_sentence(error)}")
             return None
 
     async def _change(self, message: Message, body: bytes) -> None:
@@ -329,8 +329,8 @@ class Agent:
         if new.proposed is None:
             try:
                 new.proposed = await self._call(self._read, text, run)
-            except FedlensError as error:
-                self._tell("experiment", f"the experiment {digest[:12]} is refused: {error}")
+            except Exception as error:
+                self._tell("experiment", f"the experiment {digest[:12]} is refused: {_sentence(error)}")
 
     def _open(self, proposed: Proposed, rows: Any, body: bytes) -> Opened:
         if not isinstance(rows, Mapping) or not all(type(row) is int for row in rows.values()):
@@ -404,6 +404,10 @@ class Agent:
     def _tell(self, kind: str, line: str) -> None:
         self._notes.note(kind, text=line)
         self._say(line)
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, FedlensError) else told(error)
 
 
 __all__ = ["WAITED_FOR", "Agent", "Opened", "Proposed", "SiteLimits"]

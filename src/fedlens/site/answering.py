@@ -133,7 +133,7 @@ class Answering:
             state = reply.state
             details: dict[str, Any] = {"outcome": "reply", "metrics": dict(reply.metrics)}
             del reply
-        except (FedlensError, MemoryError) as error:
+        except Exception as error:  # such as one of a file of the site: no ask ends its agent
             return self.failed(ask, error)
         with self._writing:
             self._check_running()

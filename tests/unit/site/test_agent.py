@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedlens.base.errors import DataError, IdentityError
+from fedlens.base.errors import DataError, IdentityError, RunFailed
 from fedlens.core.protocol import Client, ClientDataSource, Outcome, Payload, Program
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Bound, NumberField, Schema, TensorField
@@ -29,8 +29,12 @@ from fedlens.core.wire.plain_schema import to_plain
 from fedlens.data.partition.roster import Roster
 from fedlens.site import agent as agent_module
 from fedlens.site.agent import Agent, SiteLimits
+from fedlens.site.answering import Answering
+from fedlens.site.answers_log import AnswersLog
 from fedlens.site.connection import Closed, SiteRefused
+from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
+from fedlens.site.site_log import SiteLog
 from tests.agent_kit import DIGEST, control, proposal
 from tests.unit.site.ask_kit import SERVER, SITE, OpenedProgram, ProposedProgram, ask_of
 
@@ -171,6 +175,11 @@ class Server:
         self.open[ask.digest] = (ask, body)
         return ask
 
+    def asked(self) -> tuple[Message, list[bytes]]:
+        """An ask, and its bodies as the agent hands them over."""
+        ask = self.ask()
+        return ask, [self.open[ask.digest][1], self.blobs[ask.fields.shared]]
+
     async def until(self, ready: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not ready():
@@ -206,7 +215,8 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder, self.operation, self.lines = folder / "site", Operation(), list[str]()
         self.due, self.limits, self.once = False, SiteLimits(), False
-        self.approved, self.refused = True, False
+        self.approved = True
+        self.refused: Exception | None = None
         self.program = Program({"train": self.operation, "evaluate": self.operation}, Nothing(), 0)
         self.read, self.opened = 0, list[OpenedProgram]()
         self.clock = 1000.0
@@ -215,8 +225,8 @@ class Site:
     def agent(self, server: Server) -> Agent:
         def read(text: str, run: str) -> ProposedProgram:
             self.read += 1
-            if self.refused:
-                raise DataError("not these data")
+            if self.refused is not None:
+                raise self.refused
             return ProposedProgram(
                 "a", DIGEST, self.program, ROSTER, lambda: self.approved, takes, self.opened
             )
@@ -427,6 +437,8 @@ def test_exclusions_are_read_before_every_round_and_an_error_in_them_stops_it(si
         site.opened[0].reread = unreadable  # type: ignore[method-assign]
         assert await server.reason(server.ask(round=3)) == "data"
         assert await server.reason(server.ask(round=3, slot=1)) == "data"
+        site.opened[0].reread = lambda: 1 // 0  # type: ignore[method-assign, assignment, return-value]
+        assert await server.reason(server.ask(round=3, slot=2)) == "operation"
 
     site.play(part)
 
@@ -467,8 +479,9 @@ def test_a_census_comes_again_with_each_message_and_each_start(site: Site) -> No
     assert [each.closed for each in site.opened] == [1, 1]
 
 
-def test_an_experiment_that_does_not_fit_is_said_once_and_not_told(site: Site) -> None:
-    site.refused = True
+@pytest.mark.parametrize("error", [DataError("not these data"), ValueError("not these data")])
+def test_an_experiment_that_does_not_fit_is_said_once_and_not_told(site: Site, error: Exception) -> None:
+    site.refused = error
 
     async def part(server: Server) -> None:
         await server.until(lambda: server.polls > 3)
@@ -551,6 +564,39 @@ def test_a_cancelled_operation_writes_nothing_and_is_computed_again(site: Site) 
     assert site.operation.calls == 2
     assert len((site.folder / "log" / "answers.jsonl").read_text().splitlines()) == 1
     assert server.answers[0][0].fields.head == ROOT  # nothing came before
+
+
+def test_nothing_is_written_after_a_stop(site: Site) -> None:
+    folder = site.folder
+    folder.mkdir(mode=0o700)
+    log = AnswersLog(folder / "log", folder / "work")
+    answering = Answering(SITE, log, KeptStates(folder / "states"), SiteLog(folder / "log"))
+    opened = OpenedProgram(site.program, {"a": 0}, {0: (10, 4)}, takes)
+    ask, bodies = Server().asked()
+    site.operation.instead = lambda payload, client: answering.stop()
+    with pytest.raises(RunFailed, match="the site stops"):
+        answering.answered(opened, ask, bodies)
+    assert site.operation.calls == 1
+    assert log.find(ask) is None
+    assert not list((folder / "work").iterdir())
+    assert not list((folder / "states").glob("*.safetensors"))
+    answering.answered(opened, ask, Server().asked()[1])
+    assert site.operation.calls == 1
+
+
+def test_a_cache_lives_as_long_as_the_experiment(site: Site) -> None:
+    def cached(payload: Payload, client: Client) -> Any:
+        client.scratch["calls"] = client.scratch.get("calls", 0) + 1
+        return Outcome({**GOOD, "weight": float(client.scratch["calls"])}, None, {})
+
+    site.operation.instead = cached
+
+    async def part(server: Server) -> None:
+        for slot in range(2):
+            await server.answered(server.ask(slot=slot))
+        assert read_payload(server.answers[-1][1], Caps(10_000))["payload"]["weight"] == 2
+
+    site.play(part)
 
 
 def test_a_second_process_is_refused(site: Site) -> None:

@@ -110,6 +110,26 @@ def test_the_server_can_take_back_a_round_and_no_more(kept: Kept) -> None:
             kept.get(5, over)
 
 
+def test_a_late_ask_of_the_round_before_ends_no_state(kept: Kept) -> None:
+    """An evaluation of a round may be asked for while the next one has begun."""
+    first = kept.train(1, None)
+    second = kept.train(2, first)
+    assert kept.get(1, first, exchange=9)["n"] == 1
+    third = kept.train(2, second, exchange=1)
+    assert kept.get(2, third, exchange=2)["n"] == 3
+    assert kept.get(3, first)["n"] == 1  # round 2 was skipped
+
+
+def test_asks_without_checkpoints_remove_nothing(kept: Kept) -> None:
+    """A server that has resumed names its checkpoints only after the next one."""
+    first = kept.train(1, None)
+    second = kept.train(2, first)
+    third = kept.train(3, second, keep=[second])
+    for round in range(4, 9):
+        kept.get(round, third, keep=[second] if round % 2 else [])
+    assert kept.files() == 3
+
+
 def test_a_first_round_can_be_taken_back_too(kept: Kept) -> None:
     first = kept.train(1, None)
     kept.train(1, first, exchange=1)
