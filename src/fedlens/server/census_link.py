@@ -41,7 +41,7 @@ class _Site:
         told: digests of the messages with the experiment.
         census: the last one that was checked.
         refused: why it is not asked: a word that it is told.
-        answered: the last round of which an answer of it was taken.
+        answered: the last round in which an answer of it was taken.
     """
 
     identity: str
@@ -275,8 +275,8 @@ class CensusLink(Link):
     def _drop(self, arrived: Collection[Arrived]) -> None:
         for each in arrived:
             details, fields = each.message.details, each.message.fields
-            if (site := self._sites.get(each.site)) is not None and fields.round == self.round:
-                site.answered = self.round
+            if (site := self._sites.get(each.site)) is not None:
+                site.answered = self.round  # an ask of an earlier round may be answered in this one
             if details.get("outcome") != "reply":
                 told = details.get("reason")
                 reason = told if isinstance(told, str) and told in REASONS else "another"

@@ -146,6 +146,7 @@ def test_a_site_without_a_row_is_told_so_whenever_it_came(tmp_path: Path) -> Non
         run.census(name)
     run.sites.freeze(roster_of(run, "a", "b"))  # c came with the last census
     run.accept("d")
+    assert run.link.told["d"][-1].details["refused"] == "roster"  # before it has sent one
     run.census("d")
     for name in "cd":
         details = run.link.told[name][-1].details

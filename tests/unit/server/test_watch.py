@@ -119,6 +119,8 @@ def test_certificates_that_end_are_said_and_that_of_the_server_is_renewed(watche
     assert (watched.registry.folder / "server.pem").read_bytes() != before
     (warned,) = [line for line in watched.after(16 * DAY) if line["event"] == "certificate"]
     assert (warned["site"], warned["what"]) == ("ward-a", "its certificate ends in 13 days")
+    watched.registry.revoke("ward-a")
+    assert not [line for line in watched.after(2 * DAY) if line["event"] == "certificate"]
     (issuer,) = [line for line in watched.after(600 * DAY) if line["event"] == "issuer"]
     assert "rotate" in issuer["what"]
 
