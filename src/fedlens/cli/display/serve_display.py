@@ -74,4 +74,4 @@ def states_line(rows: Sequence[SiteRow]) -> str:
         if named:
             more = ", ..." if len(named) > 5 else ""
             parts.append(f"{len(named)} {state} ({', '.join(named[:5])}{more})")
-    return printable(f"{many(len(rows), 'site')}: {', '.join(parts)}")
+    return printable(f"{many(len(rows), 'site')}: {', '.join(parts) or 'none has joined yet'}")
