@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fedlens import Experiment
 from fedlens.base.errors import ConfigError
@@ -28,6 +29,7 @@ from fedlens.engines.links.post import Post
 from fedlens.engines.network import NetworkEngine
 from fedlens.identity.keys import KeyPair
 from fedlens.models.registry import MODELS
+from fedlens.models.simple import small_cnn
 from fedlens.run.build import build
 from fedlens.site.workplace import Workplace
 from tests.unit.engines.loopback import Clock, LoopbackLink, Site
@@ -50,6 +52,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "fedbn": {"model": {"name": "small-cnn", "norm": "batch"}},
     "moon": {},
     "feddyn": {},
+    "fedavgm": {"model": {"name": "small-cnn", "freeze": "backbone", "cache_features": True}},
 }
 WORDS = ("nought", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -211,6 +214,43 @@ def test_masks_and_boxes_give_the_bits_of_a_simulation(
     one, other = (load_file(result.directory / "model.safetensors") for result in (here, there))
     assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
     assert clients_of(here.directory) == clients_of(there.directory) != []
+
+
+def test_a_site_begins_with_weights_that_it_approved(
+    folders: dict[str, Path], owners: NDArray[np.int64], tmp_path: Path
+) -> None:
+    """FedBN starts from the normalization of the initial model, which no message carries."""
+    leaves = small_cnn((1, 8, 8), 10, norm="batch").state_dict()
+    drawn_leaves = {
+        name: torch.rand_like(leaf) if leaf.is_floating_point() else leaf for name, leaf in leaves.items()
+    }
+    save_file(drawn_leaves, tmp_path / "start.safetensors")
+    digest = hashlib.sha256((tmp_path / "start.safetensors").read_bytes()).hexdigest()
+    model = {"name": "small-cnn", "norm": "batch", "weights": str(tmp_path / "start.safetensors")}
+    more = {"algorithm": "fedbn", "model": model}
+    Partition.of_owners(owners, SITES, dataset="digits").save(tmp_path / "split.npz")
+    split = {"name": "file", "path": str(tmp_path / "split.npz")}
+    here = Experiment(
+        **{**COMMON, **more, "data": {"dataset": "digits", "partition": split, **SPLIT}, "engine": "inline"}
+    ).run(tmp_path / "here")
+    settings, approving = at_sites(**more), {}
+    for site, folder in folders.items():
+        approving[site] = tmp_path / site
+        shutil.copytree(folder / "scans", approving[site] / "scans")
+        (approving[site] / "weights").mkdir()
+        shutil.copy(tmp_path / "start.safetensors", approving[site] / "weights")
+        labels = {word: str(t) for t, word in enumerate(WORDS)} if site == "b" else {}
+        write_site(approving[site], {"labels": labels}, {"weights/start.safetensors": digest})
+    roster, places = opened(plan_at_server(settings), approving)
+    there = Experiment(**settings).run(
+        tmp_path / "there", connect=Connected(roster, dict(zip(SITES, places, strict=True)))
+    )
+    one, other = (load_file(result.directory / "model.safetensors") for result in (here, there))
+    assert all(torch.equal(one[leaf], other[leaf]) for leaf in one)
+    assert clients_of(here.directory) == clients_of(there.directory) != []
+    save_file(leaves, approving["a"] / "weights" / "start.safetensors")
+    with pytest.raises(ConfigError, match="has the SHA-256"):
+        opened(plan_at_server(settings), {"a": approving["a"]})
 
 
 def test_an_operation_finds_fedlens_own_names_alone_and_the_threads_of_the_site(
