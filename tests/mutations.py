@@ -105,6 +105,52 @@ MUTATIONS = [
         "unit/identity/test_tls.py",
     ),
     Mutation("identity/keys.py", "and s <= _ORDER // 2", "and True", "unit/identity/test_signing.py"),
+    # -- the server of real sites --
+    Mutation(
+        "server/census_link.py",
+        "if name in counted}",
+        "}",
+        "unit/server/test_census_link.py",
+    ),
+    Mutation(
+        "server/census_link.py",
+        "(fields.run, fields.attempt) != run or fields.ask not in site.told:",
+        "False:",
+        "unit/server/test_census_link.py",
+    ),
+    Mutation(
+        "server/census_link.py",
+        "if self.roster is not None and record.name not in self.roster.sites:",
+        "if False:",
+        "unit/server/test_census_link.py",
+    ),
+    Mutation("server/census_link.py", "and record.drop)", ")", "unit/server/test_census_link.py"),
+    Mutation(
+        "server/census_link.py",
+        "if census.contract != self._record.digest:",
+        "if False:",
+        "unit/server/test_serve.py",
+    ),
+    Mutation(
+        "server/serve_record.py",
+        "and not _finished(run):",
+        ":",
+        "unit/server/test_serve_record.py",
+    ),
+    Mutation("server/serve_record.py", "sweep(run.path)", "pass", "unit/server/test_serve.py"),
+    Mutation(
+        "run/run_description.py",
+        "return _DATA in (directory.read_environment() or {})",
+        "return True",
+        "unit/server/test_serve.py",
+    ),
+    Mutation(
+        "server/serve.py",
+        "roster.save(self.directory.roster_path)",
+        "pass",
+        "unit/server/test_serve.py",
+    ),
+    Mutation("server/watch.py", "free < 2 * sites.largest", "False", "unit/server/test_watch.py"),
     # -- the link of real sites --
     Mutation(
         "core/wire/message.py",

@@ -356,7 +356,8 @@ class Agent:
         try:
             answer, outcome = await self._call(self._log.find, ask), "again"
             if answer is None:
-                if self._experiment is None or not self._experiment.of(ask):
+                known = self._experiment
+                if known is None or not known.of(ask) or known.opened is None:
                     await self._look()  # it came before the ask
                 self._log.acknowledge(self._sending.have)
                 answer, outcome = await self._computed(ask, bodies)

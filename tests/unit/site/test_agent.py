@@ -288,6 +288,19 @@ def test_an_ask_is_answered_once_and_its_bytes_come_again(site: Site) -> None:
     assert (first, second) == ("reply", "again")
 
 
+def test_an_ask_that_overtakes_the_roster_waits_for_it(site: Site) -> None:
+    async def part(server: Server) -> None:
+        server.propose(None, attempt=2)
+        polls = server.polls
+        await server.until(lambda: server.polls > polls + 3)
+        server.propose(
+            ROSTER, attempt=2
+        )  # which 'fedlens site review' fetches, so that the poll does not end
+        assert await server.reason(server.ask(attempt=2)) is None
+
+    site.play(part)
+
+
 def test_a_state_goes_on_from_round_to_round_and_over_a_restart(site: Site) -> None:
     handle = ""
 
