@@ -32,6 +32,76 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = [
+    # -- the commands of a federation and of a site --
+    Mutation(
+        "identity/fingerprint.py",
+        "len(each) >= 4 and word.startswith(each)",
+        "word.startswith(each)",
+        "unit/cli/test_federation.py",
+    ),
+    Mutation(
+        "cli/federation.py",
+        "if not same_words(given, federation.words(record)):",
+        "if not given:",
+        "unit/cli/test_federation.py",
+    ),
+    Mutation("cli/federation.py", "        _hide_output()\n", "", "unit/cli/test_federation.py"),
+    Mutation(
+        "cli/federation.py",
+        'if first and values["above"] > 0:',
+        "if False:",
+        "unit/cli/test_federation.py",
+    ),
+    Mutation(
+        "cli/passphrases.py", "if new and _typed(", "if not new and _typed(", "unit/cli/test_federation.py"
+    ),
+    Mutation(
+        "cli/passphrases.py",
+        "return read_private(file)",
+        "return file.read_bytes()",
+        "unit/cli/test_federation.py",
+    ),
+    Mutation(
+        "cli/site.py",
+        "or len(approve) < 12 or not proposed.digest.startswith(approve.lower())",
+        "or not proposed.digest.startswith(approve[:11].lower())",
+        "unit/cli/test_site_experiments.py",
+    ),
+    Mutation("site/join.py", ", anonymous=True)", ")", "unit/cli/test_federation.py"),
+    Mutation(
+        "site/proposed_experiment.py",
+        'or message.details.get("contract") != digest',
+        "",
+        "unit/cli/test_site_experiments.py",
+    ),
+    Mutation(
+        "site/data_check.py",
+        'Path(scratch), "check"',
+        'path.parents[1], "check"',
+        "unit/cli/test_site_experiments.py",
+    ),
+    Mutation(
+        "site/network_check.py",
+        "    context.verify_flags |= _NO_CHECK_TIME\n",
+        "",
+        "unit/site/test_network_check.py",
+    ),
+    Mutation(
+        "site/network_check.py", "            keys.see_server(peer)\n", "", "unit/site/test_network_check.py"
+    ),
+    Mutation(
+        "site/network_check.py",
+        "abs(now - ahead) > _MOST_CLOCK",
+        "now - ahead > _MOST_CLOCK",
+        "unit/site/test_network_check.py",
+    ),
+    Mutation("site/network_check.py", "or proxy_bypass(host)", "", "unit/site/test_network_check.py"),
+    Mutation(
+        "observers/last_evaluation.py",
+        "examples = built.federation.held.get(_TEST)",
+        "examples = built.federation.held[_TEST]",
+        "seam/test_sites.py",
+    ),
     # -- what a site computes --
     Mutation(
         "base/registry.py",

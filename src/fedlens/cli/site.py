@@ -221,6 +221,9 @@ def _facts(folder: Path) -> dict[str, Any]:
         "server": f"{keys.host}:{keys.port}",
         "words": words,
         "certificate": certificate,
+        "acceptance": "accepted at the last contact"
+        if contact.exists()
+        else "see: fedlens site check --network",
         "approved": ", ".join(approved) or "no experiment",
         "last contact": day(contact.stat().st_mtime) if contact.exists() else "none",
     }

@@ -101,6 +101,9 @@ class FederationFolder:
     """
 
     def __init__(self, folder: Path, passphrase: bytes | None = None, clock: Clock = time) -> None:
+        if not (folder / "federation.json").exists():
+            hint = "name it, or make one with 'fedlens federation create'"
+            raise IdentityError(f"{folder} is not the folder of a federation", hint=hint)
         self.folder, self._passphrase, self._clock = private_folder(folder), passphrase, clock
         about = read_message(read_private(folder / "federation.json"), _ABOUT, "federation.json")
         self.name, self.host, self.port = str(about["federation"]), str(about["host"]), int(about["port"])

@@ -153,6 +153,8 @@ def test_wrong_words_are_refused_and_say_what_may_have_happened(federation: Fede
 
 
 def test_names_are_checked(federation: FederationFolder) -> None:
+    assert "hospital is not the folder of a federation" in refused("federation", "list", "hospital")
+    assert not Path("hospital").exists()
     ran("federation", "invite", "hospitals", "ward-a")
     said = refused("federation", "accept", "hospitals", "ward-a", "--fingerprint", "a")
     assert "ward-a has not joined yet; its invitation is open until" in said
@@ -349,3 +351,23 @@ def test_a_site_with_an_expired_certificate_hears_what_to_ask_for(federation: Fe
     ):
         keys.check_certificate(NOW)
     assert "valid until" in ran("site", "status")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("cryptography", ["federation", "list", "x"], "pip install 'fedlens[network]'."),
+        ("aiohttp", ["site", "join", "x", "--data", "."], "pip install 'fedlens[network]'."),
+        ("fcntl", ["site", "status"], "run on Linux only."),
+    ],
+)
+def test_what_a_federation_needs_is_a_sentence(
+    here: Path, module: str, arguments: list[str], said: str
+) -> None:
+    argv, env = command(arguments)
+    at = argv.index("-c") + 1
+    argv[at] = f"import sys; sys.modules[{module!r}] = None; {argv[at]}"
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: this command needs {module}, which is not here. ")
+    assert done.stderr.rstrip().endswith(said)

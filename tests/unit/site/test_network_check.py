@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from fedlens.engines.links.https import HttpsLink
-from fedlens.identity.authority import DAY, HOUR, server_context
+from fedlens.identity.authority import DAY, HOUR, issue, server_context
 from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.keys import KeyPair
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import network_check
 from fedlens.site.network_check import Step, check_network
 from tests.link_kit import Federation, Proxy
-from tests.unit.identity.federation_kit import HOST, NOW, ROOT, at
+from tests.unit.identity.federation_kit import HOST, NOW, ROOT, at, issuer_of
 
 
 @pytest.fixture
@@ -161,6 +162,19 @@ def test_a_clock_that_is_wrong(kit: Federation, link: HttpsLink, ahead: float, s
     step = failed(kit.site("ward-a"), lambda: time() + ahead)
     assert step.name == "clock"
     assert f"the clock of this machine is {said} that of the server" in step.what
+
+
+def test_a_server_whose_certificate_has_expired_is_no_stranger(kit: Federation) -> None:
+    keys, folder = kit.site("ward-a"), kit.registry.folder
+    issuer, tls = issuer_of(kit.registry), KeyPair.make()
+    pair = kit.registry.identity().public, tls.public
+    (folder / "server.pem").write_bytes(tls.pem() + issue(issuer, "server", pair, NOW - 100 * DAY, HOST))
+    with kit.link():
+        keys.port = kit.port
+        step = failed(keys)
+    assert step.name == "clock"
+    assert "the certificate of the server is valid from" in step.what
+    assert "compare the clocks of both machines" in step.hint
 
 
 def test_a_certificate_that_has_expired(kit: Federation, link: HttpsLink, tmp_path: Path) -> None:

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # as of a process that SIGPIPE ended
 _PRINTS = __name__.rpartition(".")[0] + "."  # modules that print
+_NETWORK = "Install it: pip install 'fedlens[network]'"
+_OF_A_FEDERATION = {  # modules that its server and its sites need, and what to do without one
+    "aiohttp": _NETWORK,
+    "cryptography": _NETWORK,
+    "fcntl": "The server and the sites of a federation run on Linux only",
+}
 _ANY_WIDTH = 1_000_000  # characters of a line that is not fitted to a terminal
 
 
@@ -70,6 +76,8 @@ def error_parts(error: Exception, debug: bool) -> tuple[int, str, str | None, st
     """The exit code of an exception, what is wrong, where, and a hint."""
     if isinstance(error, FedlensError):
         return error.exit_code, error.what, error.where, error.hint
+    if isinstance(error, ModuleNotFoundError) and error.name in _OF_A_FEDERATION:
+        return 2, f"this command needs {error.name}, which is not here", None, _OF_A_FEDERATION[error.name]
     text = f"{type(error).__name__}: {error}".removesuffix(": ").rstrip(".")
     hint = None if debug else "Run it again with --debug to see the traceback"
     return 1, f"unexpected error: {text}", None, hint
