@@ -35,7 +35,7 @@ try:
     from fedlens.identity.authority import server_context
     from fedlens.identity.federation_folder import FederationFolder
     from fedlens.server.census_link import CensusLink, RoundDropped
-    from fedlens.server.sockets import listening_sockets
+    from fedlens.server.sockets import allow_connections, listening_sockets
     from fedlens.server.watch import Watch
 except ModuleNotFoundError as absent:
     raise ConfigError(
@@ -103,6 +103,7 @@ def serve(served: Served, progress: ServeProgress) -> Result:
         )
     new = ServeRecord.new(source.values, registry.root, site_part(config))
     with ExitStack() as stack:
+        allow_connections()
         sockets = listening_sockets(served.bind, registry.port)
         for each in sockets:
             stack.callback(each.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 from collections.abc import MutableMapping
 
@@ -11,6 +12,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.engines.links.connections import listen
 
 _FIRST = 3  # the first descriptor that systemd hands over, see sd_listen_fds(3)
+_CONNECTIONS = 65_536
 _BIND = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:]+):([0-9]{1,5})")
 
 
@@ -39,6 +41,14 @@ def listening_sockets(
             hint="leave out --bind, and set ListenStream= in the socket unit",
         )
     return inherited
+
+
+def allow_connections() -> None:
+    """Raises the limit of open files as far as the system allows: each site has a connection, and 1024 is usual."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _CONNECTIONS if most == resource.RLIM_INFINITY else min(most, _CONNECTIONS)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _address(bind: str) -> tuple[str, int]:

@@ -4,8 +4,9 @@ Reads orders as lines of JSON from standard input, and answers each with a line.
 
 - `listen`: a socket that every server gets, as systemd hands it over; the answer is its port;
 - `start`: the name of a process, with its `args` and the folder `cwd`, and optionally `call`, the step of writing to
-  disk (a sync, a rename) before which it is killed; `sent`, a file that gets what it sends before TLS encrypts it;
-  `unpickled`, a file that gets what its unpicklers look up; `fetch`, whether it gets the socket;
+  disk (a sync, a rename) before which it is killed; `limit`, the largest file that it may write; `sent`, a file that
+  gets what it sends before TLS encrypts it; `unpickled`, a file that gets what its unpicklers look up; `fetch`, whether
+  it gets the socket;
 - `poll`: the name of a process; the answer has its `code`, None while it runs, and what it said;
 - `kill`: the name of a process.
 
@@ -79,8 +80,9 @@ class Children:
         if "unpickled" in order:
             watch(Path(order["unpickled"]))
         call = {"call": order["call"], "signal": "SIGKILL"} if order.get("call") else {}
+        limit = {"limit": order["limit"]} if order.get("limit") else {}
         assert dying_at is lives.dying_at
-        lives.live({"args": order["args"], **call})
+        lives.live({"args": order["args"], **call, **limit})
 
     def poll(self, order: dict[str, Any]) -> dict[str, Any]:
         """How a process ended, and all that it said in its lives."""

@@ -74,3 +74,24 @@ def test_a_run_goes_on_after_a_kill_at_each_step_of_writing(
     with federation.ending():
         federation.finish()
     assert results(federation.run) == undisturbed
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("victim", ["server", "ward-b"])
+def test_a_run_goes_on_after_a_full_disk(tmp_path: Path, undisturbed: dict[str, Any], victim: str) -> None:
+    """No file of the victim can have the size of an answer, 444 kB, until it is started again."""
+    federation = RealFederation(tmp_path)
+    with federation.ending():
+        for name in ALL:
+            how = {"limit": 300_000} if name == victim else {}
+            federation.serve(**how) if name == "server" else federation.start(name, **how)
+        if victim == "server":
+            until(lambda: "the server answers 507" in federation.said("ward-a"))
+        else:
+            until(lambda: federation.code("server") is not None)  # which misses one of three sites
+            assert "round 1, train for ward-b: disk" in federation.said(victim)
+        for name in ALL:
+            federation.kill(name)
+            federation.serve() if name == "server" else federation.start(name)
+        federation.finish()
+    assert results(federation.run) == undisturbed

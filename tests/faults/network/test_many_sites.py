@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.connections import Limits
 from fedlens.engines.links.post import Post
 from fedlens.engines.network import NetworkEngine
+from fedlens.server.sockets import allow_connections
 from tests.light_sites import LightSites
 from tests.link_kit import Federation
 
@@ -51,8 +51,7 @@ def settings(rounds: int) -> dict[str, Any]:
 
 def run(tmp_path: Path, count: int, rounds: int) -> tuple[LightSites, dict[int, int], Path]:
     """A run over so many sites, and the memory at the first ask of each round."""
-    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(least, min(most, 4 * count + 1000)), most))
+    allow_connections()
     # From one address come as many handshakes at once as else from all.
     federation = Federation(tmp_path, limits=Limits(anonymous_per_address=Limits.anonymous))
     memory: dict[int, int] = {}

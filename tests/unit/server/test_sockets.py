@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 
 import pytest
 
 from fedlens.base.errors import ConfigError
-from fedlens.server.sockets import listening_sockets
+from fedlens.server.sockets import allow_connections, listening_sockets
 
 
 def systemd(**more: str) -> dict[str, str]:
@@ -68,3 +69,16 @@ def test_a_socket_that_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatc
     made.close()
     with pytest.raises(ConfigError, match="no TCP socket that listens"):
         listening_sockets(None, 443, systemd())
+
+
+def test_a_server_may_have_more_connections_than_files_are_usually_open() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        allow_connections()
+        limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert limit == (65_536 if most == resource.RLIM_INFINITY else min(most, 65_536))
+        allow_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
