@@ -142,7 +142,8 @@ def test_wrong_words_are_refused_and_say_what_may_have_happened(federation: Fede
     keys.install(federation.enrol(keys.enrolment(invitation), HOST), NOW)
     words = keys.words()
     wrong = ["federation", "accept", "hospitals", "ward-a", "--fingerprint"]
-    for given in (words.rsplit(" ", 1)[0], words[::-1], "", f"{words} zebra"):
+    short = " ".join(word[:3] for word in words.split())
+    for given in (words.rsplit(" ", 1)[0], words[::-1], "", f"{words} zebra", short):
         said = refused(*wrong, given, typed="\n")
         assert "these are not the eight words" in said
         assert "fedlens federation revoke hospitals ward-a" in said
@@ -339,6 +340,22 @@ def test_the_folder_of_another_user_is_refused(
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     assert f"belongs to the user with number {mine}" in refused("federation", "list", "hospitals")
+
+
+def test_the_same_key_comes_back_after_its_certificate_expired(
+    server: tuple[FederationFolder, HttpsLink],
+) -> None:
+    Path("fedlens-site").mkdir(mode=0o700)
+    past = at(NOW - 100 * DAY, server[0])
+    keys = SiteKeys.join(Path("fedlens-site/keys"), invitation := past.invite("ward-a"))
+    keys.install(past.enrol(keys.enrolment(invitation), HOST), NOW)
+    past.accept("ward-a", keys.identity().fingerprint)
+    before, check = keys.words(), ["site", "check", "--network"]
+    assert "FAILED  certificate: the certificate of ward-a expired on" in runner.invoke(app, check).stdout
+    said = ran("site", "join", invited("ward-a", "--same-key"), "--data", "scans")
+    assert "its state there: accepted" in said
+    assert before in said
+    assert "ok      acceptance" in ran(*check)
 
 
 def test_a_site_with_an_expired_certificate_hears_what_to_ask_for(federation: FederationFolder) -> None:
