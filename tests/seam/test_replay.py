@@ -19,6 +19,7 @@ from fedlens.analyses.replay import replay
 from fedlens.base.errors import RunDirectoryError
 from fedlens.cli.main import app
 from fedlens.core.engine_base import EngineBase
+from fedlens.core.wire.census import CountedClient, SiteCensus
 from fedlens.core.wire.message import Message
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.roster import Roster
@@ -29,7 +30,7 @@ from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan_of
 from fedlens.site.contract import site_part
-from tests.seam.test_sites import SIMULATED, Sites, at_sites, simulated
+from tests.seam.test_sites import SIMULATED, Sites, at_sites, form, simulated
 from tests.unit.engines.loopback import LoopbackLink
 from tests.unit.site.site_kit import RUN, opened, plan_at_server, write_images, write_site
 from tests.unit.site.test_workplace import Connected
@@ -234,3 +235,24 @@ def test_a_run_that_no_server_made_is_refused(run: Path, tmp_path: Path) -> None
     found = command(run, tmp_path)
     assert found.exit_code == 2
     assert "no serve.json" in " ".join(found.output.split())
+
+
+def test_a_private_run_does_not_record_who_took_part(tmp_path: Path) -> None:
+    data = {key: SIMULATED["data"][key] for key in ("dataset", "partition")}
+    whole = build(plan_of(Source({**SIMULATED, "data": data, "evaluation": {}})), Path(), download=False)
+    sizes = enumerate(whole.partition.sizes().tolist())
+    roster = Roster.of(SiteCensus(f"s{k}", [CountedClient(f"s{k}", size)]) for k, size in sizes)
+    settings = at_sites(
+        whole,
+        rounds=1,
+        algorithm="fedavg",
+        data={"dataset": form(whole)},
+        evaluation={},
+        privacy={"clip": 0.1, "noise_multiplier": 4.0, "delta": 1e-3},
+        select={"name": "uniform", "clients_per_round": 3},
+    )
+    path = Experiment(**settings).run(tmp_path / "run", connect=Sites(whole, roster)).directory
+    assert (path / "private.jsonl").exists()
+    assert not (path / "participation.jsonl").exists()
+    with pytest.raises(RunDirectoryError, match="without"):
+        replay(path, lambda built: whole.source)
