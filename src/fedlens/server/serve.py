@@ -94,6 +94,12 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             where=source.locate("data.dataset"),
             hint="set data.dataset.name = 'sites' and engine.name = 'network', or use 'fedlens run'",
         )
+    if served.sites is not None and served.sites < config.engine["min_sites"]:
+        raise ConfigError(
+            f"a round needs {config.engine['min_sites']} sites, and {served.sites} are to be enough",
+            where=source.locate("engine.min_sites"),
+            hint="lower it, or wait for more with --sites",
+        )
     registry = FederationFolder(served.federation, served.passphrase)
     if not registry.sites() and not registry.enrolling():
         raise ConfigError(
@@ -137,7 +143,7 @@ class _Server:
     def run(self) -> Result:
         """Runs to the end; a round that is dropped is repeated from the last complete one."""
         host, port = self.sockets[0].getsockname()[:2]
-        self.progress.waiting(self.directory.path, f"{host}:{port}")
+        self.progress.waiting(self.directory.path, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         outcome = None
         try:
             while True:

@@ -263,6 +263,7 @@ def test_a_round_is_repeated_without_a_site_that_was_revoked_and_dropped(tmp_pat
         ({"federation": "nowhere"}, "nowhere"),
         ({"federation": "empty"}, "no site, and no open invitation"),
         ({"bind": "127.0.0.1"}, "write HOST:PORT"),
+        ({"sites": 1}, "a round needs 2 sites, and 1 are to be enough"),
     ],
 )
 def test_what_cannot_be_served_binds_no_port(
