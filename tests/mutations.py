@@ -377,6 +377,13 @@ MUTATIONS = [
         "False",
         "unit/site/test_workplace.py",
     ),
+    Mutation("core/measured.py", "> most:", "> math.inf:", "unit/tasks/test_central_evaluation.py"),
+    Mutation(
+        "site/workplace.py",
+        "built.task.measures_single_examples",
+        "False",
+        "unit/site/test_workplace.py",
+    ),
     # -- models whose shapes change --
     Mutation(
         "core/modules.py",

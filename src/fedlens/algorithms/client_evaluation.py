@@ -42,6 +42,7 @@ from fedlens.tasks.task import Task
 EVALUATE_OWN = "evaluate-own"
 """The name of the operation `EvaluateOwn`."""
 Who = int | Literal["all", "none"]
+_SPARSE = 2**24  # values of the sums of a client that are mostly zero, or those of a matrix of classes
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     assert held_out is not None  # `refuse_unmeasured` has refused the run otherwise
     ask = Ask(EVALUATE_OWN, [Request(client) for client in asked], shared, expect=MEASUREMENTS)
     summed = Total()
+    most = max(_SPARSE, (ctx.federation.classes + 1) ** 2)
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []
     reason = "no client was asked"
@@ -125,10 +127,10 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
             continue
         try:
             sent = downloaded(answer.payload)
-            found = Measured.from_payload(sent["after"])
+            found = Measured.from_payload(sent["after"], most)
             tuned = "before" in sent
             of_client = task.metrics(found)
-            untuned = task.metrics(Measured.from_payload(sent["before"])) if tuned else {}
+            untuned = task.metrics(Measured.from_payload(sent["before"], most)) if tuned else {}
             fault = task.metric_fault(of_client) or task.metric_fault(untuned)
             if pooled and fault is None:
                 summed.add(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -56,9 +57,14 @@ class Measured:
         return {"sums": dense, "sparse": sparse, "rows": dict(self.rows)}
 
     @classmethod
-    def from_payload(cls, payload: Mapping[str, Any]) -> Measured:
-        """The measurements in a payload, on the devices of its tensors."""
+    def from_payload(cls, payload: Mapping[str, Any], most: float = math.inf) -> Measured:
+        """The measurements in a payload, on the devices of its tensors.
+
+        Raises `ValueError` if its sparse sums have more than `most` values in all: a few bytes can name any shape.
+        """
         sums = dict(payload["sums"])
+        if (values_of := sum(prod(part["shape"]) for part in payload["sparse"].values())) > most:
+            raise ValueError(f"sums of {values_of:,} values, where at most {most:,.0f} are expected")
         for name, part in payload["sparse"].items():
             values: Tensor = part["values"]
             flat = torch.zeros(prod(part["shape"]), dtype=values.dtype)

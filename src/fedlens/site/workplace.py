@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import own_names
 from fedlens.core.protocol import ClientId, Program
@@ -74,6 +75,11 @@ class Workplace:
             "trains on the examples of all clients in one place": built.algorithm.pools_data,
             f"sends numbers of single examples, and min_examples is {least}": (
                 built.algorithm.sends_single_examples and least > 1
+            ),
+            f"measures single examples, and min_examples is {least}": (
+                built.task.measures_single_examples
+                and built.algorithm.takes(EVALUATE_OWN) is not None
+                and least > 1
             ),
         }
         for what, is_so in refused.items():

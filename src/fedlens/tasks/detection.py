@@ -81,6 +81,7 @@ class Detection(Task):
         "for each class the sorted scores of its detections with the thresholds at which they match a true box, and "
         "how many true boxes it has"
     )
+    measures_single_examples: ClassVar[bool] = True
 
     def fitted(self, info: DatasetInfo) -> Detection:
         """The task with the number of classes of this dataset."""

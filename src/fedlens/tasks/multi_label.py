@@ -62,6 +62,7 @@ class MultiLabel(ClassWeighted):
     sends: ClassVar[str] = (
         "its summed loss, and for each class the sorted scores of its images with their labels"
     )
+    measures_single_examples: ClassVar[bool] = True
 
     def loss(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None, normalize: bool = True

@@ -43,6 +43,7 @@ class Task(ABC):
         shares: the metrics that are from 0 to 1. What a client measured is refused if one of them is not.
         features: whether its models have one feature vector per example, the input of their last linear layer.
         sends: what a client that is measured tells of its examples, in words; see `condensed`.
+        measures_single_examples: whether that has numbers of single examples, such as their scores.
         placed: whether its targets lie in the image, as masks and boxes do. For others an image keeps its size in
             training, and is never combined with another.
         example: the word for one example in messages.
@@ -80,6 +81,7 @@ class Task(ABC):
     annotates: ClassVar[Literal["masks", "boxes"] | None] = None
     shown_score: float = 0.0
     sends: ClassVar[str] = "its summed loss, and how much was right"
+    measures_single_examples: ClassVar[bool] = False
 
     @property
     def weighs(self) -> bool:

@@ -32,6 +32,7 @@ from fedlens.models.registry import MODELS
 from fedlens.models.simple import small_cnn
 from fedlens.run.build import build
 from fedlens.site.workplace import Workplace
+from fedlens.tasks.classification import Classification
 from tests.unit.engines.loopback import Clock, LoopbackLink, Site
 from tests.unit.site import drawn
 from tests.unit.site.site_kit import opened, plan_at_server, write_images, write_site
@@ -276,7 +277,7 @@ def test_an_experiment_that_pools_data_is_refused(folders: dict[str, Path]) -> N
 
 
 def test_single_examples_are_sent_only_where_min_examples_is_1(
-    folders: dict[str, Path], tmp_path: Path
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "scans").symlink_to(folders["a"] / "scans")
     network = {"name": "small-cnn", "norm": "none"}
@@ -285,8 +286,13 @@ def test_single_examples_are_sent_only_where_min_examples_is_1(
     write_site(tmp_path)
     opened(planned, {"a": tmp_path})
     write_site(tmp_path, {"min_examples": 8})
-    with pytest.raises(ConfigError, match="single examples, and min_examples is 8"):
+    with pytest.raises(ConfigError, match="sends numbers of single examples, and min_examples is 8"):
         opened(planned, {"a": tmp_path})
+    opened(plan_at_server(at_sites()), {"a": tmp_path})
+    monkeypatch.setattr(Classification, "measures_single_examples", True)
+    opened(plan_at_server(at_sites(evaluation={})), {"a": tmp_path})
+    with pytest.raises(ConfigError, match="measures single examples, and min_examples is 8"):
+        opened(plan_at_server(at_sites()), {"a": tmp_path})
 
 
 def clients_of(directory: Path) -> list[dict[str, Any]]:

@@ -167,6 +167,10 @@ def test_a_client_that_measures_more_than_everything_is_refused() -> None:
         ({"after": {"sums": 3, "sparse": {}, "rows": {}}}, "TypeError: 'int' object is not iterable"),
         ({"after": None}, "TypeError: 'NoneType' object is not subscriptable"),
         (measured_by_client(1)["after"], "KeyError: 'after'"),
+        (
+            {"after": {"sums": {}, "sparse": {"loss": {"shape": [2**24 + 1]}}, "rows": {}}},
+            "ValueError: sums of 16,777,217 values, where at most 16,777,216 are expected",
+        ),
     ],
 )
 def test_a_client_whose_measurements_cannot_be_read_is_refused(payload: Any, said: str) -> None:
