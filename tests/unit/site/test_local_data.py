@@ -19,6 +19,8 @@ from fedlens.site.contract import Contract, read_contract, site_part
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.workplace import Proposal, Workplace
+from tests.unit.data.formats.test_reader import write_folder
+from tests.unit.data.pictures import pixels
 from tests.unit.site.site_kit import RUN, plan_at_server, workplace, write_images, write_site
 
 LABELS = ("NV", "MEL", "BKL") * 8
@@ -230,6 +232,32 @@ def test_a_folder_is_read_in_the_format_that_it_has(tmp_path: Path) -> None:
     assert len(local.clients["ward"]) == 16
     half = opened(tmp_path, "run-2", dataset={"name": "folder", "path": "scans", "test": 0.5})
     assert len(half.clients["ward"]) < 12
+
+
+@pytest.mark.parametrize(
+    ("format", "kind", "classes", "shape", "model"),
+    [
+        ("mask-folder", "segmentation", ["one", "zero"], [3, 8, 8], "unet"),
+        ("coco-json", "detection", ["dog", "cat"], [3, 12, 16], "yolov5n"),
+    ],
+)
+def test_masks_and_boxes_are_read_in_the_formats_of_own_data(
+    format: str, kind: str, classes: list[str], shape: list[int], model: str, tmp_path: Path
+) -> None:
+    settings = write_site(tmp_path, {"dataset": {"name": format, **write_folder(tmp_path / "scans", format)}})
+    form = {"name": "sites", "kind": kind, "classes": classes, "input_shape": shape}
+    planned = plan_at_server(
+        {"rounds": 1, "model": model, "local": {"lr": 0.1}, "data": {"dataset": {**form, "test": "digits"}}}
+    )
+    local = LocalData.open(read_contract(site_part(planned.config), settings), "ward", tmp_path, RUN)
+    assert len(local.clients["ward"]) == 4
+    assert local.dataset.classes == tuple(classes)
+    if kind == "detection":
+        assert [local.dataset.train.targets.labels_of(i).tolist() for i in range(4)] == [[1, 0], [], [0], [1]]
+    else:
+        stored = np.stack([pixels(at, channels=1) % 2 for at in range(4)])
+        assert (local.dataset.train.targets == 1 - stored.reshape(4, 8, 8)).all()
+    assert local.census().sums is not None
 
 
 def spoil_table(folder: Path) -> dict[str, Any]:

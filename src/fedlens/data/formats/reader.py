@@ -338,6 +338,6 @@ def _targets(
         return ImageFiles(scan.folder, paths, 0, inputs.height, inputs.width, inputs.fit, scan.ids), ()
     assert scan.boxes is not None
     assert scan.sizes is not None
-    sizes = np.array([scan.sizes[row] for row in rows])
+    sizes = np.array([scan.sizes[row] for row in rows], np.int64).reshape(-1, 2)
     moved = placed(scan.boxes.take(rows), sizes, inputs.height, inputs.width, inputs.fit)
     return moved.boxes, moved.notes(split)
