@@ -11,6 +11,10 @@ the link counts, hashes, verifies and writes a file. Both ends are in one proces
 
 Memory is that beyond the model at the server, and beyond an idle connection at a site, each in a process of its own.
 The goals: three bodies at a site, and at the server the shared body and the answer that is being read.
+
+On two cores that others used too: an exchange takes 3.6 ms, 3.0 ms more than bare aiohttp; a body of 64 MiB 0.71 times
+its time down and 0.73 times up. In bodies of 128 MiB, a site needs 2.0, the server 1.1 until all have answered, and 3.1
+while it reads one: its bytes and its tensors.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 import socket
@@ -14,17 +15,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError, RunFailed
 from fedlens.core.wire.message import Message
 from fedlens.engines.links.connections import listen
 from fedlens.engines.links.https import HttpsLink
+from fedlens.identity.authority import DAY
+from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.identity.tls import FederationContext
 from fedlens.site.connection import SiteRefused, enrol
 from tests.link_kit import FAST, At, Federation, Proxy, answer_to, beside, blobs, bodies, put, request, within
-from tests.unit.identity.federation_kit import HOST, NOW
+from tests.unit.identity.federation_kit import HOST, NOW, ROOT, context_with, forged, issuer_of, joined
 
 
 def ended(end: socket.socket) -> bool:
@@ -122,6 +126,59 @@ def test_a_site_that_is_not_accepted_gets_a_reason_and_no_message(
     gone = federation.site("ward-g")
     (federation.registry.folder / "sites" / "ward-g.json").unlink()
     assert refused(gone) == "unknown"
+
+
+def contexts(federation: Federation, folder: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
+    """TLS contexts of peers that are no accepted site, and what is wrong with each."""
+    root, site = federation.registry.root, federation.site("ward-s")
+    yield "no certificate", FederationContext.trusting(root, ssl.PROTOCOL_TLS_CLIENT)
+    yield "pending", client_context(federation.site("ward-p", accepted=False).folder)
+    revoked, unknown = (client_context(federation.site(name).folder) for name in ("ward-r", "ward-u"))
+    federation.registry.revoke("ward-r")
+    (federation.registry.folder / "sites" / "ward-u.json").unlink()
+    yield from (("revoked", revoked), ("unknown", unknown))
+    stolen, key = issuer_of(federation.registry), site.identity().public
+    for kind, name, days in (
+        ("made by a thief", "ward-s", 0),
+        ("expired", "ward-s", 100),
+        ("no site", "ward-x", 0),
+    ):
+        path, _ = forged(folder, stolen, name, NOW - days * DAY, identity=key)
+        yield kind, context_with(path, root)
+    yield "the server's", context_with(federation.registry.folder / "server.pem", root)
+    other = FederationFolder.create(folder / "other", (HOST, 443), ROOT, clock=lambda: NOW)
+    yield "another federation's", context_with(joined(other, "ward-s", folder / "o").folder / "tls.pem", root)
+
+
+def test_a_peer_that_is_no_accepted_site_gets_no_byte_of_a_model(
+    federation: Federation, link: HttpsLink, tmp_path: Path
+) -> None:
+    model, kinds = random.Random(0).randbytes(100_000), []
+    for kind, context in contexts(federation, tmp_path):
+        ask = federation.ask("ward-s", shared=model, body=model, slot=len(kinds))
+        for name in ("ward-p", "ward-r", "ward-u", "ward-s"):
+            link.send(name, ask, blobs(model))
+        digest = hashlib.sha256(model).hexdigest()
+        for method, path in (
+            ("GET", "/next"),
+            ("GET", "/experiment"),
+            ("GET", f"/blob/{digest}"),
+            ("HEAD", "/next"),
+        ):
+            try:
+                status, headers, body = within(
+                    lambda context=context, method=method, path=path: request(
+                        federation, context, method, path
+                    )
+                )
+            except (aiohttp.ClientError, OSError):
+                continue  # closed in the handshake
+            assert (status in (403, 404), body) == (True, b""), (kind, path, status, headers)
+        kinds.append(kind)
+    assert len(kinds) == 9
+    assert "ward-s" not in link.online()
+    own = client_context(federation.folder / "ward-s")
+    assert within(lambda: request(federation, own, "GET", f"/blob/{digest}"))[2] == model
 
 
 def test_a_site_says_itself_that_its_certificate_ended(federation: Federation, link: HttpsLink) -> None:
