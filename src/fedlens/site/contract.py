@@ -60,6 +60,7 @@ NAMED: Mapping[str, Registry] = {
     **SLOT_REGISTRIES,
 }
 _WEIGHTS = "model.weights"
+_SAME = "ask the server for its file, look at it, and change the line under [files]"
 _FREE = ("name", "data.dataset.classes")  # words for people, which no code reads as a place
 _PLACE = re.compile(r"[:/\\~]|^\.|\.(py|toml|json|csv|npz|npy|pth?|ckpt|bin|tar|safetensors)$", re.IGNORECASE)
 
@@ -156,6 +157,10 @@ class Contract:
         line = self.site.file(str(model.get("weights"))) if isinstance(model, Mapping) else None
         if isinstance(model, Mapping) and line is not None:
             given = {"weights": str(self.site.place(line)), "weights_sha256": self.site.files[line]}
+            if model.get("weights_sha256", given["weights_sha256"]) != given["weights_sha256"]:
+                raise _refused(
+                    _WEIGHTS, f"the experiment and {self.site.path} name different files '{line}'", _SAME
+                )
             values["model"] = {**model, **given}
         source = Source(values)
         return plan(read_config(values, source.locate), source)

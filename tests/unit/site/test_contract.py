@@ -333,6 +333,10 @@ def test_weights_have_the_digest_that_the_site_approved(text: str, tmp_path: Pat
         model = contract.plan().config.model
     assert model["weights"] == str(folder / "w.safetensors")
     assert model["weights_sha256"] == files["w.safetensors"]
+    other = put(parse_toml(text), "model", {**model, "weights": "w.safetensors", "weights_sha256": "0" * 64})
+    contract = read_contract(other, write_site(folder, files=files))
+    with own_names({}), pytest.raises(ConfigError, match="name different files"):
+        contract.plan()
 
 
 def test_approval_is_of_one_text_and_only_the_owner_writes_it(
