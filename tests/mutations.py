@@ -102,6 +102,70 @@ MUTATIONS = [
         "examples = built.federation.held[_TEST]",
         "seam/test_sites.py",
     ),
+    # -- what a site answers --
+    Mutation(
+        "site/answers_log.py", "if answered != ask.digest:", "if False:", "unit/site/test_answers_log.py"
+    ),
+    Mutation(
+        "site/answers_log.py",
+        "if fields.attempt < run.attempt:",
+        "if False:",
+        "unit/site/test_answers_log.py",
+    ),
+    Mutation(
+        "site/answers_log.py",
+        "if head != _chained(self.head, _text(values)) or line",
+        "if line",
+        "unit/site/test_answers_log.py",
+    ),
+    Mutation(
+        "site/answers_log.py",
+        "os.fsync(self._file)\n        except",
+        "pass\n        except",
+        "unit/site/test_answers_log.py",
+    ),
+    Mutation(
+        "site/kept_states.py",
+        "if state.live or state.named is not None or handle in keep:",
+        "if True:",
+        "unit/site/test_kept_states.py",
+    ),
+    Mutation(
+        "site/kept_states.py",
+        "if known.based and attempt == known.attempt:",
+        "if False:",
+        "unit/site/test_kept_states.py",
+    ),
+    Mutation(
+        "site/kept_states.py",
+        ".hexdigest() != state.digest:",
+        '.hexdigest() == "":',
+        "unit/site/test_kept_states.py",
+    ),
+    Mutation(
+        "site/answering.py",
+        "if (takes := opened.takes(fields.operation)) is None:",
+        "if (takes := opened.takes(fields.operation) or Schema()) is None:",
+        "unit/site/test_agent.py",
+    ),
+    Mutation("site/answering.py", "takes.fault({**shared, **payload})", "None", "unit/site/test_agent.py"),
+    Mutation(
+        "site/answering.py",
+        "if sizes[fields.operation == EVALUATE_OWN] < self._min_examples:",
+        "if False:",
+        "unit/site/test_agent.py",
+    ),
+    Mutation(
+        "site/answering.py", "if 0 < behind < self._min_examples:", "if False:", "unit/site/test_agent.py"
+    ),
+    Mutation("site/answering.py", "or weight.most != self.largest:", "or True:", "unit/site/test_agent.py"),
+    Mutation("site/agent.py", "if not proposed.approved():", "if False:", "unit/site/test_agent.py"),
+    Mutation(
+        "site/agent.py",
+        "held.enter_context(one_writer(self._folder, wait=False))",
+        "pass",
+        "unit/site/test_agent.py",
+    ),
     # -- what a site computes --
     Mutation(
         "base/registry.py",

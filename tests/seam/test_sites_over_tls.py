@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import ClientStates, RoundContext
 from fedlens.core.random import Rng
+from fedlens.core.wire.census import CountedClient, SiteCensus
+from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import Computing
 from fedlens.engines.inline import inline
 from fedlens.engines.links.post import Post
@@ -41,11 +43,22 @@ def simulated(made: Built, rounds: int = 3) -> tuple[Any, list[Any], Driver]:
     return state, metrics, driver
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_the_bits_are_those_of_a_simulation(algorithm: str, tmp_path: Path) -> None:
+def shared_sites(made: Built) -> Roster:
+    """Two sites with two clients each."""
+    sizes = [int(n) for n in made.partition.sizes()]
+    return Roster.of(
+        SiteCensus(f"s{k}", [CountedClient(f"s{k}/{i}", sizes[2 * k + i]) for i in range(2)])
+        for k in range(2)
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "roster"), [("fedavg", roster_of), ("scaffold", shared_sites)])
+def test_the_bits_are_those_of_a_simulation(
+    algorithm: str, roster: Callable[[Built], Roster], tmp_path: Path
+) -> None:
     made = built(algorithm)
     expected, metrics, simulation = simulated(made)
-    sites = SitesOverTls(tmp_path, made.program, roster_of(made), made.algorithm.takes)
+    sites = SitesOverTls(tmp_path, made.program, roster(made), made.algorithm.takes)
     with ExitStack() as held:
         link, post = held.enter_context(sites.serving())
         held.enter_context(sites.working())

@@ -24,7 +24,7 @@ from fedlens.core.protocol import Client, ClientDataSource, Outcome, Payload, Pr
 from fedlens.core.random import Rng, Secrets
 from fedlens.core.schema import Bound, NumberField, Schema, TensorField
 from fedlens.core.wire.census import CountedClient, SiteCensus
-from fedlens.core.wire.message import Caps, Message, read, read_payload, write_payload
+from fedlens.core.wire.message import Caps, Message, MessageError, read, read_payload, write_payload
 from fedlens.core.wire.plain_schema import to_plain
 from fedlens.data.partition.roster import Roster
 from fedlens.site import agent as agent_module
@@ -94,7 +94,9 @@ class Server:
     renewals: int = 0
     polls: int = 0
     counts: bool = True
+    refuses: bool = False
     refusal: Exception | None = None
+    beat_refusal: Exception | None = None
     again: set[bytes] = field(default_factory=set)
     proposed: set[bytes] = field(default_factory=set)
 
@@ -132,6 +134,9 @@ class Server:
 
     async def answer(self, ask: bytes, parts: Sequence[Any]) -> bool:
         content = b"".join(bytes(part) for part in parts)
+        if self.refuses:
+            self.answers.append(opened_answer(content))
+            raise MessageError("mismatch", "it is no answer")
         if ask not in self.again:
             self.open.pop(ask, None)
         self.again.discard(ask)
@@ -155,6 +160,9 @@ class Server:
     async def beat(self) -> None:
         while True:
             self.beats += 1
+            if self.beat_refusal is not None:
+                refusal, self.beat_refusal = self.beat_refusal, None
+                raise refusal
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
@@ -315,6 +323,16 @@ def test_a_state_goes_on_from_round_to_round_and_over_a_restart(site: Site) -> N
 
     site.play(first)
     site.play(second)
+
+
+def test_the_next_ask_acknowledges_an_answer(site: Site) -> None:
+    async def part(server: Server) -> None:
+        for slot in range(3):
+            ask = server.ask(slot=slot)
+            await server.answered(ask)
+            assert [path.name for path in (site.folder / "work").iterdir()] == [ask.digest.hex()]
+
+    site.play(part)
 
 
 def test_another_ask_under_a_number_and_one_of_an_old_attempt_are_refused(site: Site) -> None:
@@ -551,7 +569,16 @@ def test_heartbeats_go_on_while_the_site_computes(site: Site) -> None:
     site.play(part)
 
 
-def test_a_cancelled_operation_writes_nothing_and_is_computed_again(site: Site) -> None:
+def test_a_cancelled_operation_writes_nothing_and_is_computed_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts, put = list[Message](), KeptStates.put
+
+    def counted(states: KeptStates, ask: Message, state: Payload) -> Mapping[str, Any]:
+        puts.append(ask)
+        return put(states, ask, state)
+
+    monkeypatch.setattr(KeptStates, "put", counted)
     go, ended = threading.Event(), threading.Event()
 
     def slow(payload: Payload, client: Client) -> Any:
@@ -575,6 +602,7 @@ def test_a_cancelled_operation_writes_nothing_and_is_computed_again(site: Site) 
 
     server = site.play(other)
     assert site.operation.calls == 2
+    assert len(puts) == 1
     assert len((site.folder / "log" / "answers.jsonl").read_text().splitlines()) == 1
     assert server.answers[0][0].fields.head == ROOT  # nothing came before
 
@@ -638,6 +666,19 @@ def test_a_late_answer_is_dropped_in_silence(site: Site) -> None:
     assert '"kind":"late"' in site.log()
 
 
+def test_an_answer_that_the_server_refuses_is_not_sent_again(site: Site) -> None:
+    async def part(server: Server) -> None:
+        server.refuses = True
+        await server.answered(server.ask())
+        polls = server.polls
+        await server.until(lambda: server.polls > polls + 3)
+        server.refuses = False
+        await server.answered(server.ask(slot=1))
+        assert len(server.answers) == 2
+
+    site.play(part)
+
+
 def test_a_run_ends_with_goodbye_and_the_agent_with_it_if_once(site: Site) -> None:
     site.once = True
 
@@ -696,6 +737,23 @@ def test_a_site_waits_for_the_operator(site: Site, reason: str) -> None:
     assert len(site.play(part).censuses) == 2  # it came back
 
 
+def test_an_operation_that_a_suspension_interrupts_is_answered_after_it(site: Site) -> None:
+    go = threading.Event()
+    site.operation.instead = lambda payload, client: go.wait(60) and None
+
+    async def part(server: Server) -> None:
+        ask = server.ask()
+        await server.until(lambda: site.operation.calls == 1)
+        server.beat_refusal = SiteRefused("suspended")
+        await server.until(lambda: any("suspended" in line for line in site.lines))
+        go.set()
+        assert await server.reason(ask) is None
+        assert await server.reason(server.ask(slot=1)) is None
+
+    site.play(part)
+    assert site.operation.calls == 2
+
+
 def test_a_site_that_was_revoked_ends(site: Site) -> None:
     async def part(server: Server) -> None:
         server.refusal = SiteRefused("revoked")
@@ -718,7 +776,8 @@ def test_secrets_that_nobody_used_for_an_hour_are_forgotten(
     async def part(server: Server) -> None:
         nonlocal now
         assert await server.reason(server.ask()) is None
-        await server.until(lambda: server.polls > 5)
+        now, polls = 10.0, server.polls
+        await server.until(lambda: server.polls > polls + 3)
         assert secrets._known
         now = 3601.0
         await server.until(lambda: not secrets._known)
