@@ -149,27 +149,28 @@ class RealFederation:
         path = self.run / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def finish(self, all_after: int = 0) -> Counter[str]:
+    def finish(self, again: int = 0) -> Counter[str]:
         """Waits for the end of all processes, and starts those again that were killed; how often each was.
 
-        After `all_after` rounds all are killed once.
+        With `again`, the second life of the server ends at so many steps of writing, and all sites are killed with it.
         """
         kills, names = Counter[str](), ("server", *SITES)
 
         def ended() -> bool:
-            nonlocal all_after
-            if all_after and self.rounds() >= all_after:
-                all_after = 0
-                for name in names:
-                    self.kill(name)
             ends = {name: self.code(name) for name in names}
             told = "\n".join([str(ends), *map(self.said, names)])
             assert {None, 0, -signal.SIGKILL}.issuperset(ends.values()), told
             for name in [name for name in names if ends[name] == -signal.SIGKILL]:
                 if ends["server"] != 0:  # else the run is over, and a site would wait for the next one
                     kills[name] += 1
-                    self.serve() if name == "server" else self.start(name)
                     ends[name] = None
+                    if name != "server":
+                        self.start(name)
+                        continue
+                    if again and kills[name] == 2:
+                        for site in SITES:
+                            self.kill(site)
+                    self.serve(call=again if kills[name] == 1 else 0)
             return all(ends[name] == 0 or (kills[name] and ends["server"] == 0) for name in names)
 
         until(ended)

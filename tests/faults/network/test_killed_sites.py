@@ -43,9 +43,9 @@ def started(folder: Path, **calls: int) -> RealFederation:
 def test_a_server_and_a_site_that_die_while_they_write_and_then_all_go_on(
     tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    federation = started(tmp_path, server=30, ward_b=20)
+    federation = started(tmp_path, server=25, ward_b=15)
     with federation.ending():
-        kills = federation.finish(all_after=3)
+        kills = federation.finish(again=15)
     assert kills == {"server": 2, "ward-a": 1, "ward-b": 2, "ward-c": 1}
     assert results(federation.run) == undisturbed
 
@@ -57,7 +57,7 @@ def test_a_run_goes_on_after_a_kill(
 ) -> None:
     federation = started(tmp_path)
     with federation.ending():
-        until(lambda: federation.rounds() >= 2)
+        until(lambda: federation.rounds() >= 1)
         for name in victims:
             federation.kill(name)
         assert federation.finish().keys() == set(victims)
