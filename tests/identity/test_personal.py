@@ -259,7 +259,7 @@ def test_tuning_that_ends_in_no_number_is_a_failure_that_is_told() -> None:
 
 def test_what_a_measured_client_tells_is_disclosed() -> None:
     there = divided(HELD)
-    said = (disclosure(given(there).task),)
+    said = (disclosure(given(there).task, given(there).federation),)
     assert "how much was right" in said[0]
     assert finetune(given(there)).discloses == said == fedbn(given(there)).discloses
     assert fedavg(given(there)).discloses == ()
