@@ -46,7 +46,8 @@ def command(arguments: list[str], ending: str | None = None) -> tuple[list[str],
     """The command line and environment of `fedlens ...` in a process of its own."""
     fake = f"from tests.unit.cli.fake_api import install; install({ending!r}); " if ending else ""
     code = f"{fake}from fedlens.cli.main import main; main()"
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    source = Path(fedlens.__file__).parents[1]  # a broken copy, in tests.mutations
+    path = os.pathsep.join([str(source), str(ROOT)])
     return [sys.executable, "-W", "error", "-c", code, *arguments], {**os.environ, "PYTHONPATH": path}
 
 
