@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _SCRIPT = """
 import asyncio, hashlib, sys
 from pathlib import Path
@@ -77,6 +79,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.nightly
 def test_a_site_has_at_most_three_bodies_in_memory(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir(mode=0o700)
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path)]
