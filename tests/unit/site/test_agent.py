@@ -644,7 +644,7 @@ def test_a_second_process_is_refused(site: Site) -> None:
     async def part(server: Server) -> None:
         await server.until(lambda: bool(server.censuses))
         with pytest.raises(IdentityError, match="another process uses"):
-            await site.agent(server).run()
+            await asyncio.wait_for(site.agent(server).run(), 30)
         assert await server.reason(server.ask()) is None
 
     site.play(part)
