@@ -395,7 +395,9 @@ def test_an_answer_counts_once_and_only_for_its_ask_and_its_sender(
     assert link.refused["ward-a", "late"] == 1
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "count", [300, pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+)
 def test_random_bodies_are_refused_one_by_one(federation: Federation, link: HttpsLink, count: int) -> None:
     rng = random.Random(count)
     site, ask = federation.site("ward-a"), federation.ask()

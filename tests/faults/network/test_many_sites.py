@@ -44,7 +44,7 @@ def settings(rounds: int) -> dict[str, Any]:
             }
         },
         "evaluation": {"every": rounds},
-        "engine": {"name": "network", "deadline": 600.0},
+        "engine": {"name": "network", "deadline": 3000.0, "lost": 600.0},
         "checkpoint": {"seconds": 3600},
     }
 
@@ -75,7 +75,9 @@ def run(tmp_path: Path, count: int, rounds: int) -> tuple[LightSites, dict[int, 
     return sites, memory, result.directory
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "count", [100, pytest.param(1000, marks=[pytest.mark.nightly, pytest.mark.timeout(3600)])]
+)
 def test_all_sites_take_part_in_each_round(
     tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_all_sites_take_part_in_each_round(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(3600)
 def test_memory_is_flat_from_round_10_to_100(tmp_path: Path) -> None:
     _, memory, _ = run(tmp_path, 100, rounds=100)
     assert memory[100] - memory[10] < 4 * 2**20  # 9,000 asks with answers of 2.7 kB
