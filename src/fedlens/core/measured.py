@@ -63,7 +63,10 @@ class Measured:
         Raises `ValueError` if its sparse sums have more than `most` values in all: a few bytes can name any shape.
         """
         sums = dict(payload["sums"])
-        if (values_of := sum(prod(part["shape"]) for part in payload["sparse"].values())) > most:
+        shapes = [part["shape"] for part in payload["sparse"].values()]
+        if any(extent < 0 for shape in shapes for extent in shape):
+            raise ValueError("sums of a negative size")
+        if (values_of := sum(map(prod, shapes))) > most:
             raise ValueError(f"sums of {values_of:,} values, where at most {most:,.0f} are expected")
         for name, part in payload["sparse"].items():
             values: Tensor = part["values"]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.protocol import ClientId
 from fedlens.core.types import is_client
+from fedlens.core.wire.census import MOST_EXAMPLES
 from fedlens.data.client_datasets import ClientDataset, ClientDatasets
 from fedlens.data.dataset import Dataset
 from fedlens.data.federated import hold_out_each
@@ -98,11 +99,19 @@ def divided(roster: Roster, validation: float, seed: int) -> Roster:
     A census counts all examples of a client; how many it holds out depends on the sizes of all. A roster that was
     divided before is divided anew, with the same result.
 
+    Raises `DataError` if they have more examples than a federation may have.
+
     >>> from fedlens.core.wire.census import CountedClient, SiteCensus
     >>> roster = Roster.of(SiteCensus(name, [CountedClient(name, 10)]) for name in "ab")
     >>> divided(roster, 0.2, seed=0).held_out.tolist(), divided(roster, 0.2, seed=0).sizes().tolist()
     ([2, 2], [8, 8])
     """
+    if (total := int((roster.examples + roster.held_out).sum())) > MOST_EXAMPLES:
+        raise DataError(
+            f"the sites count {total:,} examples, more than {MOST_EXAMPLES:,}",
+            where="census",
+            hint="look in the log for the site that counts too many, and revoke it",
+        )
     if not validation:
         return roster
     rest, _, held_offsets = hold_out_each(_whole(roster), validation, seed)

@@ -67,6 +67,7 @@ class CensusLink(Link):
         roster: of a run that is resumed; `freeze` sets that of a new one.
         sent: the log of asks on the disk.
         clock: gives the seconds that waits are compared with.
+        pixels: those of a channel of one image, if sites sum them.
 
     Attributes:
         post: seals messages of this start.
@@ -86,9 +87,10 @@ class CensusLink(Link):
         roster: Roster | None = None,
         sent: SentLog | None = None,
         clock: Callable[[], float] = monotonic,
+        pixels: int | None = None,
     ) -> None:
         self._link, self._registry, self._record, self._log = link, registry, record, log
-        self._channels, self.roster, self._clock = channels, roster, clock
+        self._channels, self._pixels, self.roster, self._clock = channels, pixels, roster, clock
         root = hashlib.sha256(registry.root).digest()
         self.post = Post(self, key, root, record.run, record.attempt, log=sent)
         self.round, self.largest, self.failures = 0, 0, Counter[tuple[str, str]]()
@@ -269,8 +271,12 @@ class CensusLink(Link):
             return "roster" if census.site not in self.roster.sites else self.roster.changed_in(census)
         if census.contract != self._record.digest:
             return "contract"
-        summed = None if census.sums is None else len(census.sums.values)
-        return "sums" if summed != self._channels else None
+        if (sums := census.sums) is None:
+            return None if self._channels is None else "sums"
+        # With more pixels than its images have, one site would decide the mean of all.
+        images, pixels = sum(client.examples for client in census.clients), sums.images * (self._pixels or 0)
+        fits = sums.images <= images and sums.pixels == pixels and len(sums.values) == self._channels
+        return None if fits else "sums"
 
     def _drop(self, arrived: Collection[Arrived]) -> None:
         for each in arrived:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
@@ -193,6 +194,7 @@ class _Server:
             dataset["input_shape"][0] if self.config.sums_moments else None,
             Roster.load(self.directory.roster_path) if frozen else None,
             self._sent,
+            pixels=prod(dataset["input_shape"][1:]),
         )
         self._watch.follow(sites, engine)
         self.log.write("started", run=self.record.run, attempt=self.record.attempt, resumed=frozen)

@@ -422,6 +422,23 @@ def test_random_bodies_are_refused_one_by_one(federation: Federation, link: Http
     assert within(lambda: put(federation, site, ask, good)) == (201, "")
 
 
+def test_faults_of_a_site_are_counted_and_do_not_fill_the_log(
+    federation: Federation, link: HttpsLink
+) -> None:
+    site, other = federation.site("ward-a"), federation.site("ward-b")
+    ask = federation.ask()
+    link.send("ward-a", ask, {})
+    wrong = b"".join(answer_to(ask, other.identity()))
+
+    async def attacker() -> None:
+        for _ in range(30):
+            assert (await put(federation, site, ask, wrong))[0] == 422
+
+    within(attacker)
+    assert link.refused["ward-a", "signature"] == 30
+    assert len([kind for kind, *_ in federation.notices if kind == "refused"]) == 10
+
+
 def test_another_protocol_is_refused_with_its_name(federation: Federation, link: HttpsLink) -> None:
     context = client_context(federation.site("ward-a").folder)
     answer = within(lambda: request(federation, context, "GET", "/next", {"fedlens-protocol": "2"}))

@@ -55,3 +55,10 @@ def test_a_matrix_of_few_values_is_sent_as_these_and_is_the_same_again() -> None
     assert not dense.to_payload()["sparse"]
     for one in (sparse, dense, part(0)):
         assert same(Measured.from_payload(one.to_payload()), one)
+
+
+def test_a_negative_size_does_not_make_up_for_a_large_one() -> None:
+    values = {"at": torch.tensor([0]), "values": torch.ones(1)}
+    sparse = {"large": {**values, "shape": [10**10]}, "small": {**values, "shape": [-(10**10)]}}
+    with pytest.raises(ValueError, match="negative size"):
+        Measured.from_payload({"sums": {}, "sparse": sparse, "rows": {}}, most=1000)

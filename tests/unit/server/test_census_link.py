@@ -59,7 +59,12 @@ class Run:
     """One start of a run of sites `names`, which are accepted."""
 
     def __init__(
-        self, folder: Path, *names: str, roster: Roster | None = None, channels: int | None = None
+        self,
+        folder: Path,
+        *names: str,
+        roster: Roster | None = None,
+        channels: int | None = None,
+        pixels: int | None = None,
     ) -> None:
         self.federation = Federation(folder)
         self.keys = {name: self.federation.site(name) for name in names}
@@ -67,7 +72,7 @@ class Run:
         self.link, self.path = FakeLink(), folder / "serve.log.jsonl"
         self.sites = CensusLink(
             self.link, self.federation.registry, self.federation.key, self.record, EventLog(self.path), channels,
-            roster, clock=lambda: self.link.now,
+            roster, clock=lambda: self.link.now, pixels=pixels,
         )  # fmt: skip
         self.sites.collect(0, ())
 
@@ -81,8 +86,9 @@ class Run:
         told, counted = self.link.told[name][answers], changes.pop("clients", [CountedClient(name, examples)])
         contract, sums = changes.pop("contract", self.record.digest), changes.pop("sums", None)
         census = SiteCensus(name, counted, contract=contract, sums=sums)
+        details = {**census.to_plain(), **changes.pop("details", {})}
         fields = told.fields._replace(direction="answer", ask=told.digest)._replace(**changes)
-        message = seal(self.keys[name].identity(), "census", fields, census.to_plain(), b"")
+        message = seal(self.keys[name].identity(), "census", fields, details, b"")
         self.link.queue.append(Arrived(name, message, io.BytesIO(message.head)))
         self.link.seen[name] = 1.0
         assert not self.sites.collect(0, ())  # the engine never sees it
@@ -185,13 +191,16 @@ def test_sums_are_given_where_they_are_asked_for(tmp_path: Path) -> None:
     sums = ChannelSums(1, 10, (2.0,), (1.0,))
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
-    given, summed = Run(tmp_path / "one", "a"), Run(tmp_path / "two", "a", channels=1)
+    given, summed = Run(tmp_path / "one", "a"), Run(tmp_path / "two", "a", channels=1, pixels=10)
     given.census("a", sums=sums)
     summed.census("a")
     for run in (given, summed):
         assert run.link.told["a"][-1].details["refused"] == "sums"
     summed.census("a", sums=sums)
     assert summed.sites.online()
+    for lie in (ChannelSums(1, 10**15, (2.0,), (1.0,)), ChannelSums(11, 110, (2.0,), (1.0,))):
+        summed.census("a", sums=lie)  # more than its images have, so that it would decide the mean of all
+        assert summed.link.told["a"][-1].details["refused"] == "sums"
 
 
 def test_a_census_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -318,3 +327,22 @@ def test_a_silent_site_is_late(tmp_path: Path) -> None:
         "expected",
         None,
     )
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"clients": 5},
+        {"clients": [["a", 2**40, 0]]},
+        {"clients": [["a", 2**26, 0], ["a/b", 1, 0]]},
+        {"sums": [1, 10, [10**400], [1]]},
+        {"sums": [1, 10**400, [1.0], [1.0]]},
+    ],
+    ids=["number", "many", "many-in-all", "huge-sum", "huge-pixels"],
+)
+def test_no_census_of_a_site_ends_the_run(details: dict[str, Any], tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", channels=1, pixels=10)
+    run.census("a", details=details)
+    assert run.link.told["a"][-1].details["refused"] == "census"
+    run.census("b", sums=ChannelSums(1, 10, (2.0,), (1.0,)))
+    assert run.sites.online().keys() == {"b"}

@@ -8,7 +8,9 @@ from typing import Any
 
 from fedlens.base.errors import DecodingError, one_line
 
-_MOST = 2**40
+MOST_EXAMPLES = 2**26
+"""The most examples of a federation: who divides them takes memory for each."""
+_PIXELS = 2**60
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ class SiteCensus:
         `DecodingError` for anything else.
         """
         clients: list[CountedClient] = []
-        for entry in told.get("clients") or ():
+        entries = told.get("clients")
+        for entry in entries if isinstance(entries, list) else ():
             match entry:
                 case [str(name), int(examples), int(held_out)] if (
-                    0 <= examples < _MOST and 0 <= held_out < _MOST
+                    0 <= examples <= MOST_EXAMPLES and 0 <= held_out <= MOST_EXAMPLES
                 ):
                     if (
                         len(name) <= 128
@@ -97,6 +100,8 @@ class SiteCensus:
         names = [each.name for each in clients]
         if not clients or len(set(names)) < len(names) or len(names) > 100_000:
             raise _fault(site, "it needs clients with different names")
+        if sum(each.examples + each.held_out for each in clients) > MOST_EXAMPLES:
+            raise _fault(site, f"it has more than {MOST_EXAMPLES:,} examples")
         versions, contract = told.get("versions"), told.get("contract")
         if not isinstance(versions, Mapping) or not all(isinstance(v, str) for v in versions.values()):
             raise _fault(site, "its versions are no texts")
@@ -109,10 +114,14 @@ def _sums(site: str, told: Any) -> ChannelSums | None:
     match told:
         case None:
             return None
-        case [int(images), int(pixels), list(values), list(squares)] if images > 0 and pixels > 0:
+        case [int(images), int(pixels), list(values), list(squares)] if (
+            0 < images <= MOST_EXAMPLES and 0 < pixels <= _PIXELS
+        ):
             numbers = [*values, *squares]
             # Values are in [0, 1], so no sum is below that of the squares or above the number of pixels.
-            fit = len(values) == len(squares) <= 64 and all(isinstance(x, int | float) for x in numbers)
+            fit = len(values) == len(squares) <= 64 and all(
+                isinstance(x, int | float) and -_PIXELS <= x <= 2 * _PIXELS for x in numbers
+            )
             if fit and all(
                 0 <= s <= v * (1 + 1e-9) <= pixels * (1 + 1e-6) for v, s in zip(values, squares, strict=True)
             ):

@@ -37,12 +37,13 @@ from fedlens.base.errors import IdentityError, RunFailed, told
 from fedlens.core.wire.message import MOST_HEAD, PROTOCOL, Message, MessageError, check_body, read
 from fedlens.engines.links.connections import Connection, Connections, Limits, RateLimit
 from fedlens.engines.links.link import Arrived, Link, Notice
-from fedlens.engines.links.outbox import Outbox, Outgoing
+from fedlens.engines.links.outbox import Inbox, Outbox, Outgoing
 from fedlens.engines.links.uploads import Upload, most_of_answer
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.tls import FederationContext, Peer
 
 _PIECE = 2**18
+_FAULTS = 10  # notices in a minute of what one site does wrong; all of it is counted
 _RANGE = re.compile(r"bytes=(\d{1,15})-")
 _CONTENT_RANGE = re.compile(r"bytes (?:\*|(\d{1,15})-\d{1,15})/(\d{1,15})")
 _HAVE = re.compile(r"(?:[0-9a-f]{64}(?:,[0-9a-f]{64}){0,63})?")
@@ -86,8 +87,9 @@ class HttpsLink(Link):
         self._limits = limits or Limits()
         self._connections = Connections(self._limits)
         self._rates = RateLimit(self._limits.enrol_per_address), RateLimit(self._limits.enrol_in_all)
+        self._faults = RateLimit(_FAULTS)
         self._outbox = Outbox()
-        self._queue: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._failure: BaseException | None = None
         self.refused: Counter[tuple[str, str]] = Counter()
         """How often a message of a site was refused, by the site's name and the reason."""
@@ -115,9 +117,9 @@ class HttpsLink(Link):
         self._call(self._outbox.keep, frozenset(waiting))
         arrived = []
         with suppress(queue.Empty):
-            arrived.append(self._queue.get(timeout=seconds))
+            arrived.append(self._inbox.get(seconds))
             while True:
-                arrived.append(self._queue.get_nowait())
+                arrived.append(self._inbox.get(0))
         if self._failure is not None:
             raise RunFailed(
                 f"the link to the sites stopped: {told(self._failure)}", hint="start the server again"
@@ -143,7 +145,7 @@ class HttpsLink(Link):
         self._thread.join()
         with suppress(queue.Empty):
             while True:
-                if (left := self._queue.get_nowait()) is not None:
+                if (left := self._inbox.get(0)) is not None:
                     left.file.close()
 
     def _call(self, function: Callable[..., None], *values: object) -> None:
@@ -159,7 +161,7 @@ class HttpsLink(Link):
         except BaseException as error:  # the engine's thread raises it
             self._failure = error
         finally:
-            self._queue.put(None)
+            self._inbox.put(None)
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
@@ -227,7 +229,7 @@ class HttpsLink(Link):
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as error:
-            self._notice("error", connection.group, told(error))
+            self._tell("error", connection.group, told(error))
             raise
         finally:
             connection.limit(self._limits.idle)
@@ -300,7 +302,7 @@ class HttpsLink(Link):
         try:
             return web.Response(body=await asyncio.to_thread(self._registry.renew, peer, text))
         except IdentityError as error:
-            self._notice("renewal", peer.name, error.what)
+            self._tell("renewal", peer.name, error.what)
             raise _Refused(403, "renewal") from None
 
     async def _next(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
@@ -428,7 +430,7 @@ class HttpsLink(Link):
             if isinstance(error, TimeoutError | ConnectionError):
                 raise
             outgoing.close()
-            self._notice("disk", peer.name, f"its answer cannot be kept: {error.strerror or told(error)}")
+            self._tell("disk", peer.name, f"its answer cannot be kept: {error.strerror or told(error)}")
             raise _Refused(507, close=True) from error
         return web.Response(status=201 if upload.complete else 202)
 
@@ -443,7 +445,7 @@ class HttpsLink(Link):
             outgoing.upload = outgoing.check = None
             raise
         outgoing.accepted, outgoing.upload = True, None
-        self._queue.put(Arrived(peer.name, message, upload.file))
+        self._inbox.put(Arrived(peer.name, message, upload.file))
 
     async def _census(self, request: web.BaseRequest, peer: Peer, name: str) -> web.StreamResponse:
         stream = io.BytesIO(await self._read(request, MOST_HEAD + self._limits.inline))
@@ -458,16 +460,21 @@ class HttpsLink(Link):
             raise self._refused(peer, error) from error
         self._admit(peer)
         stream.seek(start)
-        self._queue.put(Arrived(peer.name, message, stream))
+        self._inbox.put_census(Arrived(peer.name, message, stream))
         return web.Response(status=201)
 
     def _refused(self, peer: Peer, error: MessageError, received: int = 0) -> _Refused:
         """The response to a message that is refused, which is counted and told the operator."""
         if error.reason != "offset":  # which only says where to go on
             self.refused[peer.name, error.reason] += 1
-            self._notice("refused", peer.name, error.what)
+            self._tell("refused", peer.name, error.what)
         received_header = {"fedlens-received": str(received)}
         return _Refused(_STATUS.get(error.reason, 422), error.reason, close=True, **received_header)
+
+    def _tell(self, kind: str, site: str, what: str) -> None:
+        """Tells the operator of a fault, unless the site has filled the log with others in the last minute."""
+        if self._faults.admits(site, self._loop.time()):
+            self._notice(kind, site, what)
 
     def _ask(self, peer: Peer, name: str) -> Outgoing:
         """The open ask of this site with this digest. An answer to any other is late, or not this site's to give."""

@@ -1,12 +1,15 @@
-"""What waits for each site: messages, the blobs that they name, and answers that are arriving."""
+"""What waits for each site: messages, the blobs that they name, and answers that are arriving; and for the engine."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedlens.core.wire.message import Message
+from fedlens.engines.links.link import Arrived
 from fedlens.engines.links.uploads import Upload
 
 
@@ -83,3 +86,34 @@ class Outbox:
         messages = [each.message for each in site.messages.values() if accepted or not each.accepted]
         messages += [] if site.experiment is None else [site.experiment]
         return {digest for each in messages for digest in (each.fields.payload, each.fields.shared)}
+
+
+class Inbox:
+    """What has arrived for the engine, which may compute for an hour: of a site's censuses only the last one is kept.
+
+    All threads may use it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Arrived | str | None] = queue.SimpleQueue()
+        self._censuses: dict[str, Arrived] = {}
+        self._lock = threading.Lock()
+
+    def put(self, arrived: Arrived | None) -> None:
+        """Adds an answer, or None to wake the engine."""
+        self._queue.put(arrived)
+
+    def put_census(self, census: Arrived) -> None:
+        """Adds a census, in place of an earlier one of its site."""
+        with self._lock:
+            if census.site not in self._censuses:
+                self._queue.put(census.site)
+            self._censuses[census.site] = census
+
+    def get(self, seconds: float) -> Arrived | None:
+        """The next message; waits for it for at most so many seconds. Raises `queue.Empty` without one."""
+        found = self._queue.get(timeout=seconds) if seconds else self._queue.get_nowait()
+        if not isinstance(found, str):
+            return found
+        with self._lock:
+            return self._censuses.pop(found)
