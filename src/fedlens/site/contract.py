@@ -13,10 +13,11 @@ from typing import Any
 import tomli_w
 
 from fedlens.algorithms.registry import ALGORITHMS, RULES
-from fedlens.base.errors import ConfigError, nearest
+from fedlens.base.errors import ConfigError, DataError, nearest
 from fedlens.base.parse_text import parse_toml
 from fedlens.base.printable import printable
 from fedlens.base.registry import Registry
+from fedlens.base.shell_command import quoted_command
 from fedlens.data.augmentation.augment import AUGMENTS
 from fedlens.files.atomic_files import refuse_link
 from fedlens.files.caches import HUB
@@ -134,7 +135,8 @@ class Contract:
 
     def lines(self) -> list[str]:
         """The settings for a person, one a line, without characters that a terminal would obey."""
-        lines = printable(self.text).splitlines()
+        # Not the text itself: a comment, or lines in a string, could look like settings.
+        lines = printable(tomli_w.dumps(self.settings)).splitlines()
         return lines + [f"# approved file: {line} {self.site.files[line]}" for line in self.files().values()]
 
     def files(self) -> dict[str, str]:
@@ -267,8 +269,34 @@ def _refused(key: str, what: str, hint: str) -> ConfigError:
 def approve(contract: Contract, folder: Path) -> Path:
     """Notes that this site computes the experiment; `folder` is that of the site. Returns the path of the note."""
     path = private_folder(folder / "approved") / f"{contract.digest}.toml"
+    path.with_suffix(".division").unlink(missing_ok=True)
     write_private(path, contract.text.encode())
     return path
+
+
+def check_division(contract: Contract, folder: Path, division: str) -> None:
+    """Notes, at the first time, how the images of the site are divided into those to train on and those to measure.
+
+    The sizes of all clients decide that, and the server tells them. With other sizes it would get sums over other
+    images, and the difference of two sums tells a single image.
+
+    Args:
+        contract: the experiment.
+        folder: that of the site.
+        division: a digest of the sizes.
+
+    Raises `DataError` if they are not those of the first time after the experiment was approved.
+    """
+    path = private_folder(folder / "approved") / f"{contract.digest}.division"
+    if not path.exists():
+        write_private(path, division.encode())
+    elif read_private(path) != division.encode():
+        again = quoted_command("site", "review", approve=contract.digest[:12], folder=folder)
+        raise DataError(
+            "the server has other clients or sizes than before, so other images of this site would be held out",
+            where="roster",
+            hint=f"if the sites have changed, run {again} and start the site again",
+        )
 
 
 def approved(contract: Contract, folder: Path) -> bool:

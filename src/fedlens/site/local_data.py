@@ -63,6 +63,11 @@ class LocalData:
     _gone: frozenset[str] = field(repr=False)
 
     @property
+    def folder(self) -> Path:
+        """That of the site."""
+        return self._record.parent.parent
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Those of its clients, sorted: SITE, or SITE/VALUE for each value of the column `clients`."""
         return tuple(sorted(self.clients))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,18 +20,18 @@ from fedlens.core.protocol import ClientId, Program
 from fedlens.core.random import Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.types import is_client
-from fedlens.core.wire.census import SiteCensus
+from fedlens.core.wire.census import MOST_EXAMPLES, SiteCensus
 from fedlens.data.catalogue import data_directory
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import ExamplesHere
 from fedlens.engines.inline import inline
 from fedlens.run.build import Built, build
 from fedlens.settings.plan import Plan
-from fedlens.site.contract import Contract, approved, read_contract
+from fedlens.site.contract import Contract, approved, check_division, read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SiteSettings
 
-_CLIENTS, _EXAMPLES = 2**20, 2**26  # what a site computes the split of held-out examples over
+_CLIENTS = 2**20  # what a site computes the split of held-out examples over
 
 
 @dataclass
@@ -70,6 +72,8 @@ class Workplace:
         with own_names(code):
             planned = local.contract.plan()
             built = _built(planned, roster, local, rows)
+        if planned.config.data.validation:
+            check_division(local.contract, local.folder, _division(rows, roster))
         least = local.settings.data.min_examples
         refused = {
             "trains on the examples of all clients in one place": built.algorithm.pools_data,
@@ -197,13 +201,15 @@ def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any])
         examples, held_out = (np.asarray(sizes[name]) for name in ("examples", "held_out"))
         images, total = int(sizes["images"] or 0), examples + held_out
         sound = examples.dtype == held_out.dtype == np.int64 and 0 < len(total) == total.size <= _CLIENTS
-        if not sound or len(examples) != len(held_out) or not 0 <= total.sum() <= _EXAMPLES:
+        # Also one by one: a sum of large sizes overflows, to a small one.
+        sound = sound and all(((each >= 0) & (each <= MOST_EXAMPLES)).all() for each in (examples, held_out))
+        if not sound or len(examples) != len(held_out) or total.sum() > MOST_EXAMPLES:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise DataError(
             "the sizes of the clients are not readable",
             where=where,
-            hint=f"a roster has at most {_CLIENTS:,} clients with {_EXAMPLES:,} examples in all",
+            hint=f"a roster has at most {_CLIENTS:,} clients with {MOST_EXAMPLES:,} examples in all",
         ) from None
     if set(rows) != set(local.clients) or len(set(rows.values())) < len(rows):
         raise DataError(
@@ -225,6 +231,12 @@ def _roster(local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any])
         moments = _moments(sizes, local.dataset.input_shape[0])
     names = tuple(f"{row:012d}" for row in range(len(total)))
     return Roster(names, names, examples, held_out, local.contract.digest, moments, images)
+
+
+def _division(rows: Mapping[str, int], roster: Roster) -> str:
+    """SHA-256 of what decides, besides the contract, which examples of this site are held out."""
+    text = json.dumps([sorted(rows.items()), (roster.examples + roster.held_out).tolist()])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _moments(sizes: Mapping[str, Any], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

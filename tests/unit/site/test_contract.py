@@ -354,3 +354,9 @@ def test_a_terminal_sees_no_character_that_it_would_obey(text: str, site: SiteSe
     contract = read_contract(put(parse_toml(text), "name", "a\x1b[31mb\u202e"), site)
     assert isinstance(contract, Contract)
     assert all(line.isprintable() or not line for line in contract.lines())
+
+
+def test_people_see_the_settings_and_no_text_that_only_looks_like_them(text: str, site: SiteSettings) -> None:
+    disguised = "# rounds = 1\n" + put(parse_toml(text), "name", "a\nrounds = 1\n")
+    lines = read_contract(disguised.replace('"a\\nrounds = 1\\n"', '"""a\nrounds = 1\n"""'), site).lines()
+    assert not any(line.lstrip("# ").startswith("rounds = 1") for line in lines)

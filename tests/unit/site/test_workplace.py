@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from fedlens import Experiment
-from fedlens.base.errors import ConfigError
+from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Program
 from fedlens.data.dataset import Dataset
@@ -31,11 +32,13 @@ from fedlens.identity.keys import KeyPair
 from fedlens.models.registry import MODELS
 from fedlens.models.simple import small_cnn
 from fedlens.run.build import build
+from fedlens.site.contract import approve
+from fedlens.site.local_data import LocalData
 from fedlens.site.workplace import Workplace
 from fedlens.tasks.classification import Classification
 from tests.unit.engines.loopback import Clock, LoopbackLink, Site
 from tests.unit.site import drawn
-from tests.unit.site.site_kit import opened, plan_at_server, write_images, write_site
+from tests.unit.site.site_kit import opened, plan_at_server, workplace, write_images, write_site
 from tests.unit.tasks import detection_kit
 
 SITES = ("a", "b", "c")
@@ -54,6 +57,13 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
     "moon": {},
     "feddyn": {},
     "fedavgm": {"model": {"name": "small-cnn", "freeze": "backbone", "cache_features": True}},
+}
+FORM: Mapping[str, Any] = {
+    "name": "sites",
+    "classes": [str(t) for t in range(10)],
+    "input_shape": [1, 8, 8],
+    "mean": list(digits(Path(), False, 0).mean),
+    "std": list(digits(Path(), False, 0).std),
 }
 WORDS = ("nought", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -80,12 +90,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory, owners: NDArray[np.int64])
 
 
 def at_sites(**changes: Any) -> dict[str, Any]:
-    data = digits(Path(), False, 0)
-    moments = {"mean": list(data.mean), "std": list(data.std)}
-    form = {"name": "sites", "classes": [str(t) for t in range(10)], "input_shape": [1, 8, 8], **moments}
     return {
         **COMMON,
-        "data": {"dataset": {**form, "test": "digits"}, **SPLIT},
+        "data": {"dataset": {**FORM, "test": "digits"}, **SPLIT},
         "engine": {"name": "network", "max_share": 1.0, "patience": 5.0},
         **changes,
     }
@@ -293,6 +300,35 @@ def test_single_examples_are_sent_only_where_min_examples_is_1(
     opened(plan_at_server(at_sites(evaluation={})), {"a": tmp_path})
     with pytest.raises(ConfigError, match="measures single examples, and min_examples is 8"):
         opened(plan_at_server(at_sites()), {"a": tmp_path})
+
+
+def test_held_out_images_are_the_same_until_the_experiment_is_approved_again(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for site in ("a", "b"):  # folders of their own, without notes of other tests
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "scans").symlink_to(folders["a"] / "scans")
+        write_site(tmp_path / site)
+    planned = plan_at_server(at_sites())
+    roster, (place, _) = opened(planned, {site: tmp_path / site for site in ("a", "b")})
+    workplace(place.local, roster)
+    sizes = roster.examples + roster.held_out
+    other = replace(roster, ids=("0", *roster.ids), sites=("0", *roster.sites),
+                    examples=np.array([7, *sizes]), held_out=np.zeros(3, np.int64))  # fmt: skip
+    with pytest.raises(DataError, match="other images of this site would be held out"):
+        workplace(place.local, other)
+    with pytest.raises(DataError, match="other images"):  # also for another run
+        workplace(LocalData.open(place.local.contract, "a", tmp_path / "a", "run-2"), other)
+    approve(place.local.contract, tmp_path / "a")
+    workplace(place.local, other)
+
+
+def test_sizes_whose_sum_overflows_are_refused(folders: dict[str, Path]) -> None:
+    roster, (place,) = opened(plan_at_server(at_sites(rounds=5)), {"a": folders["a"]})
+    more = np.array([*(roster.examples + roster.held_out), *[2**62] * 4])
+    huge = {"examples": more, "held_out": np.zeros_like(more), "mean": None, "std": None, "images": 0}
+    with pytest.raises(DataError, match="not readable"):
+        Workplace.open(place.local, {"a": 0}, huge)
 
 
 def clients_of(directory: Path) -> list[dict[str, Any]]:
