@@ -313,7 +313,9 @@ class Agent:
         text, new = details.get("settings"), _Experiment(message, body)
         run, digest = (
             message.fields.run,
-            hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else None,
+            hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+            if isinstance(text, str)
+            else None,
         )
         if message.purpose != "experiment" or digest is None or details.get("contract") != digest:
             raise MessageError("mismatch", "it is no experiment")

@@ -167,7 +167,7 @@ class ServerConnection:
         message = read(stream, self._keys.server_identity())
         if (message.fields.direction, message.fields.root) != ("ask", self._root):
             raise MessageError("mismatch", "it is no message of this federation's server")
-        body, size = stream.read(), message.details["size"]
+        body, size = stream.read(), message.details.get("size", 0)
         if size and not body:
             with suppress(Closed):
                 return message, await self.blob(message.fields.payload, size)

@@ -48,7 +48,8 @@ def proposed_experiment(
         if received is None:
             return None
         message, text = received[0], received[0].details.get("settings")
-        digest = hashlib.sha256(text.encode()).hexdigest() if isinstance(text, str) else None
+        coded = text.encode(errors="surrogatepass") if isinstance(text, str) else b""
+        digest = hashlib.sha256(coded).hexdigest() if coded else None
         if message.purpose != "experiment" or message.details.get("contract") != digest:
             raise MessageError("mismatch", "the server's message is no experiment", hint="tell the operator")
         return str(text)

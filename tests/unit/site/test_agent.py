@@ -525,7 +525,8 @@ def test_an_experiment_that_does_not_fit_is_said_once_and_not_told(site: Site, e
 def test_a_message_that_is_no_experiment_is_refused(site: Site) -> None:
     async def part(server: Server) -> None:
         good, body = server.message or (ask_of(), b"")
-        for details in ({**good.details, "contract": "0" * 64}, {}):
+        half = {**good.details, "settings": "\ud800"}  # half of a pair, which is no text in UTF-8
+        for details in ({**good.details, "contract": "0" * 64}, {}, half):
             server.message = control(SERVER, ROOT, "experiment", details, body, "run", 1), body
             before = len(site.lines)
             await server.until(lambda before=before: len(site.lines) > before)  # type: ignore[misc]
@@ -533,7 +534,7 @@ def test_a_message_that_is_no_experiment_is_refused(site: Site) -> None:
         assert await server.reason(server.ask()) is None
 
     site.play(part)
-    assert all("refused: it is no experiment" in line for line in site.lines[:2])
+    assert all("refused: it is no experiment" in line for line in site.lines[:3])
 
 
 def test_a_full_disk_is_a_failure_and_the_ask_can_come_again(

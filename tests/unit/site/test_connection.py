@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedlens.core.wire.message import Caps, read_payload, write_payload
+from fedlens.core.wire.message import Caps, MessageError, read, read_payload, write_payload
+from fedlens.identity.signing import signed_bytes
 from tests.link_kit import At, Federation, answer_to, blobs, within
 
 
@@ -42,3 +45,28 @@ def test_an_ask_goes_out_and_its_answer_comes_back(federation: Federation) -> No
         assert read_payload(arrived.body(), Caps(2**30))["w"].tolist()[-1] == 999_999
         assert link.collect(0, [ask.digest]) == []
         assert link.online().keys() == {"ward-a"}
+
+
+def test_a_message_that_does_not_tell_its_size_is_refused(federation: Federation) -> None:
+    whole = federation.ask(shared=b"")
+    text = b'{"map":{}}'
+    fields = whole.fields._replace(report=hashlib.sha256(text).digest())
+    signed = signed_bytes("ask", fields)
+    parts = (
+        len(signed).to_bytes(8, "big"),
+        signed,
+        federation.key.sign(signed),
+        len(text).to_bytes(8, "big"),
+        text,
+    )
+    message = read(io.BytesIO(b"".join(parts)), federation.key.public)
+    with federation.link() as link:
+        site = federation.site("ward-a")
+        link.send("ward-a", message, {})
+
+        async def agent() -> None:
+            async with At(site) as connection:
+                with pytest.raises(MessageError, match="not the one that was signed"):
+                    await connection.next([])
+
+        within(agent)
