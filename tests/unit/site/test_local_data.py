@@ -286,7 +286,10 @@ BAD: Mapping[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         lambda _: {"dataset": {"name": "image-folder", "path": "scans", "table": "scans.csv", "channels": 3}},
         r"the images are \[3, 8, 8\]",
     ),
-    "another kind": (lambda _: {"dataset": {"name": "camvid"}}, "segmentation|not found|missing"),
+    "another kind": (
+        lambda at: {"dataset": {"name": "mask-folder", **write_folder(at / "masks", "mask-folder")}},
+        "the data are for segmentation, and the experiment for classification",
+    ),
     "no such folder": (lambda _: {"dataset": {"name": "image-folder", "path": "nowhere"}}, "nowhere"),
 }
 
