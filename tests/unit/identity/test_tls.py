@@ -7,6 +7,7 @@ import shutil
 import ssl
 from datetime import timedelta
 from pathlib import Path
+from time import time
 
 import pytest
 from cryptography import x509
@@ -72,13 +73,13 @@ def test_a_site_of_another_federation_is_refused(federation: FederationFolder, t
 
 @pytest.mark.parametrize(
     ("made", "good"),
-    [(-90 * DAY - HOUR, False), (-89 * DAY, True), (HOUR - 60, True), (HOUR + 600, False)],
+    [(-90 * DAY - HOUR, False), (-89 * DAY, True), (HOUR - 60, True), (HOUR + DAY, False)],
     ids=["expired", "old", "an hour early", "too early"],
 )
 def test_a_certificate_counts_from_an_hour_before_it_was_made_for_90_days(
     federation: FederationFolder, tmp_path: Path, made: float, good: bool
 ) -> None:
-    path, peer = forged(tmp_path, issuer_of(federation), "ward-a", NOW + made)
+    path, peer = forged(tmp_path, issuer_of(federation), "ward-a", time() + made)
     at_server, _ = connect(server_context(federation.folder), context_with(path, federation.root))
     assert (at_server == peer) is good
     assert good or isinstance(at_server, ssl.SSLCertVerificationError)

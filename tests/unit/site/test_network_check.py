@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -34,7 +35,7 @@ def link(kit: Federation) -> Iterator[HttpsLink]:
         yield link
 
 
-def failed(keys: SiteKeys, clock: Callable[[], float] = lambda: NOW) -> Step:
+def failed(keys: SiteKeys, clock: Callable[[], float] = time) -> Step:
     """The step that fails, after others that did not."""
     *before, last = check_network(keys, clock=clock)
     assert all(step.ok and not step.hint for step in before)
@@ -70,7 +71,7 @@ def answering(reply: bytes | None) -> Iterator[int]:
 
 
 def test_every_step_of_an_accepted_site_works(kit: Federation, link: HttpsLink) -> None:
-    steps = list(check_network(kit.site("ward-a"), clock=lambda: NOW))
+    steps = list(check_network(kit.site("ward-a"), clock=time))
     assert [step.name for step in steps] == ["name", "port", "TLS", "clock", "certificate", "acceptance"]
     assert all(step.ok for step in steps)
 
@@ -133,7 +134,7 @@ def test_a_server_with_an_old_issuer(kit: Federation, tmp_path: Path) -> None:
     kit.registry.rotate(ROOT)
     with kit.link():
         keys.port = kit.port
-        assert all(step.ok for step in check_network(keys, clock=lambda: NOW))
+        assert all(step.ok for step in check_network(keys, clock=time))
     listener = socket.create_server((HOST, 0))
     keys.port = listener.getsockname()[1]
 
@@ -157,8 +158,6 @@ def test_a_server_with_an_old_issuer(kit: Federation, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ahead", "said"), [(HOUR, "60 min ahead of"), (-HOUR, "60 min behind")])
 def test_a_clock_that_is_wrong(kit: Federation, link: HttpsLink, ahead: float, said: str) -> None:
-    from time import time
-
     step = failed(kit.site("ward-a"), lambda: time() + ahead)
     assert step.name == "clock"
     assert f"the clock of this machine is {said} that of the server" in step.what
@@ -211,7 +210,7 @@ def test_a_proxy(kit: Federation, link: HttpsLink, monkeypatch: pytest.MonkeyPat
         step = failed(keys)
         assert (step.name, step.hint) == ("proxy", "set https_proxy=http://NAME:PASSWORD@HOST:PORT")
         monkeypatch.setenv("https_proxy", f"http://ward:secret%20word@{HOST}:{proxy.port}")
-        steps = list(check_network(keys, clock=lambda: NOW))
+        steps = list(check_network(keys, clock=time))
         assert [step.name for step in steps[:3]] == ["name", "port", "proxy"]
         assert all(step.ok for step in steps)
     monkeypatch.setenv("https_proxy", f"ftp://ward:secret%20word@{HOST}:1")
@@ -246,4 +245,4 @@ def test_a_proxy_that_refuses(
 def test_no_proxy_is_heeded(kit: Federation, link: HttpsLink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", f"http://{HOST}:1")
     monkeypatch.setenv("no_proxy", HOST)
-    assert all(step.ok for step in check_network(kit.site("ward-a"), clock=lambda: NOW))
+    assert all(step.ok for step in check_network(kit.site("ward-a"), clock=time))
