@@ -39,6 +39,10 @@ class Opened(Protocol):
         """The operations and the data; another object after `reread` has changed the data."""
 
     @property
+    def rounds(self) -> int:
+        """How many rounds were approved."""
+
+    @property
     def rows(self) -> Mapping[str, int]:
         """The row of each client of this site, by its name."""
 
@@ -185,6 +189,9 @@ class Answering:
         fields = ask.fields
         if (takes := opened.takes(fields.operation)) is None:
             raise AskRefused("refused", f"'{fields.operation}' is not asked of clients")
+        # Each round draws other batches: with more of them the server would learn more than was approved.
+        if fields.round > opened.rounds:
+            raise AskRefused("refused", f"round {fields.round} of an experiment of {opened.rounds} rounds")
         if fields.client not in opened.rows:
             raise AskRefused("contract", f"'{fields.client}' is no client of this site")
         if (fields.run, fields.attempt, fields.round) != self._round:

@@ -114,6 +114,11 @@ class Workplace:
         data = self.program.data_of(row)
         return len(data), 0 if data.validation is None else len(data.validation)
 
+    @property
+    def rounds(self) -> int:
+        """How many rounds were approved."""
+        return self.built.config.rounds
+
     def takes(self, op: str) -> Schema | None:
         """What a client may be asked by this operation; None if nothing."""
         return self.built.algorithm.takes(op)

@@ -56,6 +56,7 @@ class OpenedProgram:
     takes: Callable[[str], Schema | None] = any_but_evaluate
     reads: list[int] = field(default_factory=list)
     closed: int = 0
+    rounds: int = 20
 
     def __post_init__(self) -> None:
         self.program = inline(device="cpu").applied(self.program)

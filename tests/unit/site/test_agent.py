@@ -422,6 +422,7 @@ def test_the_text_of_an_error_is_in_the_log_of_the_site(site: Site) -> None:
     [
         ({}, {"operation": "evaluate"}, "refused"),
         ({}, {"operation": "no such"}, "refused"),
+        ({}, {"round": 21}, "refused"),
         ({}, {"do": "text"}, "refused"),
         ({}, {"client": "b"}, "contract"),
         ({}, {"run": "other"}, "contract"),

@@ -311,7 +311,7 @@ def test_held_out_images_are_the_same_until_the_experiment_is_approved_again(
         write_site(tmp_path / site)
     planned = plan_at_server(at_sites())
     roster, (place, _) = opened(planned, {site: tmp_path / site for site in ("a", "b")})
-    workplace(place.local, roster)
+    assert workplace(place.local, roster).rounds == 2
     sizes = roster.examples + roster.held_out
     other = replace(roster, ids=("0", *roster.ids), sites=("0", *roster.sites),
                     examples=np.array([7, *sizes]), held_out=np.zeros(3, np.int64))  # fmt: skip
