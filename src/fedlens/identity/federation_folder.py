@@ -180,18 +180,21 @@ class FederationFolder:
 
         Raises `IdentityError` if it is not for the last request, of another root, or not newer.
         """
-        chain = authority.read_chain(signed, "the signed issuer")
+        chain, path = authority.read_chain(signed, "the signed issuer"), self.folder / "issuer.next.pem"
         with one_writer(self.folder):
+            if not path.exists():
+                raise IdentityError(f"{self.name} waits for no issuer", hint="make a request for one first")
             if (self.folder / "root.pem").exists() and der(chain[-1]) != self.root:
                 raise IdentityError(f"the signed issuer is of another root than that of {self.name}")
             number = authority.check_issuer(chain[0], chain[-1], self._clock())
-            key = KeyPair.read(self.folder / "issuer.next.pem", self._passphrase)
+            key = KeyPair.read(path, self._passphrase)
             if chain[0].public_key() != key.key.public_key() or number <= self.issuer()[0]:
                 raise IdentityError("the signed issuer does not fit the last request", hint="sign that one")
             write_private(self.folder / "root.pem", pem(chain[-1:]))
             write_private(self.folder / "issuer.pem", key.pem(self._passphrase) + pem(chain[:1]))
             # After the issuer: sites accept another identity of the server only with a higher issuer.
             write_private(self.folder / "identity.pem", KeyPair.make().pem(self._passphrase))
+            path.unlink()  # its key is in issuer.pem
         self.renew_server()
 
     def renew_server(self) -> bool:
