@@ -79,9 +79,12 @@ def serve(
     """
 
     def start(progress: ServeDisplay) -> Result:
+        from fedlens.identity.federation_folder import FederationFolder
         from fedlens.server.serve import Served, serve
 
-        passphrase = key_passphrase(federation / "identity.pem", passphrase_file)
+        number, _ = FederationFolder(federation).issuer()
+        # Without an issuer there are no keys yet, which `serve` says.
+        passphrase = key_passphrase(federation / "identity.pem", passphrase_file) if number else None
         served = Served(
             experiment,
             federation,

@@ -93,17 +93,17 @@ class DatasetsHere(SiteDatasets):
         return ClientDatasets.data_of(self, client)
 
 
-def divided(roster: Roster, validation: float, seed: int) -> Roster:
+def with_held_out(roster: Roster, validation: float, seed: int) -> Roster:
     """The roster with as many held-out examples for each client as `federate` holds out of the same examples.
 
-    A census counts all examples of a client; how many it holds out depends on the sizes of all. A roster that was
-    divided before is divided anew, with the same result.
+    A census counts all examples of a client; how many it holds out depends on the sizes of all. A roster that
+    has them gets the same ones again.
 
     Raises `DataError` if they have more examples than a federation may have.
 
     >>> from fedlens.core.wire.census import CountedClient, SiteCensus
     >>> roster = Roster.of(SiteCensus(name, [CountedClient(name, 10)]) for name in "ab")
-    >>> divided(roster, 0.2, seed=0).held_out.tolist(), divided(roster, 0.2, seed=0).sizes().tolist()
+    >>> with_held_out(roster, 0.2, seed=0).held_out.tolist(), with_held_out(roster, 0.2, seed=0).sizes().tolist()
     ([2, 2], [8, 8])
     """
     if (total := int((roster.examples + roster.held_out).sum())) > MOST_EXAMPLES:
@@ -129,9 +129,9 @@ def federate_here(
 ) -> tuple[DatasetsHere, Roster]:
     """What one site has of a federation: the same examples for its clients as `federate` gives them.
 
-    `dataset` is that of `fedlens.data.datasets.sites`; `validation` and `seed` are those of `divided`.
+    `dataset` is that of `fedlens.data.datasets.sites`; `validation` and `seed` are those of `with_held_out`.
     """
-    roster, dataset = divided(roster, validation, seed), with_moments(dataset, roster)
+    roster, dataset = with_held_out(roster, validation, seed), with_moments(dataset, roster)
     whole = _whole(roster)
     rest, held, held_offsets = whole, None, None
     if validation:
@@ -190,11 +190,11 @@ def federate_sites(
         dataset: that of `fedlens.data.datasets.sites`.
         roster: the clients.
         test: the dataset at the server whose test split measures the model.
-        validation, seed: those of `divided`.
+        validation, seed: those of `with_held_out`.
 
     Raises `ConfigError` if the test images have another form, and `DataError` if mean and std are not known.
     """
-    roster, dataset = divided(roster, validation, seed), with_moments(dataset, roster)
+    roster, dataset = with_held_out(roster, validation, seed), with_moments(dataset, roster)
     if test is not None:
         for what, one, other in (
             ("classes", dataset.classes, test.classes),

@@ -16,7 +16,7 @@ from fedlens.base.errors import ConfigError, FedlensError
 from fedlens.base.shell_command import shell_command
 from fedlens.core.engine_base import EngineBase
 from fedlens.data.partition.roster import Roster
-from fedlens.data.sites import divided
+from fedlens.data.sites import with_held_out
 from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import NetworkEngine
 from fedlens.files.lock import locked
@@ -200,7 +200,7 @@ class _Server:
         self.log.write("started", run=self.record.run, attempt=self.record.attempt, resumed=frozen)
         if sites.roster is None:
             gathered = sites.gather(engine.waits, self.served.sites)
-            roster = divided(gathered, self.config.data.validation, self.config.seeds.data)
+            roster = with_held_out(gathered, self.config.data.validation, self.config.seeds.data)
             engine.attach(sites.post, roster)
             engine.check({})  # before anything is frozen
             roster.save(self.directory.roster_path)

@@ -136,7 +136,7 @@ class LocalData:
         """What the site tells before the first round: sizes, versions, contract, and channel sums if they are needed.
 
         A client's `examples` are all that it has, `held_out` is 0: the server divides them as a simulation does, once
-        the sizes of all are known; see `fedlens.data.sites.divided`.
+        the sizes of all are known; see `fedlens.data.sites.with_held_out`.
         """
         versions = {"fedlens": __version__, "torch": torch.__version__, "numpy": np.__version__}
         return SiteCensus(

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedlens.cli.main import app
+from fedlens.identity.federation_folder import FederationFolder
 from fedlens.server import serve as serving
 from tests.unit.identity.federation_kit import federation_in, joined
 from tests.unit.server.serve_kit import Wards
@@ -35,7 +36,9 @@ def refused(*arguments: str | Path) -> str:
 
 def test_wrong_commands_are_refused_in_sentences(wards: Wards, tmp_path: Path) -> None:
     file, folder = wards.experiment, wards.federation.registry.folder
-    assert "nowhere" in refused(file, "--federation", "nowhere")
+    assert "is not the folder of a federation" in refused(file, "--federation", "nowhere")
+    FederationFolder.create(tmp_path / "early", ("127.0.0.1", 443), None).request_issuer()
+    assert "early has no site" in refused(file, "--federation", tmp_path / "early", "--bind", "127.0.0.1:0")
     assert "local.lr" in refused(file, "--federation", folder, "--set", "local.lr=-1")
     assert "not at sites" in refused("digits", "--federation", folder)
     assert "HOST:PORT" in refused(file, "--federation", folder, "--bind", "8443")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedlens.core.wire.census import SiteCensus
 from fedlens.data.partition.roster import Roster
-from fedlens.data.sites import divided
+from fedlens.data.sites import with_held_out
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import Plan, plan_of
 from fedlens.site.contract import read_contract, site_part
@@ -59,7 +59,7 @@ def opened(plan: Plan, folders: Mapping[str, Path]) -> tuple[Roster, list[Workpl
     }
     censuses = [SiteCensus.from_plain(site, data.census().to_plain()) for site, data in local.items()]
     config = plan.config
-    roster = divided(Roster.of(censuses), config.data.validation, config.seeds.data)
+    roster = with_held_out(Roster.of(censuses), config.data.validation, config.seeds.data)
     return roster, [workplace(data, roster) for data in local.values()]
 
 
