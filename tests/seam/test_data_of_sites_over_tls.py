@@ -33,7 +33,11 @@ class Clinics(Wards):
             scanners = [f"s{i % 2}" for i in range(len(rows))]
             labels = [str(t) for t in train.targets[rows]]
             write_images(folder / name / "scans", train.inputs[rows, 0], labels, {"scanner": scanners})
-            write_site(folder / name, {"clients": "scanner", "exclude": "withdrawn.txt", "min_examples": 8})
+            write_site(
+                folder / name,
+                {"clients": "scanner", "exclude": "withdrawn.txt"},
+                allow={"min_examples": 8},
+            )
             self.listed(name).write_text("")
             approve(read_contract(text, SiteSettings.read(folder / name / SITE_FILE)), folder / name)
         (folder / "experiment.toml").write_text(tomli_w.dumps(self.settings))

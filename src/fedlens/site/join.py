@@ -38,10 +38,12 @@ _TEXT = """\
 # labels = {{ NV = "nevus", "no finding" = "" }}
 # A file with one image, or one value of a column, a line: these are left out. It is read before every round.
 # exclude = "withdrawn.txt"
-# The fewest examples behind each number that is sent.
-min_examples = 8
 # GiB of decoded images that are kept in memory.
 # cache = 2.0
+
+[allow]
+# The fewest examples behind each number that is sent.
+min_examples = 8
 
 [compute]
 device = "auto"

@@ -250,13 +250,13 @@ def _enough(
     counted: Mapping[str, Sequence[int]], settings: SiteSettings
 ) -> tuple[dict[str, Sequence[int]], list[str]]:
     """The clients with `min_examples` or more, and a note on the others. Raises `DataError` if there is none."""
-    least = settings.data.min_examples
+    least = settings.allow.min_examples
     enough = {name: rows for name, rows in counted.items() if len(rows) >= least}
     if not enough:
         most = max(map(len, counted.values()), default=0)
         raise DataError(
             f"no client has {least} examples; the largest has {most}",
-            where=f"{settings.path}: data.min_examples",
+            where=f"{settings.path}: allow.min_examples",
             hint="add examples, or set a smaller number, which says more about each of them",
         )
     few = len(counted) - len(enough)

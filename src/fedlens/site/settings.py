@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,8 +46,35 @@ class SiteData(_Table):
         min_length=1,
         description="a file with one name of an image or one value of a column a line, which are left out",
     )
-    min_examples: int = Field(8, ge=1, description="the fewest examples behind each number that is sent")
     cache: float = Field(2.0, ge=0, le=4096, description="GiB of decoded images that are kept in memory")
+
+
+class SiteAllow(_Table):
+    """The table `[allow]`: what this site computes. A line that is left out sets no limit.
+
+    `fedlens.site.policy` refuses what it does not allow before an operation runs.
+    """
+
+    operations: list[str] | None = Field(None, description="the operations that may be asked of clients")
+    algorithms: list[str] | None = Field(None, description="the algorithms that an experiment may name")
+    models: list[str] | None = Field(None, description="the models that an experiment may name")
+    max_rounds: int | None = Field(None, ge=1, description="the most rounds of an experiment")
+    max_epochs: int | None = Field(
+        None, ge=1, description="the most passes over a client's images that one operation may make"
+    )
+    max_seconds: float | None = Field(None, gt=0, description="the longest time of one operation")
+    min_examples: int = Field(8, ge=1, description="the fewest examples behind each number that is sent")
+    min_steps: int | None = Field(None, ge=1, description="the fewest local steps behind an update")
+    min_batch: int | None = Field(None, ge=1, description="the smallest batch, and the smallest client")
+    min_cohort: int = Field(3, ge=2, description="the fewest sites in a secure sum")
+    secure_sum: Literal["any", "only"] = Field(
+        "any", description="'only' refuses each operation that reads examples outside a secure sum"
+    )
+    report_metrics: bool = Field(True, description="false: no losses and counts leave the site")
+    max_epsilon: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="the largest epsilon of one example, over all runs"
+    )
+    reviewers: int = Field(1, ge=1, le=9, description="how many people must approve an experiment")
 
 
 class SiteCompute(_Table):
@@ -60,6 +87,7 @@ class SiteCompute(_Table):
 
 class _Settings(_Table):
     data: SiteData
+    allow: SiteAllow = SiteAllow()
     compute: SiteCompute = SiteCompute()
     files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
 
@@ -72,20 +100,32 @@ class SiteSettings:
         path: the file; paths in it are relative to its folder.
         data, compute: its tables, with defaults.
         files: what an experiment may name besides fedlens's own tables: a path to its SHA-256 in hexadecimal.
+        allow: the table `[allow]`.
     """
 
     path: Path
     data: SiteData
     compute: SiteCompute
     files: Mapping[str, str]
+    allow: SiteAllow = field(default_factory=SiteAllow)
+    _source: Source = field(default_factory=lambda: Source({}), repr=False, compare=False)
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
         """Reads the file, and no data. Raises `ConfigError` with key and line for what is wrong in it."""
         text, values = read_toml(path, "join the federation, or name the folder of the site")
         source = Source(values, path, key_lines(text))
+        if isinstance(data := values.get("data"), Mapping) and "min_examples" in data:
+            where = source.locate("data.min_examples")
+            raise ConfigError(
+                "'min_examples' is now a line of [allow]", where=where, hint="move it from [data] to [allow]"
+            )
         checked = validated(_Settings, values, "", source.locate)
-        return cls(path, checked.data, checked.compute, checked.files)
+        return cls(path, checked.data, checked.compute, checked.files, checked.allow, source)
+
+    def where(self, key: str) -> str:
+        """The file and line of a setting, such as "site.toml, line 12: allow.max_rounds"."""
+        return self._source.locate(key)
 
     def file(self, name: str) -> str | None:
         """The line of `[files]` for a name in an experiment: the same name, or a path that ends in it; or None.

@@ -54,7 +54,7 @@ def agent_of(
     def read(text: str, run: str) -> Proposal:
         return Proposal.read(text, settings, keys.name, folder, run)
 
-    limits = SiteLimits(settings.data.min_examples, most)
+    limits = SiteLimits(settings.allow.min_examples, most)
     return Agent(folder, keys, connection, read, say, limits, once=once)
 
 

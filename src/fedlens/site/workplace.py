@@ -74,7 +74,7 @@ class Workplace:
             built = _built(planned, roster, local, rows)
         if planned.config.data.validation:
             check_division(local.contract, local.folder, _division(rows, roster))
-        least = local.settings.data.min_examples
+        least = local.settings.allow.min_examples
         refused = {
             "trains on the examples of all clients in one place": built.algorithm.pools_data,
             f"sends numbers of single examples, and min_examples is {least}": (

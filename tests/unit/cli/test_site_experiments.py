@@ -139,7 +139,7 @@ def test_the_data_are_checked_without_and_with_an_experiment(
 @pytest.mark.parametrize(
     ("change", "step", "said"),
     [
-        ({"min_examples": 0}, "site.toml", "min_examples"),
+        ({"min_examples": 8}, "site.toml", "'min_examples' is now a line of [allow]"),
         ({"dataset": {"name": "image-folder", "path": "elsewhere"}}, "data", "does not exist"),
         ({"dataset": {"name": "imagefolder"}}, "data", "imagefolder"),
     ],

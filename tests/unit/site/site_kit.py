@@ -36,10 +36,19 @@ def write_images(
     (folder / "scans.csv").write_text("\n".join(lines) + "\n")
 
 
-def write_site(folder: Path, data: Mapping[str, Any] = {}, files: Mapping[str, str] = {}) -> SiteSettings:
+def write_site(
+    folder: Path,
+    data: Mapping[str, Any] = {},
+    files: Mapping[str, str] = {},
+    allow: Mapping[str, Any] = {},
+) -> SiteSettings:
     """`site.toml` over the images in `scans`."""
     dataset = {"name": "image-folder", "path": "scans", "table": "scans.csv"}
-    tables = {"data": {"dataset": dataset, "min_examples": 1, **data}, "compute": {"device": "cpu"}}
+    tables = {
+        "data": {"dataset": dataset, **data},
+        "allow": {"min_examples": 1, **allow},
+        "compute": {"device": "cpu"},
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SITE_FILE).write_text(tomli_w.dumps({**tables, "files": dict(files)}))
     return SiteSettings.read(folder / SITE_FILE)

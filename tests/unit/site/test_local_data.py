@@ -33,10 +33,10 @@ def images(count: int = 24) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 8, 8)).astype(np.uint8)
 
 
-def settings_of(folder: Path, **data: Any) -> SiteSettings:
+def settings_of(folder: Path, min_examples: int = 1, **data: Any) -> SiteSettings:
     if not (folder / "scans").exists():
         write_images(folder / "scans", images(), LABELS, {"patient": PATIENTS})
-    return write_site(folder, {"labels": MAPPED, **data})
+    return write_site(folder, {"labels": MAPPED, **data}, allow={"min_examples": min_examples})
 
 
 def contract_of(settings: SiteSettings, form: Mapping[str, Any] = FORM, **data: Any) -> Contract:
@@ -308,7 +308,10 @@ def test_what_is_wrong_with_the_data_is_a_sentence(bad: str, tmp_path: Path) -> 
     ("text", "message"),
     [
         ("[data]\n", "dataset"),
-        ('[data]\ndataset = "digits"\nmin_examples = 0\n', "line 3"),
+        ('[data]\ndataset = "digits"\n[allow]\nmin_examples = 0\n', "line 4: allow.min_examples"),
+        ('[data]\ndataset = "digits"\nmin_examples = 8\n', r"now a line of \[allow\] \(.*line 3"),
+        ('[data]\ndataset = "digits"\n[allow]\nmax_epsilon = inf\n', "line 4: allow.max_epsilon"),
+        ('[data]\ndataset = "digits"\n[allow]\nsecure_sum = "always"\n', "line 4: allow.secure_sum"),
         ('[data]\ndataset = "digits"\n[files]\nx = "12"\n', "files.x"),
         ('[data]\ndataset = "digits"\nlabel = {}\n', "label"),
         ('[data]\ndataset = "digits"\n[compute]\nthreads = 0\n', "threads"),

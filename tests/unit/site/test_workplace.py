@@ -292,7 +292,7 @@ def test_single_examples_are_sent_only_where_min_examples_is_1(
     planned = plan_at_server(at_sites(algorithm=fedgkt, model=network, evaluation={}))
     write_site(tmp_path)
     opened(planned, {"a": tmp_path})
-    write_site(tmp_path, {"min_examples": 8})
+    write_site(tmp_path, allow={"min_examples": 8})
     with pytest.raises(ConfigError, match="sends numbers of single examples, and min_examples is 8"):
         opened(planned, {"a": tmp_path})
     opened(plan_at_server(at_sites()), {"a": tmp_path})
