@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:  # the settings derive seeds, and `fedlens --help` must not import torch
     import numpy as np
     import torch
+
+    from fedlens.core.types import ClientId
 
 
 _OPERATION = "op"  # in the key of an operation's `Rng`
@@ -138,11 +140,32 @@ class SystemRng(Rng):
 
 
 @dataclass(frozen=True)
+class Identity:
+    """How a client signs what it tells other clients, and verifies what they sign. The default says: not signed.
+
+    Without signatures, an active server can invent peers, and read the vectors of clients that share keys with them.
+
+    Attributes:
+        sign: the signature of bytes, by the long-lived key of this client's site.
+        verify: whether a signature of bytes is that client's.
+        owners: the site of each client that this one accepts in a cohort; None accepts all.
+    """
+
+    sign: Callable[[bytes], bytes] = lambda message: b""
+    verify: Callable[[ClientId, bytes, bytes], bool] = lambda client, message, signature: signature == b""
+    owners: Mapping[ClientId, str] | None = None
+
+
+UNSIGNED = Identity()
+
+
+@dataclass(frozen=True)
 class Secrets:
     """Secret bytes of a client, by name. A name has the same bytes as long as the client exists.
 
     With `simulation=None`, the deployed case, the bytes are operating-system entropy. A simulation passes a key
-    instead, so that a run can be repeated. A `Secrets` cannot be pickled, so it never leaves its process.
+    instead, so that a run can be repeated. A `Secrets` cannot be pickled, so it never leaves its process. `identity`
+    signs with the key of a site; a simulation has none.
 
     >>> own = Secrets()
     >>> first = own.token("mask")
@@ -154,6 +177,7 @@ class Secrets:
     """
 
     simulation: tuple[int | str, ...] | None = None
+    identity: Identity = UNSIGNED
     _known: dict[tuple[str, int], bytes] = field(default_factory=dict, repr=False)
     _used: dict[str, float] = field(default_factory=dict, repr=False)  # by name, when it was read last
 

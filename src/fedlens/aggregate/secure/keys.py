@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Decimal
 from functools import cached_property
@@ -163,26 +163,6 @@ class Member:
 
     def __bytes__(self) -> bytes:
         return self.sealing + self.masking + self.nonce
-
-
-@dataclass(frozen=True)
-class Identity:
-    """How a client signs its round keys and verifies those of others. The default says: not signed.
-
-    Without signatures, an active server can invent peers, and read the vectors of clients that share keys with them.
-
-    Attributes:
-        sign: the signature of bytes, by this client's long-lived key.
-        verify: whether a signature of bytes is that client's.
-        peers: the clients that this one accepts in a cohort; None accepts all.
-    """
-
-    sign: Callable[[bytes], bytes] = lambda message: b""
-    verify: Callable[[ClientId, bytes, bytes], bool] = lambda client, message, signature: signature == b""
-    peers: frozenset[ClientId] | None = None
-
-
-UNSIGNED = Identity()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import Field
 from fedlens.aggregate.mean import AggregateContext
 from fedlens.aggregate.secure.blind_sum import RANGES, Bits, BlindSum, Ranges
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
-from fedlens.aggregate.secure.keys import SURVIVORS, UNSIGNED, Identity, SecureSumRefused, Terms, digest
+from fedlens.aggregate.secure.keys import SURVIVORS, SecureSumRefused, Terms, digest
 from fedlens.aggregate.secure.quantized import Of, OfTau, Weights, computed
 from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
 from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, masked_sum
@@ -27,11 +27,10 @@ class SecAgg(BlindSum):
 
     The update is that of `Quantized` for these clients, to the bit. A round has four asks: *Keys*, *Shares*, *Masked*,
     in which clients train, and *Unmask*. The server is honest but curious: an active one can invent peers unless keys
-    are signed (`identity`).
+    are signed (`Secrets.identity`).
 
     Attributes:
         threshold: the fraction of the asked cohort that must last in every step, above 0.5.
-        identity: how clients sign their keys; by default they do not.
         operation: the local training, as a digest, once `fitted` has made it.
 
     >>> from fedlens.aggregate.mean import Mean
@@ -42,7 +41,6 @@ class SecAgg(BlindSum):
     once: ClassVar[bool] = True
     asks_training: ClassVar[bool] = False
     threshold: float = 0.67
-    identity: Identity = UNSIGNED
     operation: str = ""
 
     @property
@@ -57,8 +55,8 @@ class SecAgg(BlindSum):
         """The four operations. That of *Masked* takes the place of plain training."""
         terms = self.terms
         return {
-            KEYS: lambda train: RoundKeys(self.identity),
-            SHARES: lambda train: SendShares(terms, self.identity),
+            KEYS: lambda train: RoundKeys(),
+            SHARES: lambda train: SendShares(terms),
             MASKED: lambda train: MaskedTrain(EncodedTrain(train, self.vectors), terms),
             UNMASK: lambda train: Unmask(terms),
         }

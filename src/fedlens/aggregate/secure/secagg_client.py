@@ -123,8 +123,6 @@ class RoundKeys:
     `seen` instead.
     """
 
-    identity: keys.Identity = keys.UNSIGNED
-
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `keys` [80], the `signature` of them, and `seen`."""
         attempt, log, last = _announced(payload, client)
@@ -138,14 +136,14 @@ class RoundKeys:
                 )
         if client.id not in attempt.cohort:
             raise keys.SecureSumRefused("the cohort leaves out the client")
-        peers = self.identity.peers
-        if peers is not None and not peers.issuperset(attempt.cohort):
+        identity = client.secrets.identity
+        if identity.owners is not None and not identity.owners.keys() >= set(attempt.cohort):
             raise keys.SecureSumRefused("the cohort has clients that this one does not know")
         seen = _seen(attempt, log, client)
         client.secrets.forget(keys.of_run(attempt.run))
         step = _Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
         member = step.member()
-        signature = self.identity.sign(signed(attempt, client.id, member))
+        signature = identity.sign(signed(attempt, client.id, member))
         sent = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
         return Outcome({**sent, "log": step.logged()})
 
@@ -175,7 +173,6 @@ class SendShares:
     """
 
     terms: keys.Terms
-    identity: keys.Identity = keys.UNSIGNED
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `sealed` [102 x members], and the `commitment` [32] to the seed of the client's own mask."""
@@ -189,7 +186,9 @@ class SendShares:
         if members.get(own) != step.member():
             raise keys.SecureSumRefused("the keys that came back are not those that the client sent")
         for (client, member), signature in zip(members.items(), asked["signatures"], strict=True):
-            if not self.identity.verify(client, signed(step.attempt, client, member), signature):
+            if not step.client.secrets.identity.verify(
+                client, signed(step.attempt, client, member), signature
+            ):
                 raise keys.SecureSumRefused(f"the signature of client {client} is wrong")
         needed, nonces = transcript.needed, step.secret("gcm", 12 * len(members))
         shares = []

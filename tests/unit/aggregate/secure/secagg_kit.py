@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedlens.aggregate.secure.encoding import VECTOR, SumLayout
-from fedlens.aggregate.secure.keys import UNSIGNED, Identity, SecureSumRefused, Terms
+from fedlens.aggregate.secure.keys import SecureSumRefused, Terms
 from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
 from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, masked_sum
 from fedlens.core.dataset_info import FederationInfo
@@ -54,7 +54,6 @@ class Site:
     words: np.ndarray
     secrets: Secrets = field(default_factory=Secrets)
     log: Mapping[str, Any] = field(default_factory=dict)
-    identity: Identity = UNSIGNED
 
     def client(self) -> Client:
         """What an operation gets of it."""
@@ -97,8 +96,8 @@ class SumFederation:
     def ops(self, site: Site) -> Mapping[str, Any]:
         """The four operations at a site."""
         return {
-            KEYS: RoundKeys(site.identity),
-            SHARES: SendShares(self.terms, site.identity),
+            KEYS: RoundKeys(),
+            SHARES: SendShares(self.terms),
             MASKED: MaskedTrain(FixedWords(self.layout), self.terms),  # type: ignore[arg-type]
             UNMASK: Unmask(self.terms),
         }

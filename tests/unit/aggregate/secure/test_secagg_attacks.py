@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedlens.aggregate.secure.encoding import VECTOR
 from fedlens.aggregate.secure.keys import (
     Attempt,
-    Identity,
     Member,
     SecureSumRefused,
     Transcript,
@@ -26,7 +25,7 @@ from fedlens.aggregate.secure.keys import (
 from fedlens.aggregate.secure.secagg_client import ATTEMPT, OWN, SEALED_BYTES, as_tensor
 from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK
 from fedlens.core.protocol import Ask, Reply, Request
-from fedlens.core.random import Secrets
+from fedlens.core.random import Identity, Secrets
 from fedlens.core.states import Journal
 from tests.unit.aggregate.secure.secagg_kit import Killed, Site, SumFederation, altered
 
@@ -423,7 +422,7 @@ def test_invented_peers_are_refused_where_keys_are_signed() -> None:
 
     federation = SumFederation()
     for site, signer in zip(federation.sites, signers, strict=True):
-        site.identity = Identity(signer.sign, verify, frozenset(range(5)))
+        site.secrets = Secrets(identity=Identity(signer.sign, verify, {k: f"site {k}" for k in range(5)}))
     _, n = federation.drive(federation.asked())
     assert n == 5
 
