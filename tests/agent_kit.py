@@ -17,6 +17,7 @@ from fedlens.core.protocol import Program
 from fedlens.core.schema import Schema
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message, seal, write_payload
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.https import HttpsLink
 from fedlens.engines.links.link import Link
@@ -46,10 +47,17 @@ def control(
 
 
 def proposal(
-    key: KeyPair, root: bytes, roster: Roster | None, site: str, run: str = "run", attempt: int = 1
+    key: KeyPair,
+    root: bytes,
+    roster: Roster | None,
+    site: str,
+    run: str = "run",
+    attempt: int = 1,
+    terms: ExperimentTerms | None = None,
 ) -> tuple[Message, bytes]:
     """The message of an experiment to a site: before there is a roster, and after."""
     details: dict[str, Any] = {"settings": TEXT, "contract": DIGEST, "rows": None}
+    details["terms"] = (terms or ExperimentTerms()).to_plain()
     sizes: dict[str, Any] = {}
     if roster is not None:
         details["rows"] = {roster.ids[row]: row for row in roster.rows_of(site)}
@@ -88,8 +96,9 @@ class SitesOverTls:
         )  # fmt: skip
         self.proposed[name] = ProposedProgram(name, DIGEST, self.program, self.roster, takes=self.takes)
 
-        def read(text: str, run: str) -> ProposedProgram:
+        def read(text: str, run: str, terms: ExperimentTerms) -> ProposedProgram:
             assert text == TEXT
+            self.proposed[name].terms = terms
             return self.proposed[name]
 
         self.agents[name] = Agent(

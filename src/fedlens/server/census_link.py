@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, time
 
 import torch
@@ -14,6 +14,7 @@ from fedlens.base.errors import DecodingError, RunFailed
 from fedlens.core.types import Payload
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.links.post import REASONS, Post
@@ -97,6 +98,7 @@ class CensusLink(Link):
         self._sites: dict[str, _Site] = {}
         self._records: list[SiteRecord] = []
         self._read_at: int | None = None
+        self._terms = ExperimentTerms()
 
     # -- the four methods of a link -------------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class CensusLink(Link):
     def freeze(self, roster: Roster) -> None:
         """Tells all sites the rows of their clients, and those that are not in the roster that they are not."""
         self.roster = roster
+        self._terms = replace(self._terms, peers=self._peers())
         for name, site in self._sites.items():
             if name not in roster.sites:
                 site.refused, site.census = site.refused or "roster", None
@@ -204,6 +207,7 @@ class CensusLink(Link):
         if changed == self._read_at:
             return
         self._records = self._registry.sites()
+        self._propose()
         # Within a tick of the file system's clock another change would have the same time.
         self._read_at = changed if time() - changed / 1e9 > 1 else None
         for record in self._records:
@@ -214,6 +218,25 @@ class CensusLink(Link):
                     site.refused = "roster"
                 self._tell(record.name, site)
 
+    def _peers(self) -> dict[str, bytes]:
+        """The keys of the accepted sites, of those in the roster once it is frozen; suspended ones may come back."""
+        among = None if self.roster is None else self.roster.sites
+        return {
+            record.name: bytes.fromhex(record.identity)
+            for record in self._records
+            if record.state in ("accepted", "suspended") and (among is None or record.name in among)
+        }
+
+    def _propose(self) -> None:
+        """Computes the terms; if a site is new in them, all sites are told again, and have to approve again."""
+        told, self._terms = self._terms, replace(self._terms, peers=self._peers())
+        if self._terms.peers.items() <= told.peers.items():
+            return
+        for name, site in self._sites.items():
+            site.told.clear()
+            site.census = None
+            self._tell(name, site)
+
     def _tell(self, name: str, site: _Site) -> None:
         roster, rows = self.roster, None
         if roster is not None:
@@ -222,6 +245,7 @@ class CensusLink(Link):
         details = {
             "settings": self._record.contract,
             "contract": self._record.digest,
+            "terms": self._terms.to_plain(),
             "rows": rows,
             "refused": site.refused,
         }

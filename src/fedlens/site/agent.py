@@ -13,9 +13,10 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
-from fedlens.base.errors import FedlensError, IdentityError, RunFailed, one_line, told
+from fedlens.base.errors import DecodingError, FedlensError, IdentityError, RunFailed, one_line, told
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.private_files import one_writer, private_folder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site.answering import Answering, Opened
@@ -37,6 +38,10 @@ class Proposed(Protocol):
     @property
     def digest(self) -> str:
         """SHA-256 of its text, in hexadecimal."""
+
+    @property
+    def terms(self) -> ExperimentTerms:
+        """What the server says of it besides."""
 
     def approved(self) -> bool:
         """Whether a person at the site approved it."""
@@ -105,7 +110,8 @@ class Agent:
         folder: of the site, with its keys in `keys`. The agent writes `log`, `work` and `states`.
         keys: of the site.
         connection: to the server.
-        read: makes an experiment of the server's text and the run. Raises `ConfigError` for one that sites refuse.
+        read: makes an experiment of the server's text, the run and the terms. Raises `ConfigError` for one that sites
+            refuse.
         say: receives one line for each ask, and for what a person should know.
         limits: what the site lends.
         once: end with the run.
@@ -120,7 +126,7 @@ class Agent:
         folder: Path,
         keys: SiteKeys,
         connection: ServerConnection,
-        read: Callable[[str, str], Proposed],
+        read: Callable[[str, str, ExperimentTerms], Proposed],
         say: Callable[[str], None],
         limits: SiteLimits | None = None,
         *,
@@ -264,7 +270,7 @@ class Agent:
                 return
             if self._experiment is None or received[0].digest != self._experiment.message.digest:
                 await self._change(*received)
-        except MessageError as error:
+        except DecodingError as error:
             self._tell("message", f"the experiment of the server is refused: {error.what}")
             await self._sleep(self._uniform(0, _PAUSE))
             return
@@ -319,8 +325,9 @@ class Agent:
         )
         if message.purpose != "experiment" or digest is None or details.get("contract") != digest:
             raise MessageError("mismatch", "it is no experiment")
+        terms = ExperimentTerms.from_plain(details.get("terms"))
         known = None if before is None or before.message.fields.run != run else before.proposed
-        if before is not None and known is not None and known.digest == digest:
+        if before is not None and known is not None and (known.digest, known.terms) == (digest, terms):
             new.proposed, new.waits = before.proposed, before.waits
             if (before.message.details.get("rows"), before.body) == (details.get("rows"), body):
                 new.opened, before.opened = before.opened, None
@@ -330,7 +337,7 @@ class Agent:
             self._tell("excluded", f"the server does not ask this site: {one_line(word)}")
         if new.proposed is None:
             try:
-                new.proposed = await self._call(self._read, text, run)
+                new.proposed = await self._call(self._read, text, run, terms)
             except Exception as error:
                 self._tell("experiment", f"the experiment {digest[:12]} is refused: {_sentence(error)}")
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.site.agent import Agent, SiteLimits
 from fedlens.site.connection import ServerConnection
@@ -51,8 +52,8 @@ def agent_of(
         keys, lambda: client_context(keys.folder, passphrase), most, trouble, heard=heard
     )
 
-    def read(text: str, run: str) -> Proposal:
-        return Proposal.read(text, settings, keys.name, folder, run)
+    def read(text: str, run: str, terms: ExperimentTerms) -> Proposal:
+        return Proposal.read(text, settings, keys.name, folder, run, terms)
 
     limits = SiteLimits(settings.allow.min_examples, most)
     return Agent(folder, keys, connection, read, say, limits, once=once)

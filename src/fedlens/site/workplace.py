@@ -21,6 +21,7 @@ from fedlens.core.random import Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.types import is_client
 from fedlens.core.wire.census import MOST_EXAMPLES, SiteCensus
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.catalogue import data_directory
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import ExamplesHere
@@ -150,18 +151,22 @@ class Proposal:
         site: the name of the site.
         folder: that of the site.
         run: the run that the server proposes it for.
+        terms: what the server says of it besides.
     """
 
     contract: Contract
     site: str
     folder: Path
     run: str
+    terms: ExperimentTerms
     _local: LocalData | None = None
 
     @classmethod
-    def read(cls, text: str, settings: SiteSettings, site: str, folder: Path, run: str) -> Proposal:
+    def read(
+        cls, text: str, settings: SiteSettings, site: str, folder: Path, run: str, terms: ExperimentTerms
+    ) -> Proposal:
         """The proposal in a text. Raises `ConfigError` for what sites refuse, see `read_contract`."""
-        return cls(read_contract(text, settings), site, folder, run)
+        return cls(read_contract(text, settings), site, folder, run, terms)
 
     @property
     def digest(self) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from fedlens.cli.main import app
 from fedlens.core.wire.message import seal, write_payload
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.engines.links.https import HttpsLink
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.signing import SignedFields
@@ -66,7 +67,17 @@ def tell(server: Server, purpose: str, details: dict[str, Any]) -> None:
 def propose(server: Server, text: str, **changes: Any) -> str:
     """Lets the server propose an experiment; its digest."""
     digest = hashlib.sha256(text.encode()).hexdigest()
-    tell(server, "experiment", {"settings": text, "contract": digest, "rows": None, **changes})
+    tell(
+        server,
+        "experiment",
+        {
+            "settings": text,
+            "contract": digest,
+            "rows": None,
+            "terms": ExperimentTerms().to_plain(),
+            **changes,
+        },
+    )
     return digest
 
 

@@ -13,6 +13,7 @@ import pytest
 from fedlens.base.errors import RunFailed
 from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
 from fedlens.core.wire.message import Caps, Message, read_payload, seal
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.network import Waits
@@ -215,7 +216,7 @@ def test_the_roster_is_complete_when_all_accepted_sites_have_answered(tmp_path: 
     run.link.at = {
         1003.0: lambda: run.census("a"),
         1005.0: lambda: run.accept("c"),
-        1006.0: lambda: run.census("b"),
+        1006.0: lambda: (run.census("a"), run.census("b")),  # the terms have c
         1009.0: lambda: run.federation.registry.revoke("c"),
     }
     roster = run.sites.gather(WAITS, None)
@@ -346,3 +347,52 @@ def test_no_census_of_a_site_ends_the_run(details: dict[str, Any], tmp_path: Pat
     assert run.link.told["a"][-1].details["refused"] == "census"
     run.census("b", sums=ChannelSums(1, 10, (2.0,), (1.0,)))
     assert run.sites.online().keys() == {"b"}
+
+
+def peers_told(run: Run, name: str) -> set[str]:
+    """The sites in the terms of the last message to a site, whose keys are those that joined."""
+    terms = ExperimentTerms.from_plain(run.link.told[name][-1].details["terms"])
+    assert terms.peers == {each: run.keys[each].identity().public for each in terms.peers}
+    return set(terms.peers)
+
+
+def test_all_sites_are_told_the_peers_and_again_when_one_is_new(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    assert peers_told(run, "a") == peers_told(run, "b") == {"a", "b"}
+    run.census("a")
+    run.accept("c")
+    assert all(peers_told(run, name) == {"a", "b", "c"} for name in "abc")
+    assert not run.sites.online()  # it approved other peers
+    run.census("a", answers=-2)  # of the terms before
+    assert not run.sites.online()
+    run.census("a")
+    assert run.sites.online()
+
+
+def test_a_peer_that_leaves_asks_for_no_new_approval(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "c")
+    run.census("a")
+    before = len(run.link.told["a"])
+    run.federation.registry.revoke("c")
+    run.sites.collect(0, ())
+    assert run.sites.online()
+    assert len(run.link.told["a"]) == before
+
+
+def test_the_peers_of_a_frozen_run_are_those_of_its_roster(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b", "late")
+    run.census("a")
+    run.census("b")
+    run.sites.freeze(roster_of(run, "a", "b"))
+    assert peers_told(run, "a") == {"a", "b"}
+    run.accept("later")
+    assert peers_told(run, "later") == peers_told(run, "a") == {"a", "b"}
+    run.federation.registry.revoke("b")
+    resumed = Run.__new__(Run)
+    resumed.__dict__ = run.__dict__ | {"link": FakeLink()}
+    resumed.sites = CensusLink(
+        resumed.link, run.federation.registry, run.federation.key, run.record, EventLog(run.path), None,
+        roster_of(run, "a", "b"), clock=lambda: 0.0,
+    )  # fmt: skip
+    resumed.sites.collect(0, ())
+    assert peers_told(resumed, "a") == {"a"}

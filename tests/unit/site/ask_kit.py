@@ -14,6 +14,7 @@ from fedlens.core.schema import Schema
 from fedlens.core.wire.census import CountedClient, SiteCensus
 from fedlens.core.wire.message import Message, seal
 from fedlens.core.wire.plain_schema import to_plain
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.inline import inline
 from fedlens.identity.keys import KeyPair
@@ -88,6 +89,7 @@ class ProposedProgram:
     is_approved: Callable[[], bool] = lambda: True
     takes: Callable[[str], Schema | None] = any_but_evaluate
     opened: list[OpenedProgram] = field(default_factory=list)
+    terms: ExperimentTerms = field(default_factory=ExperimentTerms)
 
     def approved(self) -> bool:
         return self.is_approved()

@@ -26,6 +26,7 @@ from fedlens.core.schema import Bound, NumberField, Schema, TensorField
 from fedlens.core.wire.census import CountedClient, SiteCensus
 from fedlens.core.wire.message import Caps, Message, MessageError, read, read_payload, write_payload
 from fedlens.core.wire.plain_schema import to_plain
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.site import agent as agent_module
 from fedlens.site.agent import Agent, SiteLimits
@@ -231,12 +232,12 @@ class Site:
         self.thread: OperationThread | None = None  # one that the agent does not close
 
     def agent(self, server: Server) -> Agent:
-        def read(text: str, run: str) -> ProposedProgram:
+        def read(text: str, run: str, terms: ExperimentTerms) -> ProposedProgram:
             self.read += 1
             if self.refused is not None:
                 raise self.refused
             return ProposedProgram(
-                "a", DIGEST, self.program, ROSTER, lambda: self.approved, takes, self.opened
+                "a", DIGEST, self.program, ROSTER, lambda: self.approved, takes, self.opened, terms
             )
 
         keys: Any = SimpleNamespace(name="a", identity=lambda: SITE, renewal_due=lambda now: self.due)

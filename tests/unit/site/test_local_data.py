@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedlens.base.errors import ConfigError, DataError, FedlensError
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.dataset import channel_moments
 from fedlens.data.partition.roster import Roster
 from fedlens.site import local_data
@@ -164,7 +165,7 @@ def test_without_the_list_nothing_is_computed(tmp_path: Path) -> None:
 def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     text = contract_of(settings).text
-    proposal = Proposal.read(text, settings, "ward", tmp_path, RUN)
+    proposal = Proposal.read(text, settings, "ward", tmp_path, RUN, ExperimentTerms())
     assert not proposal.approved()
     (tmp_path / "approved").mkdir(mode=0o700)
     (tmp_path / "approved" / f"{proposal.digest}.toml").write_text(text)
