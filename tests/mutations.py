@@ -114,14 +114,20 @@ MUTATIONS = [
     ),
     Mutation(
         "site/answers_log.py",
-        "if head != _chained(self.head, _text(values)) or line",
+        "run.asks.setdefault((",
+        "run.asks.__setitem__((",
+        "unit/site/test_answers_log.py",
+    ),
+    Mutation(
+        "files/chained_log.py",
+        "if head != _chained(last, _text(values)) or line",
         "if line",
         "unit/site/test_answers_log.py",
     ),
     Mutation(
-        "site/answers_log.py",
-        "os.fsync(self._file)\n        except",
-        "pass\n        except",
+        "files/chained_log.py",
+        "if sync:\n                os.fsync(self._file)",
+        "if False:\n                pass",
         "unit/site/test_answers_log.py",
     ),
     Mutation(

@@ -130,9 +130,10 @@ def test_a_run_at_sites_has_the_bits_of_a_simulation(algorithm: str, tmp_path: P
     with wards.at_work():
         found = wards.serve()
     same(found, wards.expected())
-    log = [json.loads(line) for line in (tmp_path / "a" / "log" / "answers.jsonl").read_text().splitlines()]
-    assert {line["outcome"] for line in log} == {"reply"}
-    assert {line["operation"] for line in log} >= {"train"}
+    log = [json.loads(line) for line in (tmp_path / "a" / "log" / "asked.jsonl").read_text().splitlines()]
+    asked = [line for line in log if "kind" not in line]
+    assert {line["decision"] for line in asked} == {"answered"}
+    assert {line["operation"] for line in asked} >= {"train"}
 
 
 def test_a_run_goes_on_when_agents_and_server_begin_anew(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_bits_are_those_of_a_simulation(
     assert states.snapshot().keys() == simulation.states.snapshot().keys()
     assert all("at-site" in state for state in states.snapshot().values())
     assert len([line for line in sites.lines if ": reply, " in line]) == sum(
-        len((tmp_path / "sites" / name / "log" / "answers.jsonl").read_text().splitlines())
+        (tmp_path / "sites" / name / "log" / "asked.jsonl").read_text().count('"decision":"answered"')
         for name in sites.names
     )
 

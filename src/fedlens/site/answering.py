@@ -14,6 +14,7 @@ from fedlens.core.protocol import Failure, Id, Program, Reply
 from fedlens.core.schema import NumberField, Schema
 from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
 from fedlens.core.wire.plain_schema import from_plain
+from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.links.post import answer_body
 from fedlens.identity.keys import KeyPair
@@ -136,6 +137,7 @@ class Answering:
                 )
             state = reply.state
             details: dict[str, Any] = {"outcome": "reply", "metrics": dict(reply.metrics)}
+            fields = sent_fields({**reply.payload, "metrics": reply.metrics, "letters": reply.letters})
             del reply
         except Exception as error:  # such as one of a file of the site: no ask ends its agent
             return self.failed(ask, error)
@@ -144,7 +146,7 @@ class Answering:
             try:
                 details["state"] = None if state is None else self._states.put(ask, state)
                 del state
-                return self._kept(ask, details, content), "reply"
+                return self._kept(ask, details, content, fields), "reply"
             except RunFailed as error:
                 refusal: FedlensError = error
             except MessageError as error:
@@ -165,18 +167,24 @@ class Answering:
         )  # fmt: skip
         details: dict[str, Any] = {"outcome": "failure", "reason": reason, "metrics": {}, "state": None}
         with self._writing:
-            if keep and not self._stopped:
+            if not self._stopped:
                 try:
-                    return self._kept(ask, details, b""), reason
+                    if keep:
+                        return self._kept(ask, details, b""), reason
+                    answer = self._sealed(ask, details, b"")
+                    self._log.note(ask, answer)
+                    return answer.head, reason
                 except RunFailed as full:
                     # It has nothing of the data. The ask is not in the log, so it may be answered if it comes again.
                     self._notes.note("disk", text=told(full))
                     details["reason"] = reason = "disk"
             return self._sealed(ask, details, b"").head, reason
 
-    def _kept(self, ask: Message, details: Mapping[str, Any], content: bytes) -> Any:
-        state = (details["state"] or {}).get("at-site")
-        return self._log.keep(ask, self._sealed(ask, details, content), content, {"state": state})
+    def _kept(
+        self, ask: Message, details: Mapping[str, Any], content: bytes, fields: Sequence[str] = ()
+    ) -> Any:
+        about = {"state": (details["state"] or {}).get("at-site"), "fields": fields}
+        return self._log.keep(ask, self._sealed(ask, details, content), content, about)
 
     def _sealed(self, ask: Message, details: Mapping[str, Any], content: bytes) -> Message:
         fields = ask.fields._replace(direction="answer", ask=ask.digest, head=self._log.head)

@@ -42,6 +42,12 @@ def answer_of(ask: Message, body: bytes = b"", head: bytes = bytes(32)) -> Messa
     return seal(SITE, "answer", fields, {"outcome": "reply", "state": None, "metrics": {}}, body)
 
 
+def refusal_of(ask: Message, head: bytes = bytes(32), reason: str = "contract") -> Message:
+    """No reply to an ask."""
+    fields = ask.fields._replace(direction="answer", ask=ask.digest, head=head)
+    return seal(SITE, "answer", fields, {"outcome": "failure", "reason": reason, "state": None}, b"")
+
+
 def any_but_evaluate(op: str) -> Schema | None:
     """Takes every ask, except those for data at the server."""
     return None if op == "evaluate" else Schema()

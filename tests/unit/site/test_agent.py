@@ -606,7 +606,7 @@ def test_a_cancelled_operation_writes_nothing_and_is_computed_again(
     server = site.play(other)
     assert site.operation.calls == 2
     assert len(puts) == 1
-    assert len((site.folder / "log" / "answers.jsonl").read_text().splitlines()) == 1
+    assert (site.folder / "log" / "asked.jsonl").read_text().count('"decision"') == 1
     assert server.answers[0][0].fields.head == ROOT  # nothing came before
 
 
@@ -841,5 +841,5 @@ def test_a_kill_at_any_write_of_an_answer_loses_nothing(
         assert read_payload(server.answers[-1][1], Caps(10_000))["payload"]["sum"].tolist() == [3.0, 3.0]
 
     site.play(again)
-    lines = [json.loads(line) for line in (site.folder / "log" / "answers.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [1, 2, 3]
+    lines = [json.loads(line) for line in (site.folder / "log" / "asked.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines if "kind" not in line] == [1, 2, 3]

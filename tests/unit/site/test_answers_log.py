@@ -7,13 +7,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedlens.base.errors import DataError, IdentityError, RunFailed
 from fedlens.core.wire.message import Message
 from fedlens.site.answers_log import AnswersLog, AskRefused
-from tests.unit.site.ask_kit import answer_of, ask_of
+from tests.unit.site.ask_kit import answer_of, ask_of, refusal_of
 
 
 def log_in(folder: Path) -> AnswersLog:
@@ -34,7 +35,7 @@ def test_an_identical_ask_gets_the_stored_bytes_also_after_a_restart(tmp_path: P
     again = log_in(tmp_path)
     assert bytes(again.find(ask) or b"") == sent
     assert again.head == head
-    line = json.loads((tmp_path / "log" / "answers.jsonl").read_text())
+    line = json.loads((tmp_path / "log" / "asked.jsonl").read_text())
     assert (line["ask"], line["client"], line["time"]) == (ask.digest.hex(), "a", 5)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*")} == {0o600}
 
@@ -55,6 +56,51 @@ def test_another_ask_under_the_number_or_of_an_old_attempt_is_refused(tmp_path: 
         assert log.find(ask) is None
 
 
+def test_a_refused_ask_is_in_the_log_and_takes_no_number(tmp_path: Path) -> None:
+    log, first, other = log_in(tmp_path), ask_of(attempt=2), ask_of(attempt=2, nonce=b"1" * 16)
+    sent = kept(log, first)
+    for ask in (other, ask_of(attempt=1)):
+        log.note(ask, refusal_of(ask, log.head))
+    for _ in range(2):
+        assert bytes(log.find(first) or b"") == sent
+        with pytest.raises(AskRefused, match="another ask"):
+            log.find(other)
+        log.close()
+        log = log_in(tmp_path)
+    assert [(line["decision"], line["reason"]) for line in lines_in(tmp_path)] == [
+        ("answered", None),
+        ("refused", "contract"),
+        ("refused", "contract"),
+    ]
+
+
+def test_the_fields_of_answers_stand_once_in_the_log(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    for slot, fields in enumerate((["update float32[2]"], ["update float32[2]"], ["loss number"])):
+        ask = ask_of(slot=slot, head=b"\x07" * 32)
+        log.keep(ask, answer_of(ask, b"body", log.head), b"body", {"fields": fields})
+        if slot == 0:
+            log.close()
+            log = log_in(tmp_path)
+    lines = lines_in(tmp_path)
+    ids = {line["id"]: line["fields"] for line in lines if line.get("kind") == "fields"}
+    answered = [line for line in lines if "kind" not in line]
+    assert [ids[line["fields"]] for line in answered] == [["update float32[2]"]] * 2 + [["loss number"]]
+    assert len(ids) == 2
+    assert {line["server_head"] for line in answered} == {"07" * 32}
+    assert {line["bytes"] for line in answered} == {4}
+
+
+def test_a_log_of_an_earlier_version_is_read_under_its_name(tmp_path: Path) -> None:
+    log, ask = log_in(tmp_path), ask_of()
+    sent, head = kept(log, ask), log.head
+    log.close()
+    (tmp_path / "log" / "asked.jsonl").rename(tmp_path / "log" / "answers.jsonl")
+    log = log_in(tmp_path)
+    assert (bytes(log.find(ask) or b""), log.head) == (sent, head)
+    assert [path.name for path in (tmp_path / "log").iterdir()] == ["asked.jsonl"]
+
+
 def test_a_stored_answer_goes_when_the_next_ask_acknowledges_it(tmp_path: Path) -> None:
     log, first, second = log_in(tmp_path), ask_of(), ask_of(slot=1)
     kept(log, first)
@@ -72,7 +118,7 @@ def test_a_stored_answer_goes_when_the_next_ask_acknowledges_it(tmp_path: Path) 
 def test_a_cut_last_line_is_no_error_wherever_it_is_cut(tmp_path: Path) -> None:
     log, first, second = log_in(tmp_path), ask_of(), ask_of(slot=1)
     kept(log, first)
-    head, path = log.head, tmp_path / "log" / "answers.jsonl"
+    head, path = log.head, tmp_path / "log" / "asked.jsonl"
     whole = path.read_bytes()
     kept(log, second)
     log.close()
@@ -107,7 +153,7 @@ def test_any_other_damage_stops_the_site(
     for slot in range(3):
         kept(log, ask_of(slot=slot))
     log.close()
-    path = tmp_path / "log" / "answers.jsonl"
+    path = tmp_path / "log" / "asked.jsonl"
     path.write_bytes(b"".join(damage(path.read_bytes().splitlines(keepends=True))))
     with pytest.raises(DataError, match="damaged in line"):
         log_in(tmp_path)
@@ -117,6 +163,10 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir(mode=0o755)
     with pytest.raises(IdentityError, match="open to other users"):
         log_in(tmp_path)
+
+
+def lines_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log" / "asked.jsonl").read_text().splitlines()]
 
 
 class Killed(BaseException):
@@ -172,7 +222,7 @@ def test_a_fault_at_any_write_leaves_the_log_as_before_or_whole(
         kept(again, second)
     else:
         assert after == "a kill"
-    assert len((tmp_path / "log" / "answers.jsonl").read_bytes().splitlines()) == 2
+    assert len((tmp_path / "log" / "asked.jsonl").read_bytes().splitlines()) == 2
 
 
 def test_what_is_written_is_synced_before_it_may_be_sent(
@@ -190,4 +240,4 @@ def test_what_is_written_is_synced_before_it_may_be_sent(
     assert synced == ["log"]  # the name of the log
     kept(log, ask_of())
     assert synced[1].startswith(".")
-    assert synced[2:] == ["work", "answers.jsonl"]
+    assert synced[2:] == ["work", "asked.jsonl"]

@@ -41,5 +41,5 @@ def test_a_signal_ends_a_site_in_the_middle_of_an_operation(number: signal.Signa
         process.send_signal(number)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "it returned\n", "")
-    assert (tmp_path / "site" / "log" / "answers.jsonl").read_bytes() == b""
+    assert (tmp_path / "site" / "log" / "asked.jsonl").read_bytes() == b""
     assert "stopped" in (tmp_path / "site" / "log" / "site.jsonl").read_text()

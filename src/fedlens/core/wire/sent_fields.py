@@ -1,0 +1,39 @@
+"""The fields of a payload as texts, for a log: names and shapes, and no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+_MOST = 5_000  # fields that are listed one by one
+
+
+def sent_fields(payload: Mapping[str, Any]) -> list[str]:
+    """Each value of a payload as its place and its shape.
+
+    >>> import torch
+    >>> sent_fields({"update": {"bias": torch.ones(2)}, "weight": 3.0, "key": b"abc", "sizes": [1, 2, 3]})
+    ['update.bias float32[2]', 'weight number', 'key bytes[3]', 'sizes number[3]']
+    """
+    fields = list(_fields(payload, ""))
+    return fields[:_MOST] + ([f"and {len(fields) - _MOST} more"] if len(fields) > _MOST else [])
+
+
+def _fields(value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _fields(item, f"{place}.{name}" if place else str(name))
+    elif isinstance(value, list | tuple):
+        if value and all(isinstance(item, int | float) for item in value):
+            yield f"{place} number[{len(value)}]"
+        else:
+            for at, item in enumerate(value):
+                yield from _fields(item, f"{place}[{at}]")
+    elif isinstance(value, Tensor):
+        yield f"{place} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}".replace(", ", ",")
+    elif isinstance(value, bytes | str):
+        yield f"{place} {'bytes' if isinstance(value, bytes) else 'text'}[{len(value)}]"
+    elif value is not None:
+        yield f"{place} number"
