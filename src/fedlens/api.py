@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedlens.algorithms.registry import SLOTS
-from fedlens.base.errors import ConfigError, FedlensError, told
+from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, told
 from fedlens.base.interrupts import watched
 from fedlens.base.shell_command import quoted_command
 from fedlens.base.summary_text import as_call, as_html, as_text
@@ -194,6 +194,9 @@ def resume(
     config = read_config(source.values, source.locate)
     with run.lock():
         summary = run.read_summary()
+        if (day := (summary or {}).get("purged")) is not None:
+            what = f"the run was purged on {day}, so it has no checkpoint"
+            raise RunDirectoryError(what, where=str(run.path), hint="start a new run")
         round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
 
         checked_plan = partial(_plan_to_resume, run, config, source, round, about, accept_changes)

@@ -292,6 +292,27 @@ def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> N
             say(f"alarm: {day(alarm['time'])}, {alarm['site']}: {alarm['what']}")
 
 
+def retention(
+    folder: Folder,
+    days: Annotated[
+        int | None,
+        typer.Argument(min=1, max=36_500, metavar="DAYS", help="The days; without them they are shown."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Set for how many days after its last event the server keeps a run's checkpoints, states, recordings and journal.
+
+    'fedlens serve' purges what is due when it starts, and 'fedlens purge --federation DIR' at any time.
+    """
+    with reported(debug):
+        from fedlens.server.retention import ServedRuns
+
+        kept = ServedRuns(_open(folder).folder)
+        if days is not None:
+            kept.keep(days)
+        say(f"{folder.name} keeps runs for {kept.days} days; it has served {len(kept.paths)}")
+
+
 def _open(folder: Path) -> FederationFolder:
     """The federation, after a warning of what its operator must do soon."""
     from fedlens.identity.federation_folder import FederationFolder
@@ -380,3 +401,4 @@ federation.command("accept")(accept)
 federation.command("list")(list_sites)
 federation.command("revoke")(revoke)
 federation.command("rotate")(rotate)
+federation.command("retention")(retention)

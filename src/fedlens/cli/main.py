@@ -35,6 +35,7 @@ from fedlens.cli.partition import partition
 from fedlens.cli.predict import predict
 from fedlens.cli.pretrain import pretrain
 from fedlens.cli.privacy import privacy
+from fedlens.cli.purge import purge
 from fedlens.cli.replay import replay
 from fedlens.cli.report import report
 from fedlens.cli.reproduce import reproduce
@@ -140,6 +141,7 @@ app.command("sweep")(sweep)
 app.command("reproduce")(reproduce)
 app.command("report")(report)
 app.command("replay")(replay)
+app.command("purge")(purge)
 app.command("analyze")(analyze)
 app.command("predict")(predict)
 app.command("export")(export)

@@ -187,6 +187,46 @@ def start(
         work(agent_of(folder, tell, once=once, passphrase=passphrase))
 
 
+def purge(
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="The run, or the first letters of its name.")
+    ] = None,
+    due: Annotated[
+        bool,
+        typer.Option("--due", help="Purge all runs that asked for the last time more than [keep] days ago."),
+    ] = False,
+    folder: Folder = _FOLDER,
+    debug: Debug = False,
+) -> None:
+    """Remove what a run has left here: states and stored answers. The log of what was answered stays.
+
+    'fedlens site start' does it once a day for what is due. A run that was purged cannot go on with clients that keep a
+    state.
+    """
+    with reported(debug):
+        from time import time
+
+        from fedlens.base.errors import ConfigError
+        from fedlens.site.retention import purge_site, runs_in_log
+        from fedlens.site.settings import SITE_FILE, SiteSettings
+
+        days, runs = SiteSettings.read(folder / SITE_FILE).keep.days, runs_in_log(folder)
+        named = [each for each in runs if run is not None and each.startswith(run)]
+        if due == (run is not None):
+            raise ConfigError("purge needs a run or --due, and not both", hint=f"runs: {', '.join(runs)}")
+        if not due and len(named) != 1:
+            what = (
+                f"{len(named)} runs begin with {run!r}" if named else f"this site has answered no run {run!r}"
+            )
+            raise ConfigError(what, where=str(folder / "log"), hint=f"runs: {', '.join(named or runs)}")
+        gone = purge_site(folder, days, time(), None if due else named[0])
+        say(*(f"purged: {each}, {files} files" for each, files in gone.items()))
+        if not gone:
+            say(
+                f"nothing is due: no run asked for the last time more than {days} days ago and left files here"
+            )
+
+
 def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False) -> None:
     """Show the site's name, words, certificate, approved experiments and last contact; asks nobody."""
     with reported(debug, as_json) as output:
@@ -283,3 +323,4 @@ site.command("check")(check)
 site.command("status")(status)
 site.command("review")(review)
 site.command("start")(start)
+site.command("purge")(purge)

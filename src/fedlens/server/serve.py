@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, cast
 
 from fedlens import api
@@ -24,6 +24,7 @@ from fedlens.result import Result
 from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import EventLog
 from fedlens.server.progress import ServeProgress
+from fedlens.server.retention import ServedRuns, purge
 from fedlens.server.serve_record import ServeRecord, is_begun, run_to_serve
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import read_source
@@ -116,6 +117,11 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             stack.callback(each.close)
         directory, record = run_to_serve(served.out, config.name, new)
         stack.enter_context(locked(directory.path / "serve.lock", f"the run {directory.path}"))
+        runs = ServedRuns(registry.folder)
+        runs.add(directory.path)
+        for old in runs.due(time()):
+            if old.path != directory.path.resolve():
+                purge(old)
         return _Server(served, config, registry, sockets, directory, record, progress).run()
 
 

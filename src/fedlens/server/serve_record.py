@@ -111,7 +111,8 @@ def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir,
 
 
 def _finished(run: RunDir) -> bool:
-    return (run.read_summary() or {}).get("status") == "finished"
+    summary = run.read_summary() or {}
+    return summary.get("status") == "finished" or "purged" in summary
 
 
 def is_begun(run: RunDir) -> bool:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol, TypeVar
@@ -24,11 +25,12 @@ from fedlens.site.answers_log import AnswersLog, AskRefused
 from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
+from fedlens.site.retention import purge_due
 from fedlens.site.site_log import SiteLog
 
 WAITED_FOR = frozenset({"pending", "suspended"})
 """Reasons of the server that its operator can end while the site waits."""
-_PAUSE, _HOUR = 30.0, 3600.0
+_PAUSE, _HOUR, _DAY = 30.0, 3600.0, 86_400.0
 _T = TypeVar("_T")
 
 
@@ -55,10 +57,11 @@ class Proposed(Protocol):
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """What `site.toml` says of answers: the fewest examples behind a number, and bytes of the largest body."""
+    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, days to keep runs."""
 
     min_examples: int = 1
     most: int = 2**32
+    keep_days: int = 365
 
 
 @dataclass
@@ -142,7 +145,7 @@ class Agent:
         self._notes = SiteLog(private_folder(folder) / "log", clock)
         self._key = keys.identity()
         self._experiment: _Experiment | None = None
-        self._renewed, self._asked = -math.inf, monotonic()
+        self._renewed, self._purged, self._asked = -math.inf, -math.inf, monotonic()
 
     async def run(self) -> None:
         """Works until it is cancelled; with `once`, until a run has ended.
@@ -156,6 +159,7 @@ class Agent:
             self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock)
             held.callback(self._log.close)
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
+            self._purge = partial(purge_due, self._folder, states, self._log, limits.keep_days)
             self._answering = Answering(
                 self._key, self._log, states, self._notes, limits.min_examples, limits.most
             )
@@ -201,6 +205,9 @@ class Agent:
         await self._look()
         while True:
             await self._renew()
+            if (now := self._clock()) - self._purged >= _DAY:
+                self._purged = now
+                await self._call(self._purge, now)
             try:
                 received = await self._connection.next(sending.have | sending.refused)
                 if received is None:

@@ -121,7 +121,7 @@ class AnswersLog:
             return None
         if answered != ask.digest:
             raise AskRefused("refused", "another ask was answered under the same number")
-        if ask.digest not in self._waiting:
+        if ask.digest not in self._waiting or not (self._bodies / ask.digest.hex()).exists():  # or purged
             raise AskRefused("refused", "the server has acknowledged the answer")
         return self._stored(ask.digest)
 

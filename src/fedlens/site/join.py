@@ -51,6 +51,10 @@ threads = {threads}
 # The largest message that is accepted, in MiB.
 max_message = 4096
 
+[keep]
+# The days after its last ask until the states and stored answers of a run are removed.
+days = 365
+
 # Files that an experiment may name, such as weights, each with its SHA-256 (sha256sum FILE).
 # [files]
 # "weights/resnet18.pth" = "..."

@@ -229,6 +229,15 @@ class KeptStates:
         self._save()
         self._remove_unlisted(before)
 
+    def purge(self, run: str) -> None:
+        """Removes all states of a run: its clients cannot go on."""
+        before = {
+            state.digest for (of, _), known in self._clients.items() if of == run for state in known.states
+        }
+        self._clients = {key: known for key, known in self._clients.items() if key[0] != run}
+        self._save()
+        self._remove_unlisted(before)
+
     def _path(self, digest: str) -> Path:
         return self._folder / f"{digest}.safetensors"
 

@@ -85,10 +85,22 @@ class SiteCompute(_Table):
     max_message: int = Field(4096, ge=1, description="MiB of the largest message that is taken")
 
 
+class SiteKeep(_Table):
+    """The table `[keep]`."""
+
+    days: int = Field(
+        365,
+        ge=1,
+        le=36_500,
+        description="days after its last ask until the states and stored answers of a run are removed",
+    )
+
+
 class _Settings(_Table):
     data: SiteData
     allow: SiteAllow = SiteAllow()
     compute: SiteCompute = SiteCompute()
+    keep: SiteKeep = SiteKeep()
     files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
 
 
@@ -100,7 +112,7 @@ class SiteSettings:
         path: the file; paths in it are relative to its folder.
         data, compute: its tables, with defaults.
         files: what an experiment may name besides fedlens's own tables: a path to its SHA-256 in hexadecimal.
-        allow: the table `[allow]`.
+        allow, keep: the tables `[allow]` and `[keep]`.
     """
 
     path: Path
@@ -108,6 +120,7 @@ class SiteSettings:
     compute: SiteCompute
     files: Mapping[str, str]
     allow: SiteAllow = field(default_factory=SiteAllow)
+    keep: SiteKeep = field(default_factory=SiteKeep)
     _source: Source = field(default_factory=lambda: Source({}), repr=False, compare=False)
 
     @classmethod
@@ -121,7 +134,7 @@ class SiteSettings:
                 "'min_examples' is now a line of [allow]", where=where, hint="move it from [data] to [allow]"
             )
         checked = validated(_Settings, values, "", source.locate)
-        return cls(path, checked.data, checked.compute, checked.files, checked.allow, source)
+        return cls(path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, source)
 
     def where(self, key: str) -> str:
         """The file and line of a setting, such as "site.toml, line 12: allow.max_rounds"."""

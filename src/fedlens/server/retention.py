@@ -1,0 +1,102 @@
+"""What a server keeps of finished runs, and for how long: `fedlens purge`, and the retention of a federation.
+
+A purge removes checkpoints, states, recordings and the journal of a run. Its model, results and logs stay.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from time import time
+from typing import Any
+
+from fedlens.files.lock import locked
+from fedlens.files.text_files import read_json
+from fedlens.identity.private_files import one_writer, write_private
+from fedlens.run.rundir import RunDir
+from fedlens.server.event_log import DAY, EventLog
+
+DEFAULT_DAYS = 365
+_FILE = "keep.json"
+
+
+class ServedRuns:
+    """The runs that a federation has served, and for how many days they are kept, in `keep.json` of its folder.
+
+    Args:
+        federation: the folder.
+
+    >>> import tempfile
+    >>> kept = ServedRuns(Path(tempfile.mkdtemp()))
+    >>> kept.keep(30)
+    >>> kept.add(Path("/runs/wards/1"))
+    >>> kept.days, kept.paths
+    (30, [PosixPath('/runs/wards/1')])
+    """
+
+    def __init__(self, federation: Path) -> None:
+        self._path = federation / _FILE
+
+    @property
+    def days(self) -> int:
+        """Days after the last event of a run until it is purged."""
+        return int(self._read()["days"])
+
+    @property
+    def paths(self) -> list[Path]:
+        """The run directories, in the order in which they were first served."""
+        return [Path(path) for path in self._read()["runs"]]
+
+    def keep(self, days: int) -> None:
+        """Sets the days."""
+        self._change(lambda kept: {**kept, "days": days})
+
+    def add(self, run: Path) -> None:
+        """Adds a run directory."""
+        self._change(lambda kept: {**kept, "runs": [*dict.fromkeys([*kept["runs"], str(run.resolve())])]})
+
+    def _read(self) -> dict[str, Any]:
+        return {"days": DEFAULT_DAYS, "runs": [], **(read_json(self._path) or {})}
+
+    def _change(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        with one_writer(self._path.parent):
+            write_private(self._path, json.dumps(change(self._read())).encode())
+
+    def due(self, now: float) -> list[RunDir]:
+        """The runs that were not purged and whose log is older than the retention."""
+        runs = [RunDir(path) for path in self.paths]
+        logged = [run for run in runs if run.serve_log_path.exists() and purged_on(run) is None]
+        return [run for run in logged if now - run.serve_log_path.stat().st_mtime > self.days * DAY]
+
+
+def purged_on(run: RunDir) -> str | None:
+    """The day on which a run was purged, None if it was not."""
+    day = (run.read_summary() or {}).get("purged")
+    return None if day is None else str(day)
+
+
+def purge(run: RunDir, clock: Callable[[], float] = time) -> tuple[int, int]:
+    """Purges a run, with a line in the log of its server. Returns how many files were removed, and their bytes.
+
+    Raises `RunDirectoryError` while a process writes the run.
+    """
+    with ExitStack() as held:
+        if run.serve_path.exists():
+            held.enter_context(locked(run.path / "serve.lock", f"the run {run.path}"))
+        held.enter_context(run.lock())
+        # First: a run whose checkpoints are half gone must not be resumed.
+        run.write_summary(
+            {**(run.read_summary() or {}), "purged": f"{datetime.fromtimestamp(clock(), UTC):%Y-%m-%d}"}
+        )
+        folders = (run.checkpoint_path, run.states_path, run.recordings_path, run.journal_path)
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        size = sum(path.lstat().st_size for path in files)
+        for folder in filter(Path.exists, folders):
+            shutil.rmtree(folder)
+        if run.serve_path.exists():
+            EventLog(run.serve_log_path, clock).write("purged", files=len(files), bytes=size)
+    return len(files), size

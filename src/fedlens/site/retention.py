@@ -1,0 +1,76 @@
+"""Removes what runs leave at a site: by `fedlens site purge`, and by itself `[keep] days` after the last ask of a run.
+
+States and stored answers go. The chained log, which gets a line, and the approvals stay: they say what was answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedlens.files import jsonl
+from fedlens.identity.private_files import one_writer
+from fedlens.site.answers_log import NAME, AnswersLog
+from fedlens.site.kept_states import KeptStates
+
+_DAY = 86_400.0
+_BODIES = ("work", "sent")  # folders with bodies of answers, whose names begin with a digest in the log
+
+
+@dataclass
+class SiteRun:
+    """A run in the log of a site: when it asked last, in seconds since 1970, and the digests in its lines."""
+
+    last: float = 0.0
+    digests: set[str] = field(default_factory=set)
+
+
+def runs_in_log(folder: Path) -> dict[str, SiteRun]:
+    """The runs that have asked the site, in the order of their first asks."""
+    runs: dict[str, SiteRun] = {}
+    for line in jsonl.stream(folder / "log" / NAME):
+        if "kind" not in line:
+            run = runs.setdefault(line["run"], SiteRun())
+            run.last = line["time"]
+            run.digests |= {line["ask"], line["answer"], line["payload"]}
+    return runs
+
+
+def purge_due(folder: Path, states: KeptStates, log: AnswersLog, days: int, now: float) -> dict[str, int]:
+    """Purges each run whose last ask is more than `days` old. Returns how many files went of each, if any did."""
+    due = {run: known for run, known in runs_in_log(folder).items() if now - known.last > days * _DAY}
+    gone = {run: _purge_run(folder, states, log, run, known) for run, known in due.items()}
+    return {run: files for run, files in gone.items() if files}
+
+
+def purge_site(folder: Path, days: int, now: float, run: str | None = None) -> dict[str, int]:
+    """Purges a run, or without one all that are due; see `purge_due`.
+
+    Raises `IdentityError` while another process, such as `fedlens site start`, uses the folder.
+    """
+    with one_writer(folder, wait=False):
+        states, log = KeptStates(folder / "states"), AnswersLog(folder / "log", folder / "work")
+        try:
+            if run is None:
+                return purge_due(folder, states, log, days, now)
+            return {run: _purge_run(folder, states, log, run, runs_in_log(folder)[run])}
+        finally:
+            log.close()
+
+
+def _purge_run(folder: Path, states: KeptStates, log: AnswersLog, run: str, known: SiteRun) -> int:
+    before = _sizes(folder)
+    for path in before:
+        if path.parent.name in _BODIES and path.name.partition(".")[0] in known.digests:
+            path.unlink(missing_ok=True)
+    states.purge(run)
+    gone = before.keys() - _sizes(folder).keys()
+    if gone:
+        log.event("purged", run=run, files=len(gone), bytes=sum(before[path] for path in gone))
+    return len(gone)
+
+
+def _sizes(folder: Path) -> dict[Path, int]:
+    """The bytes of the files of states and of bodies."""
+    patterns = ("states/*.safetensors", *(f"{name}/*" for name in _BODIES))
+    return {path: path.stat().st_size for pattern in patterns for path in folder.glob(pattern)}

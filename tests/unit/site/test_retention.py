@@ -1,0 +1,89 @@
+"""What a run has left at a site goes after `[keep] days`, or by hand, with a line in the log of the site."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedlens.base.errors import ConfigError, IdentityError
+from fedlens.files.chained_log import read_chained
+from fedlens.identity.private_files import one_writer
+from fedlens.site.answers_log import NAME, AnswersLog, AskRefused
+from fedlens.site.kept_states import KeptStates
+from fedlens.site.retention import purge_site
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from tests.unit.cli.commands import ran, refused
+from tests.unit.site.ask_kit import answer_of, ask_of
+from tests.unit.site.site_kit import write_site
+
+DAY, NOW = 86_400.0, 1_000_000_000.0
+SECRET = os.urandom(32)
+
+
+def answered(folder: Path, run: str, days: float) -> None:
+    """A run that asked so many days ago, whose client keeps a state, and whose answer the server may not have."""
+    then, ask = NOW - days * DAY, ask_of(run=run, nonce=run.encode().ljust(16))
+    log = AnswersLog(folder / "log", folder / "work", lambda: then)
+    log.keep(ask, answer_of(ask, SECRET, log.head), SECRET + run.encode())
+    log.close()
+    state = torch.frombuffer(bytearray(SECRET + run.encode().ljust(32)), dtype=torch.uint8)
+    KeptStates(folder / "states", lambda: then).put(ask, {"w": state})
+
+
+def having(folder: Path, content: bytes) -> list[str]:
+    """The files below a folder that contain these bytes."""
+    return sorted(
+        path.parent.name for path in folder.rglob("*") if path.is_file() and content in path.read_bytes()
+    )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    write_site(tmp_path)
+    tmp_path.chmod(0o700)
+    answered(tmp_path, "old-run", 31)
+    answered(tmp_path, "new-run", 29)
+    assert (
+        having(tmp_path, SECRET + b"old-run") == having(tmp_path, SECRET + b"new-run") == ["states", "work"]
+    )
+    return tmp_path
+
+
+def test_a_run_that_is_due_leaves_no_byte_and_a_line(site: Path) -> None:
+    log = (site / "log" / NAME).read_bytes()
+    assert purge_site(site, 30, NOW) == {"old-run": 2}
+    assert having(site, SECRET + b"old-run") == []
+    assert having(site, SECRET + b"new-run") == ["states", "work"]
+    assert (site / "log" / NAME).read_bytes().startswith(log)
+    line, _, _ = list(read_chained(site / "log" / NAME))[-1]
+    assert (line["kind"], line["run"], line["files"]) == ("purged", "old-run", 2)
+    assert purge_site(site, 30, NOW) == {}
+
+
+def test_a_purged_answer_is_never_computed_again(site: Path) -> None:
+    log = AnswersLog(site / "log", site / "work")
+    purge_site(site, 30, NOW)
+    for opened in (log, AnswersLog(site / "log", site / "work")):
+        with pytest.raises(AskRefused, match="acknowledged"):
+            opened.find(ask_of(run="old-run", nonce=b"old-run".ljust(16)))
+
+
+def test_a_run_is_purged_by_name(site: Path) -> None:
+    assert "no run 'other'" in refused("site", "purge", "other", "--folder", site)
+    assert "a run or --due" in refused("site", "purge", "--folder", site)
+    assert ran("site", "purge", "new", "--folder", site) == "purged: new-run, 2 files\n"
+    assert having(site, SECRET) == ["states", "work"]
+    (site / SITE_FILE).write_text((site / SITE_FILE).read_text() + "[keep]\ndays = 36500\n")
+    assert "nothing is due" in ran("site", "purge", "--due", "--folder", site)
+    with one_writer(site), pytest.raises(IdentityError, match="another process uses the folder"):
+        purge_site(site, 30, NOW)
+
+
+def test_retention_is_a_setting_of_the_site(site: Path) -> None:
+    assert SiteSettings.read(site / SITE_FILE).keep.days == 365
+    (site / SITE_FILE).write_text((site / SITE_FILE).read_text() + "[keep]\ndays = 0\n")
+    with pytest.raises(ConfigError, match=r"keep\.days"):
+        SiteSettings.read(site / SITE_FILE)
