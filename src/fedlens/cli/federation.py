@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedlens.cli.display.output import complain, print_columns, reported, say
+from fedlens.cli.dossier import dossier
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.passphrases import (
     PassphraseFile,
@@ -402,3 +403,4 @@ federation.command("list")(list_sites)
 federation.command("revoke")(revoke)
 federation.command("rotate")(rotate)
 federation.command("retention")(retention)
+federation.command("dossier")(dossier)

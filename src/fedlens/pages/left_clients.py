@@ -85,18 +85,23 @@ def _held_out_images(run: Run) -> list[str]:
 def _row(op: str, row: Any) -> list[str]:
     if not isinstance(row, Mapping):
         return [op, *[MISSING] * (len(HEAD) - 1)]
-    measured = row.get("measured") or []
     peer = finite(row.get("bytes_peer"))
-    metrics = [f"metrics: {', '.join(map(str, measured))}"] if measured else []
     return [
         op,
         _rounds(row.get("rounds")),
-        _fields(row.get("down")) or "nothing",
-        "; ".join(filter(None, [_fields(row.get("up")), *metrics])) or "nothing",
+        *carried(row),
         count(finite(row.get("replies"))),
         size(finite(row.get("bytes_down"))),
         size(finite(row.get("bytes_up"))) + (f", {size(peer)} to clients" if peer else ""),
     ]
+
+
+def carried(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The fields that each client received and sent, from a row of `fedlens.core.traffic`."""
+    measured = row.get("measured") or []
+    metrics = [f"metrics: {', '.join(map(str, measured))}"] if measured else []
+    sent = "; ".join(filter(None, [_fields(row.get("up")), *metrics]))
+    return _fields(row.get("down")) or "nothing", sent or "nothing"
 
 
 def _rounds(rounds: Any) -> str:

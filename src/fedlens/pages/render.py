@@ -19,6 +19,7 @@ from fedlens.base import format
 from fedlens.files.atomic_files import write_atomically
 from fedlens.pages import plotly_figures
 from fedlens.pages.page_contents import page_contents
+from fedlens.results.study_table import markdown
 
 # The CSS border style that looks like a dash of plotly.
 BORDERS = {"solid": "solid", "dash": "dashed", "dot": "dotted", "dashdot": "dashed"}
@@ -32,10 +33,15 @@ def write_page(path: Path, template: str, context: Mapping[str, Any]) -> Path:
     `client_names` of the context are looked for in a page, and `images_command` repeats a run with test images.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    page = _environment().get_template(template).render({**_COMMON, **context})
+    page = page_text(template, context)
     # A file name that is not UTF-8 has lone surrogates in Python; the page shows them as escapes.
     write_atomically(path, page.encode(errors="backslashreplace"))
     return path
+
+
+def page_text(template: str, context: Mapping[str, Any]) -> str:
+    """Renders a template; see `write_page`."""
+    return _environment().get_template(template).render({**_COMMON, **context})
 
 
 @cache
@@ -54,6 +60,7 @@ def _environment() -> Environment:
     )
     filters = (format.count, format.duration, format.heading, format.label, format.many, format.size)
     environment.filters.update({function.__name__: function for function in filters})
+    environment.filters.update(markdown=markdown)
     environment.filters.update(metric=lambda value, name: format.metric_value(name, value))
     return environment
 

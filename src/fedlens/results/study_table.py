@@ -98,13 +98,13 @@ class StudyTable:
         """A table as GitHub reads it, with the title, the caption and the notes as paragraphs."""
         marks = ["---" if k < self.labels else "---:" for k in range(len(self.head))]
         lines = [
-            [_markdown(text) for text in self.head],
+            [markdown(text) for text in self.head],
             marks,
-            *([_marked(cell, _markdown, "**", "**", "*", "*") for cell in row] for row in self.rows),
+            *([_marked(cell, markdown, "**", "**", "*", "*") for cell in row] for row in self.rows),
         ]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        caption = " ".join(filter(None, [f"**{_markdown(self.title)}.**", _markdown(self._sentences())]))
-        return "\n\n".join([caption, table, *map(_markdown, self.notes)]) + "\n"
+        caption = " ".join(filter(None, [f"**{markdown(self.title)}.**", markdown(self._sentences())]))
+        return "\n\n".join([caption, table, *map(markdown, self.notes)]) + "\n"
 
     def to_latex(self) -> str:
         r"""A `table` environment for `\usepackage{booktabs}`."""
@@ -422,7 +422,12 @@ def _latex_character(found: re.Match[str]) -> str:
     return _LATEX.get(text) or ("$-$" if text == "-" else " ")
 
 
-def _markdown(text: str) -> str:
+def markdown(text: str) -> str:
+    r"""A text for Markdown: on one line, and without a character that is markup.
+
+    >>> print(markdown("a_b | <c>"))
+    a\_b \| &lt;c&gt;
+    """
     # A backslash before < or ~ is CommonMark; Python-Markdown, which makes our pages, would show it.
     return _MARKDOWN.sub(_escaped, " ".join(text.split()))
 

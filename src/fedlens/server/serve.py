@@ -27,8 +27,8 @@ from fedlens.server.progress import ServeProgress
 from fedlens.server.retention import ServedRuns, purge
 from fedlens.server.serve_record import ServeRecord, is_begun, run_to_serve
 from fedlens.settings.config import Config, read_config
-from fedlens.settings.config_source import read_source
-from fedlens.settings.plan import plan
+from fedlens.settings.config_source import Source, read_source
+from fedlens.settings.plan import Plan, plan
 from fedlens.site.contract import site_part
 
 try:
@@ -89,13 +89,7 @@ def serve(served: Served, progress: ServeProgress) -> Result:
     `fedlens.api.resume` raises. The same command resumes the run, also after `KeyboardInterrupt`.
     """
     source = read_source(served.experiment, served.changes)
-    config = plan(read_config(source.values, source.locate), source).config
-    if not config.at_sites:
-        raise ConfigError(
-            f"the dataset '{config.data.dataset['name']}' is not at sites",
-            where=source.locate("data.dataset"),
-            hint="set data.dataset.name = 'sites' and engine.name = 'network', or use 'fedlens run'",
-        )
+    config = plan_at_sites(source).config
     if served.sites is not None and served.sites < config.engine["min_sites"]:
         raise ConfigError(
             f"a round needs {config.engine['min_sites']} sites, and {served.sites} are to be enough",
@@ -123,6 +117,18 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             if old.path != directory.path.resolve():
                 purge(old)
         return _Server(served, config, registry, sockets, directory, record, progress).run()
+
+
+def plan_at_sites(source: Source) -> Plan:
+    """The plan of an experiment whose data are at sites. Raises `ConfigError` if they are not, or as `plan` does."""
+    planned = plan(read_config(source.values, source.locate), source)
+    if not planned.config.at_sites:
+        raise ConfigError(
+            f"the dataset '{planned.config.data.dataset['name']}' is not at sites",
+            where=source.locate("data.dataset"),
+            hint="set data.dataset.name = 'sites' and engine.name = 'network', or use 'fedlens run'",
+        )
+    return planned
 
 
 @dataclass(eq=False)

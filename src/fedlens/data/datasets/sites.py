@@ -68,9 +68,7 @@ def sites(
         )
     if std is not None and min(std) <= 0:
         raise ConfigError("a standard deviation is above 0", where=f"{where}.std", hint="correct it")
-    nothing = Examples(
-        np.zeros((0, channels, height, width), np.uint8), _no_targets(kind, len(classes), height, width)
-    )
+    nothing = blank_examples(kind, 0, len(classes), (channels, height, width))
     return Dataset(
         "sites",
         nothing,
@@ -84,9 +82,17 @@ def sites(
     )
 
 
-def _no_targets(kind: str, classes: int, height: int, width: int) -> Any:
+def blank_examples(kind: str, n: int, classes: int, shape: tuple[int, ...]) -> Examples:
+    """`n` examples of noise in the form of those at sites, with targets of class 0 or of all classes in turn."""
+    _, height, width = shape
+    images = np.random.default_rng(0).integers(0, 256, (n, *shape), np.uint8)
+    turn = np.arange(n) % classes
+    targets: Any = turn
     if kind == "detection":
-        return Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(1, np.int64))
-    if kind == "segmentation":
-        return np.zeros((0, height, width), np.uint8)
-    return np.zeros(0, np.int64) if kind == "classification" else np.zeros((0, classes), np.uint8)
+        corners = np.tile(np.array([0, 0, width / 2, height / 2], np.float32), (n, 1))
+        targets = Boxes(corners, turn, np.arange(n + 1))
+    elif kind == "segmentation":
+        targets = np.zeros((n, height, width), np.uint8)
+    elif kind == "multi-label":
+        targets = np.eye(classes, dtype=np.uint8)[turn]
+    return Examples(images, targets)

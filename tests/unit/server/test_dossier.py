@@ -1,0 +1,140 @@
+"""The dossier of an experiment says what its settings say, and nothing that one of them contradicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.server.dossier import write_dossier
+from fedlens.settings.config_source import Source
+from tests.unit.identity.federation_kit import federation_in, joined
+from tests.unit.server.serve_kit import NAMES, Wards
+
+MEASURED = {"evaluation": {"clients": "all"}}
+AT_SERVER = {"evaluation": {"clients": "none"}}
+PRIVATE = {**AT_SERVER, "privacy": {"clip": 0.1, "noise_multiplier": 2.0, "delta": 1e-3}}
+SEEDED = {**AT_SERVER, "privacy": {**PRIVATE["privacy"], "noise": "seeded"}}
+GKT = {**MEASURED, "algorithm": {"name": "fedgkt", "client": "mlp", "cut": "1"}}
+
+
+def settings(**changes: Any) -> Source:
+    dataset = {"name": "sites", "classes": ["no", "yes"], "input_shape": [1, 8, 8]}
+    if "evaluation" in changes and changes["evaluation"]["clients"] == "none":
+        dataset |= {"test": {"name": "synthetic", "shape": [1, 8, 8], "classes": 2, "train": 1, "test": 1}}
+        dataset["classes"] = ["class 0", "class 1"]
+    held = {"validation": 0.2, "validation_from": "client"} if "privacy" not in changes else {}
+    values = {
+        "name": "wards",
+        "rounds": 5,
+        "data": {"dataset": dataset, "normalize": "unit", **held},
+        "model": "mlp",
+        **({} if changes.get("algorithm") == "push-sum" else {"select": "all"}),
+        "local": {"lr": 0.1, "epochs": 3, "batch_size": 16},
+        "engine": {"name": "network", "max_share": 0.4},
+        **(changes or MEASURED),
+    }
+    return Source(values)
+
+
+def text_of(source: Source | Path, folder: Path, **options: Any) -> str:
+    markdown, page = write_dossier(folder / "out", federation_in(folder), source, **options)
+    assert page.name == "dossier.html"
+    return markdown.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "never"),
+    [
+        (
+            MEASURED,
+            ["Secure sums:** none", "no noise is added", "plain update", "at most 40 %", "sums over the held-out",
+             "update: ", "a sum for one class may be of one image", "a table \\[privacy\\]"],
+            ["epsilon", "Kept at the site", "made-up images each. The method asks", "Single images",
+             "the sum of all pixels"],
+        ),
+        (
+            {**MEASURED, "algorithm": "scaffold", "record": {"updates": {"every": 5}}},
+            ["Kept at the site:** the state of a client: variate", "mean gradient", "recordings at the server"],
+            ["Single images"],
+        ),
+        (
+            PRIVATE,
+            ["the unit is one client", "After 5 rounds the model is", "clipped updates", "at most what epsilon = "],
+            ["no noise is added", "a table \\[privacy\\]", "one image decide a sum", "sums over the held-out"],
+        ),
+        (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise of the system"], ["at most what epsilon"]),
+        ({**MEASURED, "algorithm": "push-sum"}, ["asks for single steps"], ["Single images"]),
+        (
+            GKT,
+            ["letter.targets: a row for each image", "Single images", "images can be reconstructed",
+             "Numbers computed from each of them are sent", "min\\_examples is 1"],
+            ["They stay at the sites", "plain update"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_text_follows_the_settings(
+    changes: dict[str, Any], says: list[str], never: list[str], tmp_path: Path
+) -> None:
+    text = text_of(settings(**changes), tmp_path)
+    assert [words for words in says if words not in text] == []
+    assert [words for words in never if words in text] == []
+
+
+def test_it_names_the_accepted_sites_and_marks_what_nobody_has_said(tmp_path: Path) -> None:
+    federation = federation_in(tmp_path)
+    joined(federation, "ward-a", tmp_path)
+    joined(federation, "ward-b", tmp_path)
+    federation.revoke("ward-b", drop=False)
+    markdown, page = write_dossier(tmp_path / "out", federation, settings())
+    for text in (markdown.read_text(), page.read_text()):
+        assert "ward-a. Each receives" in text
+        assert "ward-b" not in text
+        assert text.count("to be filled in") == 15
+    told, _ = write_dossier(tmp_path / "out", federation, settings(), purpose="Find nodules.")
+    assert "**Purpose:** Find nodules.\n" in told.read_text()
+
+
+def test_names_cannot_be_markup(tmp_path: Path) -> None:
+    source = settings()
+    source.values["data"]["dataset"]["classes"] = ["<b>no</b>", "yes | no"]
+    markdown, page = write_dossier(
+        tmp_path / "out", federation_in(tmp_path), source, purpose="<script>x</script>"
+    )
+    for text in (markdown.read_text(), page.read_text()):
+        assert "&lt;b&gt;no" in text
+        assert "<b>no" not in text
+        assert "<script>x" not in text
+    assert "yes \\| no" in markdown.read_text()
+
+
+def test_a_run_gives_its_sites_images_and_messages(tmp_path: Path) -> None:
+    wards = Wards(tmp_path)
+    with wards.at_work():
+        run = wards.serve().directory
+    markdown, _ = write_dossier(tmp_path / "out", wards.federation.registry, run)
+    text = markdown.read_text()
+    assert "finished after 3 rounds" in text
+    assert f"{', '.join(NAMES)}. Each receives" in text
+    assert "1,437 images of 3 clients at 3 sites" in text
+    assert "| train | 1–3 |" in text
+
+
+def test_what_serve_refuses_has_no_dossier(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not at sites"):
+        text_of(
+            Source(
+                {
+                    "rounds": 1,
+                    "model": "mlp",
+                    "local": {"lr": 1.0},
+                    "data": {"dataset": "digits", "partition": {"name": "iid", "clients": 3}},
+                }
+            ),
+            tmp_path,
+        )
+    (tmp_path / "other").mkdir()
+    with pytest.raises(RunDirectoryError):
+        text_of(tmp_path / "other", tmp_path / "other")
