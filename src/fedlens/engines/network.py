@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.schema import NumberField, Schema
 from fedlens.core.states import AT_SITE
 from fedlens.core.types import is_client
+from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.data.partition.quorum import Quorum
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
@@ -114,6 +115,7 @@ class _Open:
     expect: Schema
     arrived: Arrived | None = None
     failed: str | None = None
+    logged: bool = False
 
     @property
     def settled(self) -> bool:
@@ -374,6 +376,8 @@ class NetworkEngine(EngineBase):
             self._exchanges.remove(out)
         for one in out.requests.values():
             self._remember(one.message.digest)
+            if not one.logged:
+                self._note(one, "unused", "the exchange ended")
             if one.arrived is not None:
                 one.arrived.file.close()
 
@@ -391,15 +395,28 @@ class NetworkEngine(EngineBase):
     def _read(self, one: _Open) -> Answer:
         """The answer that came back, checked as if its site had not: one body is in memory."""
         if one.arrived is None:
+            self._note(one, "late", one.failed or LATE)
             return Failure(one.id, one.request.client, one.failed or LATE)
         outcome = self._attached().opened(one.message, one.arrived)
         if isinstance(outcome, str):
+            replied = one.arrived.message.details.get("outcome") == "reply"
+            self._note(one, "refused" if replied else "failed", outcome)
             return Failure(one.id, one.request.client, outcome)
+        letters = [(letter.to, letter.content) for letter in outcome.letters]
+        sent = sent_fields({**outcome.payload, "metrics": outcome.metrics, "letters": letters})
         item = Item(one.id, one.request.client, one.request.payload, {})
         answer = self._quorum.counted(self._executor.checked(item, outcome, one.expect), one.expect)
         if isinstance(answer, Reply):
             answer.donated = frozenset(answer.payload)  # nobody else has this memory
+            self._note(one, "taken", None, sent)
+        else:
+            self._note(one, "refused", answer.reason)
         return answer
+
+    def _note(self, one: _Open, decision: str, reason: str | None, fields: Sequence[str] = ()) -> None:
+        one.logged = True
+        answer = None if one.arrived is None else one.arrived.message
+        self._attached().note(one.site, one.message, answer, decision, reason, fields)
 
     # -- what arrives ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedlens.base.errors import DataError
 from fedlens.base.parse_text import parse_json
-from fedlens.files.atomic_files import create, fsync_directory, open_readable, open_unlinked, refused
+from fedlens.files.atomic_files import create, fsync_directory, open_readable, open_unlinked
 
 NONE = bytes(32)
 """The head of an empty log."""
@@ -50,7 +50,7 @@ class ChainedLog:
         each: Callable[[Mapping[str, Any]], None] = lambda values: None,
         hint: str = "find out who changed it; move it away to start a new one",
     ) -> None:
-        self._path, self._size, self._heads = path, 0, bytearray()
+        self.path, self._size, self._heads = path, 0, bytearray()
         self._once: set[str] = set()
         if not path.exists():
             os.close(create(path, 0o600))
@@ -108,11 +108,8 @@ class ChainedLog:
         return id
 
     def sync(self) -> None:
-        """Waits until the disk has all lines. Raises `RunFailed` if it refuses."""
-        try:
-            os.fsync(self._file)
-        except OSError as error:
-            raise refused(error, self._path.name, self._path) from error
+        """Waits until the disk has all lines. Raises `OSError` if it refuses."""
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Closes the file."""

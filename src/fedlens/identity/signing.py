@@ -30,7 +30,7 @@ class SignedFields(NamedTuple):
         direction: "ask" or "answer".
         nonce: 16 random bytes of the ask.
         payload, shared: SHA-256 of the body, and of the blob that the ask names.
-        report: SHA-256 of metrics and state handle.
+        report: SHA-256 of the details, such as metrics and state handle.
         ask: SHA-256 of the ask, in an answer.
         head: the head of the sender's log.
         signer: the fingerprint of the sender's identity key, 32 bytes.

@@ -6,6 +6,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from fedlens.base.errors import IdentityError
 from fedlens.base.shell_command import shell_command
 from fedlens.identity import authority
@@ -143,6 +145,15 @@ class SiteKeys:
                 raise IdentityError("the server has another identity key than before", hint=hint)
             if peer.issuer > newest:
                 write_private(self.folder / "site.json", write_message(about | seen))
+            path, last = self.folder / "server.der", peer.der
+            if not path.exists() or read_private(path) != last:
+                write_private(path, last)
+
+    def chains(self) -> dict[str, bytes]:
+        """The certificates of this site and of the server that was last connected (PEM), by whose they are."""
+        server = self.folder / "server.der"
+        seen = [x509.load_der_x509_certificate(read_private(server))] if server.exists() else []
+        return {self.name: pem(certificates(self.folder / "tls.pem")), "server": pem(seen)}
 
     def server_identity(self) -> bytes:
         """The public identity key (DER) of the server that was last connected, which verifies its messages."""

@@ -32,6 +32,7 @@ class Peer:
         not_before, not_after: when the certificate is valid.
         issuer: the number of the issuer that signed it.
         certificate: SHA-256 of the certificate, 64 hexadecimal digits.
+        der: the certificate.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Peer:
     not_after: datetime
     issuer: int
     certificate: str
+    der: bytes
 
     @property
     def fingerprint(self) -> bytes:
@@ -59,7 +61,9 @@ def peer_of(certificate: bytes) -> Peer:
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
         raise IdentityError(f"a certificate is not one of a federation: {error}") from None
     valid = read.not_valid_before_utc, read.not_valid_after_utc
-    return Peer(name, bytes.fromhex(key), *valid, number, hashlib.sha256(certificate).hexdigest())
+    return Peer(
+        name, bytes.fromhex(key), *valid, number, hashlib.sha256(certificate).hexdigest(), certificate
+    )
 
 
 def peer_name(ssl_object: ssl.SSLObject | ssl.SSLSocket) -> Peer | None:

@@ -37,7 +37,7 @@ _APPENDED = ("metrics.jsonl", "clients.jsonl")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _SEARCH_DEPTH = 3
 # What a run that ended before its first file leaves: its lock, and files of a server that gathered its sites.
-_BEFORE_A_RUN = {".lock", "serve.lock", "serve.json", "serve.log.jsonl", "sent.sha256", "roster.json"}
+_BEFORE_A_RUN = {".lock", "serve.lock", "serve.json", "serve.log.jsonl", "answers.jsonl", "roster.json"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class RunDir:
     report_path = _Inside("report.html")
     serve_path = _Inside("serve.json")
     serve_log_path = _Inside("serve.log.jsonl")
-    sent_path = _Inside("sent.sha256")
+    answers_path = _Inside("answers.jsonl")
 
     @staticmethod
     def create(out: Path | None, name: str, run_id: str | None) -> RunDir:

@@ -18,10 +18,13 @@ from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.links.post import REASONS, Post
-from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import Waits
+from fedlens.files.atomic_files import refused
+from fedlens.files.chained_log import ChainedLog
+from fedlens.identity.authority import certificates, pem
 from fedlens.identity.federation_folder import FederationFolder, SiteRecord
 from fedlens.identity.keys import KeyPair
+from fedlens.identity.site_heads import LogHead, SiteHeads
 from fedlens.server.event_log import EventLog
 from fedlens.server.progress import SiteRow
 from fedlens.server.serve_record import ServeRecord
@@ -39,6 +42,7 @@ class _Site:
 
     Attributes:
         identity: its public key; a new one stands for a new machine.
+        since: when it was accepted.
         told: digests of the messages with the experiment.
         census: the last one that was checked.
         refused: why it is not asked: a word that it is told.
@@ -46,6 +50,7 @@ class _Site:
     """
 
     identity: str
+    since: float
     told: set[bytes] = field(default_factory=set)
     census: SiteCensus | None = None
     refused: str | None = None
@@ -66,7 +71,7 @@ class CensusLink(Link):
         log: receives what happens.
         channels: how many channels sites sum over their images; None if the experiment gives mean and std.
         roster: of a run that is resumed; `freeze` sets that of a new one.
-        sent: the log of asks on the disk.
+        answers: the log of asks and what became of them, on the disk.
         clock: gives the seconds that waits are compared with.
         pixels: those of a channel of one image, if sites sum them.
 
@@ -86,14 +91,18 @@ class CensusLink(Link):
         log: EventLog,
         channels: int | None = None,
         roster: Roster | None = None,
-        sent: SentLog | None = None,
+        answers: ChainedLog | None = None,
         clock: Callable[[], float] = monotonic,
         pixels: int | None = None,
     ) -> None:
         self._link, self._registry, self._record, self._log = link, registry, record, log
         self._channels, self._pixels, self.roster, self._clock = channels, pixels, roster, clock
         root = hashlib.sha256(registry.root).digest()
-        self.post = Post(self, key, root, record.run, record.attempt, log=sent)
+        self._answers, self._heads = answers, SiteHeads(registry.folder)
+        self.post = Post(
+            self, key, root, record.run, record.attempt, log=answers, seen=self._seen, settle=self._settle
+        )
+        self._asked: dict[bytes, LogHead | None] = {}  # what each open message says that was seen of a log
         self.round, self.largest, self.failures = 0, 0, Counter[tuple[str, str]]()
         self._sites: dict[str, _Site] = {}
         self._records: list[SiteRecord] = []
@@ -112,6 +121,8 @@ class CensusLink(Link):
         if message.purpose == "ask":
             self.round = message.fields.round
             self.largest = max(self.largest, *map(len, blobs.values()), int(message.details.get("most", 0)))
+        seen = message.details.get("seen")
+        self._asked[message.digest] = None if seen is None else LogHead(*seen)
         self._link.send(site, message, blobs)
 
     def collect(self, seconds: float, waiting: Collection[bytes], /) -> list[Arrived]:
@@ -120,13 +131,57 @@ class CensusLink(Link):
         Raises `RoundDropped` if a site was revoked with `--drop` in a round that it answered in.
         """
         self._look()
-        arrived = self._link.collect(seconds, waiting)
+        arrived = [each for each in self._link.collect(seconds, waiting) if self._follows(each)]
         others = [each for each in arrived if not self._take(each)]
+        told = set[bytes]().union(*(site.told for site in self._sites.values()))
+        self._asked = {one: seen for one, seen in self._asked.items() if one in waiting or one in told}
         self._drop(others)
         return others
 
     def close(self) -> None:
-        """Leaves the link open: a goodbye, or another start, follows."""
+        """Writes the last lines to the disk. Leaves the link open: a goodbye, or another start, follows."""
+        self._settle()
+
+    # -- logs -----------------------------------------------------------------------------------------------------
+
+    def _seen(self, name: str) -> list[int | str] | None:
+        record = next((each for each in self._records if each.name == name), None)
+        seen = None if record is None else self._heads.seen(record)
+        return None if seen is None else list(seen)
+
+    def _settle(self) -> None:
+        """Once a round: no message tells of a line or a head that a power cut could take back."""
+        self._heads.save()
+        if (log := self._answers) is not None:
+            try:
+                own = pem(certificates(self._registry.folder / "server.pem"))
+                log.once("certificate", {"of": "server", "chain": own.decode()}, int(time()))
+                log.sync()
+            except OSError as error:
+                raise refused(error, "the log of answers", log.path) from error
+
+    def _follows(self, arrived: Arrived) -> bool:
+        """Whether the state of the site's log in a message follows from those before; suspends the site if not."""
+        message, name = arrived.message, arrived.site
+        record = next((each for each in self._records if each.name == name), None)
+        if record is None or message.fields.ask not in self._asked:
+            return True  # whoever waits for nothing of it drops it
+        count, asked = message.details.get("log_lines"), self._asked[message.fields.ask]
+        what, now = self._heads.fault(record, asked, count, message.fields.head), int(time())
+        if what is not None:
+            arrived.file.close()
+            self._registry.suspend(name, what)
+            self._read_at = None
+            self._log.write("suspended", name, what=what)
+        if (log := self._answers) is not None:
+            try:
+                for each in record.certificates:
+                    log.once("certificate", {"of": name, "chain": each["chain"]}, now)
+                if what is not None:
+                    log.append({"kind": "suspended", "site": name, "reason": what, "time": now}, sync=False)
+            except OSError as error:
+                raise refused(error, "the log of answers", log.path) from error
+        return what is None
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -212,8 +267,9 @@ class CensusLink(Link):
         self._read_at = changed if time() - changed / 1e9 > 1 else None
         for record in self._records:
             site = self._sites.get(record.name)
-            if record.state == "accepted" and (site is None or site.identity != record.identity):
-                self._sites[record.name] = site = _Site(record.identity)
+            known = site is not None and (site.identity, site.since) == (record.identity, record.since)
+            if record.state == "accepted" and not known:
+                self._sites[record.name] = site = _Site(record.identity, record.since)
                 if self.roster is not None and record.name not in self.roster.sites:
                     site.refused = "roster"
                 self._tell(record.name, site)

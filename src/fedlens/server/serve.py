@@ -17,8 +17,9 @@ from fedlens.base.shell_command import shell_command
 from fedlens.core.engine_base import EngineBase
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import with_held_out
-from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import NetworkEngine
+from fedlens.files.atomic_files import refused
+from fedlens.files.chained_log import ChainedLog
 from fedlens.files.lock import locked
 from fedlens.result import Result
 from fedlens.run.rundir import RunDir
@@ -150,8 +151,11 @@ class _Server:
         self.log = EventLog(None if self.served.log_to_stderr else self.directory.serve_log_path)
         self.key = self.registry.identity()
         self._closing = ExitStack()
-        self._sent = SentLog(self.directory.sent_path)
-        self._closing.callback(self._sent.close)
+        try:
+            self._answers = ChainedLog(self.directory.answers_path)
+        except OSError as error:
+            raise refused(error, "the log of answers", self.directory.answers_path) from error
+        self._closing.callback(self._answers.close)
 
     def run(self) -> Result:
         """Runs to the end; a round that is dropped is repeated from the last complete one."""
@@ -205,7 +209,7 @@ class _Server:
             self.log,
             dataset["input_shape"][0] if self.config.sums_moments else None,
             Roster.load(self.directory.roster_path) if frozen else None,
-            self._sent,
+            self._answers,
             pixels=prod(dataset["input_shape"][1:]),
         )
         self._watch.follow(sites, engine)

@@ -302,8 +302,9 @@ class Agent:
 
     async def _census(self, experiment: _Experiment, census: SiteCensus) -> None:
         asked = experiment.message
-        fields = asked.fields._replace(direction="answer", ask=asked.digest, head=self._log.head)
-        message = seal(self._key, "census", fields, census.to_plain(), b"")
+        count, head = self._log.state
+        fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
+        message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")
         try:
             await self._connection.census([message.head])
             experiment.told = True
@@ -332,6 +333,7 @@ class Agent:
         )
         if message.purpose != "experiment" or digest is None or details.get("contract") != digest:
             raise MessageError("mismatch", "it is no experiment")
+        self._log.check_seen(details.get("seen"))
         terms = ExperimentTerms.from_plain(details.get("terms"))
         known = None if before is None or before.message.fields.run != run else before.proposed
         if before is not None and known is not None and (known.digest, known.terms) == (digest, terms):
@@ -369,6 +371,7 @@ class Agent:
         """Answers an ask: with what it was answered before, or by computing."""
         fields, begun = ask.fields, monotonic()
         self._asked = begun
+        self._log.check_seen(ask.details.get("seen"))
         try:
             answer, outcome = await self._call(self._log.find, ask), "again"
             if answer is None:
@@ -376,6 +379,7 @@ class Agent:
                 if known is None or not known.of(ask) or known.opened is None:
                     await self._look()  # it came before the ask
                 self._log.acknowledge(self._sending.have)
+                await self._call(self._log.certify, self._keys.chains())
                 answer, outcome = await self._computed(ask, bodies)
         except AskRefused as refused:
             answer, outcome = await self._call(self._answering.failed, ask, refused, False)

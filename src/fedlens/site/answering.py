@@ -187,8 +187,9 @@ class Answering:
         return self._log.keep(ask, self._sealed(ask, details, content), content, about)
 
     def _sealed(self, ask: Message, details: Mapping[str, Any], content: bytes) -> Message:
-        fields = ask.fields._replace(direction="answer", ask=ask.digest, head=self._log.head)
-        return seal(self._key, "answer", fields, details, content)
+        count, head = self._log.state
+        fields = ask.fields._replace(direction="answer", ask=ask.digest, head=head)
+        return seal(self._key, "answer", fields, {**details, "log_lines": count}, content)
 
     # -- what comes in, and what goes out -------------------------------------------------------------------------
 

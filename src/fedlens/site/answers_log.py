@@ -15,15 +15,15 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from fedlens.base.errors import FedlensError, RunFailed
+from fedlens.base.errors import DataError, FedlensError, RunFailed
 from fedlens.core.wire.message import Message
+from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
 from fedlens.identity.private_files import private_folder
 
 NAME = "asked.jsonl"
 _FORMER = "answers.jsonl"  # the name in folders that were made before there was `asked.jsonl`
-_FIELDS = frozenset({"run", "attempt", "round", "exchange", "slot", "client", "operation"})
 _REFUSED = frozenset({"refused", "contract", "policy"})
 
 
@@ -70,9 +70,35 @@ class AnswersLog:
             raise refused(error, "the log of answers", self._path) from error
 
     @property
-    def head(self) -> bytes:
-        """The head of the last line, 32 bytes; zeros for an empty log."""
-        return self._lines.head
+    def state(self) -> tuple[int, bytes]:
+        """How many lines it has, and the head of the last one; zeros for an empty log. Every message tells both."""
+        count = self._lines.count
+        return count, self._lines.head_at(count) or bytes(32)
+
+    def check_seen(self, seen: Any) -> None:
+        """Compares the log with what the server has seen of it, as a message says: count and head, or None.
+
+        Raises `DataError` if they differ, as after a backup was restored: the site may have answered what it does not
+        know of any more.
+        """
+        match seen:
+            case None:
+                return
+            case [int(count), str(head)] if (self._lines.head_at(count) or b"").hex() == head:
+                return
+        raise DataError(
+            f"the log of this site has {self._lines.count:,} lines, and does not have what the server saw of it",
+            where=str(self._path),
+            hint="put back the newest log; if it is lost, the operator of the server runs 'fedlens federation accept'",
+        )
+
+    def certify(self, chains: Mapping[str, bytes]) -> None:
+        """Writes the certificates of both sides (PEM), each once. Raises `RunFailed` if the disk refuses."""
+        try:
+            for name, chain in chains.items():
+                self._lines.once("certificate", {"of": name, "chain": chain.decode()}, int(self._clock()))
+        except OSError as error:
+            raise refused(error, "the log of asks", self._path) from error
 
     def close(self) -> None:
         """Closes the file."""
@@ -177,7 +203,7 @@ class AnswersLog:
         failed = "refused" if reason in _REFUSED else "failed"
         values = {
             **given,
-            **{name: value for name, value in ask.fields._asdict().items() if name in _FIELDS},
+            **{name: value for name, value in ask.fields._asdict().items() if name in LOGGED},
             "decision": "answered" if answer.details["outcome"] == "reply" else failed,
             "reason": reason,
             "ask": ask.digest.hex(),

@@ -35,8 +35,8 @@ _REFUSALS: Mapping[str, tuple[str, str]] = {
         "compare the eight words of the fingerprint with the operator over another channel",
     ),
     "suspended": (
-        "this site is suspended, because its identity was used from two addresses within a minute",
-        "ask the operator of the server, and find out which machine has a copy of the site's folder",
+        "this site is suspended: its identity was used from two addresses within a minute, or its log went back",
+        "ask the operator of the server which, and find the copy of the site's folder, or its newest log",
     ),
     "revoked": ("this site was revoked", "ask the operator of the server for a new invitation"),
     "expired": (

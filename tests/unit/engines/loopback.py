@@ -88,7 +88,7 @@ class Site:
     def sealed(self, ask: Message, details: Mapping[str, Any], body: bytes) -> tuple[Message, bytes]:
         """The message."""
         fields = ask.fields._replace(direction="answer", ask=ask.digest, head=bytes(32))
-        return seal(self.key, "answer", fields, details, body), body
+        return seal(self.key, "answer", fields, {**details, "log_lines": 0}, body), body
 
 
 class LoopbackLink(Link):

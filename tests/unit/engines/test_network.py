@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,8 +23,8 @@ from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import Computing
 from fedlens.engines.inline import inline
 from fedlens.engines.links.post import Post
-from fedlens.engines.links.sent_log import SentLog
 from fedlens.engines.network import NetworkEngine, Waits
+from fedlens.files.chained_log import ChainedLog, read_chained
 from fedlens.identity.keys import KeyPair
 from fedlens.run.build import Built, build
 from fedlens.settings.config_source import Source
@@ -238,26 +238,22 @@ def test_no_site_has_more_of_the_weights_than_it_may() -> None:
     network.engine.close()
 
 
-def test_the_log_of_what_was_sent_outlives_the_server(tmp_path: Path) -> None:
-    network = Federation(built("fedavg"))
-    network.post.log = log = SentLog(tmp_path / "sent.sha256")
+def test_each_ask_has_a_line_in_the_log_of_answers(tmp_path: Path) -> None:
+    ways = iter([None, "lost", "forged", "heavy"])
+    network = Federation(built("fedavg"), fault=lambda ask: next(ways, None))
+    network.post.log = log = ChainedLog(tmp_path / "answers.jsonl")
     network.train()
-    asked = {ask.fields.head: ask.digest for site in network.link.sites.values() for ask in site.asked}
-    head = bytes(32)
-    while head in asked:  # each message has the head of those before it
-        head = hashlib.sha256(head + asked.pop(head)).digest()
-    assert not asked
-    assert network.post.head == log.head == head
-    with (tmp_path / "sent.sha256").open("ab") as file:
-        file.write(b"cut by a kill")
-    again = SentLog(tmp_path / "sent.sha256")
-    again.add(bytes(32))
-    again.sync()
-    assert SentLog(tmp_path / "sent.sha256").head == again.head != head
-    resumed = Post(network.link, KeyPair.make(), bytes(32), "run", 2, log=again)
-    assert resumed.head == again.head
-    assert (tmp_path / "sent.sha256").stat().st_mode & 0o777 == 0o600
     network.engine.close()
+    lines = [values for values, _, _ in read_chained(log.path)]
+    asked = {ask.digest.hex() for site in network.link.sites.values() for ask in site.asked}
+    decided = [line for line in lines if "kind" not in line]
+    assert asked < {line["ask"] for line in decided}
+    assert Counter(line["decision"] for line in decided).keys() == {"taken", "late", "refused"}
+    (names,) = (line["fields"] for line in lines if line.get("kind") == "fields")
+    assert "weight number" in names
+    assert all(line["answer"] is None for line in decided if line["decision"] == "late")
+    again = Post(network.link, KeyPair.make(), bytes(32), "run", 2, log=ChainedLog(log.path))
+    assert again.tell("a", "goodbye", {}, {}).fields.head == log.head
 
 
 def test_an_ask_carries_the_last_committed_state_and_those_of_checkpoints() -> None:

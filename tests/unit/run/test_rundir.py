@@ -466,7 +466,7 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "report_path": "report.html",
         "serve_path": "serve.json",
         "serve_log_path": "serve.log.jsonl",
-        "sent_path": "sent.sha256",
+        "answers_path": "answers.jsonl",
         "summary_path": "summary.json",
     }
 

@@ -150,7 +150,8 @@ class WardSite:
             census = replace(self.census, contract=self.census.contract or message.details["contract"])
             fields = message.fields._replace(direction="answer", ask=message.digest)
             body = write_payload({})
-            sealed = seal(self.keys.identity(), "census", fields, census.to_plain(), body)
+            fields, details = fields._replace(head=bytes(32)), {**census.to_plain(), "log_lines": 0}
+            sealed = seal(self.keys.identity(), "census", fields, details, body)
             await connection.census([sealed.head, body])
         return message
 

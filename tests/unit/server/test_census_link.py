@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from fedlens.data.partition.roster import Roster
 from fedlens.engines.links.link import Arrived, Link
 from fedlens.engines.network import Waits
 from fedlens.files import jsonl
+from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.server.census_link import CensusLink, RoundDropped
 from fedlens.server.event_log import EventLog
 from fedlens.server.serve_record import ServeRecord
 from tests.link_kit import Federation
+from tests.unit.identity.federation_kit import NOW
 
 WAITS = Waits(min_sites=2, patience=100.0)
 
@@ -66,8 +68,10 @@ class Run:
         roster: Roster | None = None,
         channels: int | None = None,
         pixels: int | None = None,
+        clock: Callable[[], float] = lambda: NOW,
     ) -> None:
-        self.federation = Federation(folder)
+        self.federation = Federation(folder, clock=clock)
+        self.federation.registry = FederationFolder(self.federation.registry.folder, clock=clock)
         self.keys = {name: self.federation.site(name) for name in names}
         self.record = replace(ServeRecord.new({}, self.federation.registry.root, "seed = 1\n"), attempt=2)
         self.link, self.path = FakeLink(), folder / "serve.log.jsonl"
@@ -87,20 +91,31 @@ class Run:
         told, counted = self.link.told[name][answers], changes.pop("clients", [CountedClient(name, examples)])
         contract, sums = changes.pop("contract", self.record.digest), changes.pop("sums", None)
         census = SiteCensus(name, counted, contract=contract, sums=sums)
-        details = {**census.to_plain(), **changes.pop("details", {})}
+        details = {**census.to_plain(), "log_lines": 0, **changes.pop("details", {})}
         fields = told.fields._replace(direction="answer", ask=told.digest)._replace(**changes)
         message = seal(self.keys[name].identity(), "census", fields, details, b"")
         self.link.queue.append(Arrived(name, message, io.BytesIO(message.head)))
         self.link.seen[name] = 1.0
         assert not self.sites.collect(0, ())  # the engine never sees it
 
-    def answer(self, name: str, round: int, **details: Any) -> list[Arrived]:
-        """A site answers an ask of a round."""
+    def ask(self, name: str, round: int) -> Message:
+        """An ask of a round goes to a site."""
         fields = self.link.told[name][-1].fields._replace(round=round, operation="train")
-        self.sites.send(name, seal(self.federation.key, "ask", fields, {}, b""), {fields.payload: b""})
-        message = seal(self.keys[name].identity(), "answer", fields, details, b"")
+        ask = seal(self.federation.key, "ask", fields, {"seen": self.sites.post.seen(name)}, b"")
+        self.sites.send(name, ask, {fields.payload: b""})
+        return ask
+
+    def answer(
+        self, name: str, round: int, log: tuple[int, bytes] = (0, bytes(32)), **details: Any
+    ) -> list[Arrived]:
+        """A site answers an ask of a round, with this state of its log."""
+        return self.answered(name, self.ask(name, round), log, **details)
+
+    def answered(self, name: str, ask: Message, log: tuple[int, bytes], **details: Any) -> list[Arrived]:
+        fields = ask.fields._replace(ask=ask.digest, direction="answer", head=log[1])
+        message = seal(self.keys[name].identity(), "answer", fields, {"log_lines": log[0], **details}, b"")
         self.link.queue.append(Arrived(name, message, io.BytesIO(message.head)))
-        return self.sites.collect(0, ())
+        return self.sites.collect(0, self.sites._asked.keys())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in jsonl.read(self.path) if event["event"] == kind]
@@ -396,3 +411,48 @@ def test_the_peers_of_a_frozen_run_are_those_of_its_roster(tmp_path: Path) -> No
     )  # fmt: skip
     resumed.sites.collect(0, ())
     assert peers_told(resumed, "a") == {"a"}
+
+
+def test_a_site_whose_log_goes_back_is_suspended_until_it_is_accepted(tmp_path: Path) -> None:
+    now = [NOW]
+    run = Run(tmp_path, "a", "b", clock=lambda: now[0])
+    run.census("a")
+    for lines, head in ((4, b"4" * 32), (7, b"7" * 32), (7, b"7" * 32)):
+        assert len(run.answer("a", 1, (lines, head), outcome="reply")) == 1
+    run.sites.close()
+    again = CensusLink(
+        run.link, run.federation.registry, run.federation.key, run.record, EventLog(run.path),
+        clock=lambda: run.link.now,
+    )  # fmt: skip
+    run.sites = again  # another start of the server, or another run
+    run.sites.collect(0, ())
+    assert run.link.told["a"][-1].details["seen"] == [7, (b"7" * 32).hex()]
+    assert not run.answer("a", 2, (6, b"6" * 32), outcome="reply")
+    record = run.federation.registry.site("a")
+    assert (record.state, record.reason) == ("suspended", "its log has 6 lines, and had 7 before")
+    assert [event["what"] for event in run.events("suspended")] == [record.reason]
+    now[0] += 60
+    run.federation.registry.accept("a", record.fingerprint)
+    run.sites.collect(0, ())
+    assert run.link.told["a"][-1].details["seen"] is None  # the next one is taken as it is
+    run.census("a", details={"log_lines": 6})
+    assert len(run.answer("a", 3, (6, bytes(32)), outcome="reply")) == 1
+    assert not run.answer("a", 3, (6, b"x" * 32), outcome="reply")
+    assert run.federation.registry.site("a").reason == "its log was changed up to line 6"
+
+
+def test_an_answer_to_an_earlier_ask_may_come_after_a_later_one(tmp_path: Path) -> None:
+    run = Run(tmp_path, "a", "b")
+    run.census("a")
+    first = run.ask("a", 1)
+    assert len(run.answer("a", 1, (9, b"9" * 32), outcome="reply")) == 1
+    assert len(run.answered("a", first, (8, b"8" * 32), outcome="reply")) == 1
+    assert run.federation.registry.site("a").state == "accepted"
+
+
+@pytest.mark.parametrize("lines", [None, -1, True, "7", 2**60])
+def test_a_site_that_hides_its_log_is_suspended(tmp_path: Path, lines: Any) -> None:
+    run = Run(tmp_path, "a")
+    run.census("a", details={"log_lines": lines})
+    assert not run.sites.online()
+    assert run.federation.registry.site("a").reason == "its message has no state of its log"

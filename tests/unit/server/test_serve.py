@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import socket
@@ -19,6 +18,7 @@ from fedlens import Experiment
 from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, RunFailed
 from fedlens.core.wire.message import Message
 from fedlens.data.partition.roster import Roster
+from fedlens.files.chained_log import read_chained
 from fedlens.files.lock import locked
 from fedlens.run.rundir import RunDir
 from fedlens.server import sockets
@@ -88,12 +88,14 @@ def test_an_interrupted_run_is_resumed_by_the_same_command(tmp_path: Path) -> No
     ]
     asked = [ask for site in wards.sites.values() for ask in site.asked]
     assert len({ask.fields.run for ask in asked}) == 1
-    sent = (result.directory / "sent.sha256").read_bytes()
-    head, after = bytes(32), {}
-    for at in range(0, len(sent), 32):  # one chain over both starts
-        after[sent[at : at + 32]] = head
-        head = hashlib.sha256(head + sent[at : at + 32]).digest()
-    assert {ask.digest: ask.fields.head for ask in asked}.items() <= after.items()
+    path = result.directory / "answers.jsonl"
+    logged = list(read_chained(path))  # one chain over both starts
+    assert {ask.fields.head for ask in asked} <= {bytes(32), *(head for _, head, _ in logged)}
+    taken = {values["ask"] for values, _, _ in logged if values.get("decision") == "taken"}
+    assert taken <= {ask.digest.hex() for ask in asked}
+    assert len(taken) >= 3 * 6  # three rounds of three clients, each trained and measured
+    assert sorted(v["of"] for v, _, _ in logged if v.get("kind") == "certificate") == ["server", *NAMES]
+    assert path.stat().st_mode & 0o777 == 0o600
     assert {ask.fields.attempt for ask in asked} == {1, 2}
 
 
@@ -105,7 +107,7 @@ def test_a_server_killed_before_the_settings_starts_the_same_run_again(tmp_path:
     record = ServeRecord.read(run)
     assert record is not None
     # As a SIGKILL leaves it between the roster and the settings.
-    kept = (run.serve_path, run.serve_log_path, run.sent_path, run.roster_path, run.environment_path)
+    kept = (run.serve_path, run.serve_log_path, run.answers_path, run.roster_path, run.environment_path)
     for path in run.path.iterdir():
         if path not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -127,7 +129,7 @@ def test_a_server_killed_before_the_run_is_described_describes_it(tmp_path: Path
     with wards.at_work():
         result = wards.serve()
     run = RunDir.open(result.directory)
-    kept = (run.serve_path, run.sent_path, run.roster_path, run.config_path)
+    kept = (run.serve_path, run.answers_path, run.roster_path, run.config_path)
     for path in run.path.iterdir():
         if path not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -240,7 +240,9 @@ class Site:
                 "a", DIGEST, self.program, ROSTER, lambda: self.approved, takes, self.opened, terms
             )
 
-        keys: Any = SimpleNamespace(name="a", identity=lambda: SITE, renewal_due=lambda now: self.due)
+        keys: Any = SimpleNamespace(
+            name="a", identity=lambda: SITE, renewal_due=lambda now: self.due, chains=dict
+        )
         connection: Any = server
 
         async def sleep(seconds: float) -> None:
@@ -608,6 +610,29 @@ def test_a_cancelled_operation_writes_nothing_and_is_computed_again(
     assert len(puts) == 1
     assert (site.folder / "log" / "asked.jsonl").read_text().count('"decision"') == 1
     assert server.answers[0][0].fields.head == ROOT  # nothing came before
+
+
+def test_a_site_stops_if_the_server_has_seen_another_log(site: Site) -> None:
+    """As after a backup of its folder was restored."""
+
+    async def answer(server: Server) -> None:
+        assert await server.reason(server.ask()) is None
+
+    server = site.play(answer)
+    log = AnswersLog(site.folder / "log", site.folder / "work")
+    lines, head = log.state
+    log.close()
+    assert server.answers[0][0].details["log_lines"] < lines
+
+    async def seen(server: Server) -> None:
+        assert await server.reason(server.ask({"seen": [lines, head.hex()]}, round=2)) is None
+        assert site.operation.calls == 2
+        server.ask({"seen": [lines + 9, head.hex()]}, round=3)
+        await asyncio.sleep(60)
+
+    with pytest.raises(DataError, match="does not have what the server saw of it"):
+        site.play(seen)
+    assert site.operation.calls == 2
 
 
 def test_nothing_is_written_after_a_stop(site: Site) -> None:

@@ -22,7 +22,7 @@ def log_in(folder: Path) -> AnswersLog:
 
 
 def kept(log: AnswersLog, ask: Message, body: bytes = b"body") -> bytes:
-    return bytes(log.keep(ask, answer_of(ask, body, log.head), body))
+    return bytes(log.keep(ask, answer_of(ask, body, log.state[1]), body))
 
 
 def test_an_identical_ask_gets_the_stored_bytes_also_after_a_restart(tmp_path: Path) -> None:
@@ -30,11 +30,11 @@ def test_an_identical_ask_gets_the_stored_bytes_also_after_a_restart(tmp_path: P
     assert log.find(ask) is None
     sent = kept(log, ask)
     assert bytes(log.find(ask) or b"") == sent
-    head = log.head
+    head = log.state[1]
     log.close()
     again = log_in(tmp_path)
     assert bytes(again.find(ask) or b"") == sent
-    assert again.head == head
+    assert again.state[1] == head
     line = json.loads((tmp_path / "log" / "asked.jsonl").read_text())
     assert (line["ask"], line["client"], line["time"]) == (ask.digest.hex(), "a", 5)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*/*")} == {0o600}
@@ -60,7 +60,7 @@ def test_a_refused_ask_is_in_the_log_and_takes_no_number(tmp_path: Path) -> None
     log, first, other = log_in(tmp_path), ask_of(attempt=2), ask_of(attempt=2, nonce=b"1" * 16)
     sent = kept(log, first)
     for ask in (other, ask_of(attempt=1)):
-        log.note(ask, refusal_of(ask, log.head))
+        log.note(ask, refusal_of(ask, log.state[1]))
     for _ in range(2):
         assert bytes(log.find(first) or b"") == sent
         with pytest.raises(AskRefused, match="another ask"):
@@ -78,7 +78,7 @@ def test_the_fields_of_answers_stand_once_in_the_log(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     for slot, fields in enumerate((["update float32[2]"], ["update float32[2]"], ["loss number"])):
         ask = ask_of(slot=slot, head=b"\x07" * 32)
-        log.keep(ask, answer_of(ask, b"body", log.head), b"body", {"fields": fields})
+        log.keep(ask, answer_of(ask, b"body", log.state[1]), b"body", {"fields": fields})
         if slot == 0:
             log.close()
             log = log_in(tmp_path)
@@ -93,11 +93,11 @@ def test_the_fields_of_answers_stand_once_in_the_log(tmp_path: Path) -> None:
 
 def test_a_log_of_an_earlier_version_is_read_under_its_name(tmp_path: Path) -> None:
     log, ask = log_in(tmp_path), ask_of()
-    sent, head = kept(log, ask), log.head
+    sent, head = kept(log, ask), log.state[1]
     log.close()
     (tmp_path / "log" / "asked.jsonl").rename(tmp_path / "log" / "answers.jsonl")
     log = log_in(tmp_path)
-    assert (bytes(log.find(ask) or b""), log.head) == (sent, head)
+    assert (bytes(log.find(ask) or b""), log.state[1]) == (sent, head)
     assert [path.name for path in (tmp_path / "log").iterdir()] == ["asked.jsonl"]
 
 
@@ -118,7 +118,7 @@ def test_a_stored_answer_goes_when_the_next_ask_acknowledges_it(tmp_path: Path) 
 def test_a_cut_last_line_is_no_error_wherever_it_is_cut(tmp_path: Path) -> None:
     log, first, second = log_in(tmp_path), ask_of(), ask_of(slot=1)
     kept(log, first)
-    head, path = log.head, tmp_path / "log" / "asked.jsonl"
+    head, path = log.state[1], tmp_path / "log" / "asked.jsonl"
     whole = path.read_bytes()
     kept(log, second)
     log.close()
@@ -126,7 +126,7 @@ def test_a_cut_last_line_is_no_error_wherever_it_is_cut(tmp_path: Path) -> None:
     for end in {len(whole), len(whole) + 1, len(both) // 4 * 3, len(both) - 1}:
         path.write_bytes(both[:end])
         again = log_in(tmp_path)
-        assert again.head == head
+        assert again.state[1] == head
         assert again.find(first) is not None
         assert again.find(second) is None  # it was not sent, so it may be computed again
         assert path.read_bytes() == whole
@@ -184,7 +184,7 @@ def test_a_fault_at_any_write_leaves_the_log_as_before_or_whole(
     full = after != "a kill"
     log, first, second = log_in(tmp_path), ask_of(), ask_of(slot=1)
     kept(log, first)
-    head, calls = log.head, iter(range(100))
+    head, calls = log.state[1], iter(range(100))
 
     def failing(name: str) -> Callable[..., object]:
         real = vars(os)[name]
@@ -209,15 +209,15 @@ def test_a_fault_at_any_write_leaves_the_log_as_before_or_whole(
     assert done == (next(calls) <= step)
     if after == "a full disk":  # the site goes on
         assert (log.find(second) is not None) == done
-        assert done or (log.head == head and kept(log, second))
+        assert done or (log.state[1] == head and kept(log, second))
     log.close()
     again = log_in(tmp_path)
     assert again.find(first) is not None
     if done or after == "a full disk":
         assert again.find(second) is not None
-        assert again.head == log.head
+        assert again.state[1] == log.state[1]
     elif again.find(second) is None:  # always, after an error: what was written is taken back
-        assert again.head == head
+        assert again.state[1] == head
         assert [path.name for path in (tmp_path / "work").iterdir()] == [first.digest.hex()]
         kept(again, second)
     else:

@@ -30,7 +30,7 @@ from fedlens.core.types import Payload
 from fedlens.identity.keys import KeyPair, check_signature, fingerprint_of
 from fedlens.identity.signing import VERSION, SignedFields, signed_bytes
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when messages change. Sites and servers of one number work together."""
 SIGNATURE = 64  # bytes: r and s of P-256
 _MOST_SIGNED, _MOST_DETAILS, _MOST_FIELD = 8_192, 2**20, 256

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-_MOST = 5_000  # fields that are listed one by one
+_MOST = 2**19  # characters of all fields
 
 
 def sent_fields(payload: Mapping[str, Any]) -> list[str]:
@@ -17,8 +17,11 @@ def sent_fields(payload: Mapping[str, Any]) -> list[str]:
     >>> sent_fields({"update": {"bias": torch.ones(2)}, "weight": 3.0, "key": b"abc", "sizes": [1, 2, 3]})
     ['update.bias float32[2]', 'weight number', 'key bytes[3]', 'sizes number[3]']
     """
-    fields = list(_fields(payload, ""))
-    return fields[:_MOST] + ([f"and {len(fields) - _MOST} more"] if len(fields) > _MOST else [])
+    fields, room = list(_fields(payload, "")), _MOST
+    for listed, field in enumerate(fields):
+        if (room := room - len(field.encode(errors="replace")) - 4) < 0:
+            return [*fields[:listed], f"and {len(fields) - listed:,} more"]
+    return fields
 
 
 def _fields(value: Any, place: str) -> Iterator[str]:

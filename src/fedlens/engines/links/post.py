@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from time import time
 from typing import Any
 
 from fedlens.base.errors import DecodingError, FedlensError, one_line
@@ -15,7 +16,8 @@ from fedlens.core.states import AT_SITE
 from fedlens.core.wire import plain_schema
 from fedlens.core.wire.message import Caps, Message, read_payload, seal, write_payload
 from fedlens.engines.links.link import Arrived, Link
-from fedlens.engines.links.sent_log import SentLog, chained
+from fedlens.files.atomic_files import refused
+from fedlens.files.chained_log import NONE, ChainedLog
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.signing import SignedFields
 
@@ -23,6 +25,8 @@ REASONS = frozenset(
     {"operation", "refused", "data", "state", "memory", "disk", "busy", "stopped", "contract"}
 )
 """Why a site does not reply. The text of an error stays in its log: the name of a file may be that of a patient."""
+LOGGED = frozenset({"run", "attempt", "round", "exchange", "slot", "client", "operation"})
+"""The fields of an ask that stand in the logs of both sides."""
 _LONGEST = 128  # characters of a handle
 
 
@@ -37,10 +41,9 @@ class Post:
         run: the identity of the run.
         attempt: how often the run was started; a site answers one ask under the same `Id` and attempt.
         most: bytes of the largest body that is accepted.
-        log: of what was sent, on the disk.
-
-    Attributes:
-        head: of the log of what was sent: SHA-256 over the head before and the digest of the message.
+        log: of what became of each ask, on the disk; its head is in every message.
+        seen: the state of a site's log that was seen last, as plain values, which each message to it has.
+        settle: waits until the disk has what messages may now tell of.
     """
 
     link: Link
@@ -49,16 +52,13 @@ class Post:
     run: str
     attempt: int = 0
     most: int = 2**32
-    log: SentLog | None = None
-    head: bytes = field(default=bytes(32), init=False)
-
-    def __post_init__(self) -> None:
-        self.head = self.head if self.log is None else self.log.head
+    log: ChainedLog | None = None
+    seen: Callable[[str], Any] = lambda site: None
+    settle: Callable[[], None] = lambda: None
 
     def shared(self, payload: Payload) -> tuple[bytes, bytes]:
-        """The body that all clients of an ask get, and its SHA-256. Syncs the log of what was sent before."""
-        if self.log is not None:
-            self.log.sync()
+        """The body that all clients of an ask get, and its SHA-256. Settles first."""
+        self.settle()
         body = write_payload(payload)
         return body, hashlib.sha256(body).digest()
 
@@ -91,18 +91,16 @@ class Post:
             "seconds": seconds,
             "shared_size": len(blob),
             "most": plain_schema.most_bytes(expect, self.most),
+            "seen": self.seen(site),
         }
         fields = self._fields(client, id, op, digest)
         message = seal(self.key, "ask", fields, details, body)
-        if self.log is not None:
-            self.log.add(message.digest)
-        self.head = chained(self.head, message.digest)
         self.link.send(site, message, {message.fields.payload: body, digest: blob})
         return message
 
     def tell(self, site: str, purpose: str, details: Mapping[str, Any], payload: Payload) -> Message:
         """Sends a site a message that is no ask: "experiment" or "goodbye"."""
-        body = write_payload(payload)
+        body, details = write_payload(payload), {**details, "seen": self.seen(site)}
         message = seal(self.key, purpose, self._fields("", Id(0, 0, 0), "", b""), details, body)
         self.link.send(site, message, {message.fields.payload: body})
         return message
@@ -110,8 +108,42 @@ class Post:
     def _fields(self, client: str, id: Id, op: str, shared: bytes) -> SignedFields:
         return SignedFields(
             self.root, self.run, self.attempt, *id, client, op, "ask",
-            nonce=os.urandom(16), payload=b"", shared=shared, report=b"", ask=b"", head=self.head, signer=b"",
+            nonce=os.urandom(16), payload=b"", shared=shared, report=b"", ask=b"",
+            head=NONE if self.log is None else self.log.head, signer=b"",
         )  # fmt: skip
+
+    def note(
+        self,
+        site: str,
+        ask: Message,
+        answer: Message | None,
+        decision: str,
+        reason: str | None,
+        fields: Sequence[str] = (),
+    ) -> None:
+        """Writes the line of an ask whose answer was taken, or was not. Raises `RunFailed` if the disk refuses.
+
+        Args:
+            decision: "taken", "failed" (the site gives no reply), "refused" (by the server), "late",
+                "unused" (the exchange ended before).
+            fields: the names and shapes in an answer that was taken.
+        """
+        if self.log is None:
+            return
+        asked, own, now = ask.fields, None if answer is None else answer.fields, int(time())
+        values = {
+            **{name: value for name, value in asked._asdict().items() if name in LOGGED},
+            **{"site": site, "decision": decision, "reason": reason, "time": now, "ask": ask.digest.hex()},
+            "answer": None if answer is None else answer.digest.hex(),
+            "payload": None if own is None else own.payload.hex(),
+            "bytes": 0 if answer is None else answer.details["size"],
+            "site_head": None if own is None else own.head.hex(),
+        }
+        try:
+            values["fields"] = self.log.once("fields", {"fields": list(fields)}, now) if fields else None
+            self.log.append(values, sync=False)
+        except OSError as error:
+            raise refused(error, "the log of answers", self.log.path) from error
 
     def opened(self, ask: Message, arrived: Arrived) -> Outcome | str:
         """The outcome in an answer, not checked against the schema of the ask; or why there is none, as a sentence."""
