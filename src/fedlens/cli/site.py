@@ -184,7 +184,37 @@ def start(
             say(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}")
             flush_output()  # of a service, standard output is a pipe
 
-        work(agent_of(folder, tell, once=once, passphrase=passphrase))
+        if work(agent_of(folder, tell, once=once, passphrase=passphrase), folder):
+            tell("this site has left the federation: nothing is computed any more")
+
+
+def leave(
+    back: Annotated[
+        bool, typer.Option("--return", help="Take it back: 'fedlens site start' may run again.")
+    ] = False,
+    folder: Folder = _FOLDER,
+    debug: Debug = False,
+) -> None:
+    """Leave the federation: a running 'fedlens site start' ends at once, and none starts any more.
+
+    Nothing is deleted, here or at the server.
+    """
+    with reported(debug):
+        from fedlens.identity.site_keys import SiteKeys
+        from fedlens.site.leave import come_back, leave
+
+        keys = SiteKeys(_inside(folder))
+        if back:
+            come_back(folder)
+            say(f"{keys.name} takes part in {keys.federation} again; next: fedlens site start")
+            return
+        leave(folder)
+        say(
+            f"{keys.name} has left {keys.federation}: no process computes here, and 'fedlens site start' is refused",
+            "Call the operator, who deletes what the server has of this site: "
+            f"fedlens federation withdraw {keys.federation} {keys.name}",
+            "What is left here: 'fedlens site purge RUN' removes states and stored answers of a run.",
+        )
 
 
 def purge(
@@ -244,6 +274,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     from fedlens.identity.authority import day
     from fedlens.identity.private_files import read_private
     from fedlens.identity.site_keys import SiteKeys
+    from fedlens.site.leave import left_on
     from fedlens.site.site_log import CONTACT
 
     keys = SiteKeys(_inside(folder))
@@ -255,12 +286,14 @@ def _facts(folder: Path) -> dict[str, Any]:
     notes = {path: parse_toml(read_private(path)) for path in sorted((folder / "approved").glob("*.toml"))}
     approved = [f"{path.stem[:12]} ({settings.get('name')})" for path, settings in notes.items()]
     contact = folder / CONTACT
+    left = left_on(folder)
     return {
         "site": keys.name,
         "federation": keys.federation,
         "server": f"{keys.host}:{keys.port}",
         "words": words,
         "certificate": certificate,
+        "left": f"on {left}; fedlens site leave --return takes it back" if left else "",
         "acceptance": "accepted at the last contact"
         if contact.exists()
         else "see: fedlens site check --network",
@@ -324,3 +357,4 @@ site.command("status")(status)
 site.command("review")(review)
 site.command("start")(start)
 site.command("purge")(purge)
+site.command("leave")(leave)

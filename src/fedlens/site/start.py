@@ -13,6 +13,7 @@ from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.site_keys import SiteKeys, client_context
 from fedlens.site.agent import Agent, SiteLimits
 from fedlens.site.connection import ServerConnection
+from fedlens.site.leave import refuse_left, until_left
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.site_log import CONTACT
 from fedlens.site.workplace import Proposal
@@ -31,9 +32,10 @@ def agent_of(
         once: end with a run.
         passphrase: of the keys, if they are encrypted.
 
-    Raises `ConfigError` for what is wrong in `site.toml`, and `IdentityError` if the site has no keys or others can
-    read them.
+    Raises `ConfigError` for what is wrong in `site.toml` and for a site that has left, and `IdentityError` if the site
+    has no keys or others can read them.
     """
+    refuse_left(folder)
     settings, keys = SiteSettings.read(folder / SITE_FILE), SiteKeys(folder / "keys", passphrase)
     most, said = settings.compute.max_message * 2**20, [""]
 
@@ -59,18 +61,23 @@ def agent_of(
     return Agent(folder, keys, connection, read, say, limits, once=once)
 
 
-def work(agent: Agent) -> None:
-    """Runs an agent until it ends, or SIGTERM or SIGINT comes; an operation under way is given up then.
+def work(agent: Agent, folder: Path) -> bool:
+    """Runs an agent until it ends, or SIGTERM or SIGINT comes, or the site in the folder leaves: then it returns True.
+
+    An operation under way is given up.
 
     Raises what `Agent.run` raises. Call it in the main thread.
     """
 
-    async def until_stopped() -> None:
+    async def until_stopped() -> bool:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
+        left = asyncio.create_task(until_left(folder))
+        left.add_done_callback(lambda _: task.cancel())
         with suppress(asyncio.CancelledError):
             await agent.run()
+        return left.done()
 
-    asyncio.run(until_stopped())
+    return asyncio.run(until_stopped())

@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from fedlens.base.errors import ConfigError, IdentityError
+from fedlens.files.chained_log import read_chained
+from fedlens.identity.private_files import one_writer, private_folder
+from fedlens.site.answers_log import NAME
+from fedlens.site.leave import come_back, leave
+from fedlens.site.start import agent_of
+
 _SCRIPT = """
 import sys
 from pathlib import Path
@@ -27,8 +34,7 @@ def endless(payload, client):
 
 site.operation.instead = endless
 server.ask()
-work(site.agent(server))
-print("it returned", flush=True)
+print("left:", work(site.agent(server), site.folder), flush=True)
 """
 
 
@@ -40,6 +46,38 @@ def test_a_signal_ends_a_site_in_the_middle_of_an_operation(number: signal.Signa
         assert process.stdout.readline() == "computing\n"
         process.send_signal(number)
         out, err = process.communicate(timeout=120)
-    assert (process.returncode, out, err) == (0, "it returned\n", "")
+    assert (process.returncode, out, err) == (0, "left: False\n", "")
     assert (tmp_path / "site" / "log" / "asked.jsonl").read_bytes() == b""
     assert "stopped" in (tmp_path / "site" / "log" / "site.jsonl").read_text()
+
+
+def test_a_site_that_leaves_ends_another_process_in_the_middle_of_an_operation(tmp_path: Path) -> None:
+    command, folder = [sys.executable, "-c", _SCRIPT, str(tmp_path)], tmp_path / "site"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "computing\n"
+        leave(folder)  # returns when no other process holds the folder
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (0, "left: True\n", "")
+    assert [values["kind"] for values, _, _ in read_chained(folder / "log" / NAME)] == ["left"]
+    with pytest.raises(ConfigError, match="this site left the federation on"):
+        agent_of(folder, print)
+    come_back(folder)
+    with pytest.raises(ConfigError) as refused:  # of site.toml, which this folder has none of
+        agent_of(folder, print)
+    assert "left" not in str(refused.value)
+    with pytest.raises(ConfigError, match="has not left"):
+        come_back(folder)
+
+
+def test_a_folder_that_does_not_become_free_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedlens.site.leave._PATIENCE", 0.0)
+    with (
+        one_writer(private_folder(tmp_path / "site")),
+        pytest.raises(IdentityError, match="another process uses"),
+    ):
+        leave(tmp_path / "site")
+    with pytest.raises(ConfigError, match="this site left"):
+        agent_of(tmp_path / "site", print)
