@@ -200,19 +200,20 @@ def leave(
     Nothing is deleted, here or at the server.
     """
     with reported(debug):
+        from fedlens.base.shell_command import shell_command
         from fedlens.identity.site_keys import SiteKeys
         from fedlens.site.leave import come_back, leave
 
         keys = SiteKeys(_inside(folder))
         if back:
             come_back(folder)
-            say(f"{keys.name} takes part in {keys.federation} again; next: fedlens site start")
+            say(f"{keys.name} takes part in {keys.federation} again; 'fedlens site start' may run")
             return
         leave(folder)
         say(
             f"{keys.name} has left {keys.federation}: no process computes here, and 'fedlens site start' is refused",
             "Call the operator, who deletes what the server has of this site: "
-            f"fedlens federation withdraw {keys.federation} {keys.name}",
+            f"{shell_command('federation', 'withdraw', keys.federation, keys.name)}",
             "What is left here: 'fedlens site purge RUN' removes states and stored answers of a run.",
         )
 
@@ -293,7 +294,7 @@ def _facts(folder: Path) -> dict[str, Any]:
         "server": f"{keys.host}:{keys.port}",
         "words": words,
         "certificate": certificate,
-        "left": f"on {left}; fedlens site leave --return takes it back" if left else "",
+        "left": f"on {left}" if left else "",
         "acceptance": "accepted at the last contact"
         if contact.exists()
         else "see: fedlens site check --network",

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep, time
 
 from fedlens.base.errors import ConfigError, IdentityError
+from fedlens.base.shell_command import quoted_command
 from fedlens.identity.authority import day
 from fedlens.identity.private_files import one_writer, read_private, write_private
 from fedlens.site.answers_log import AnswersLog
@@ -26,7 +27,7 @@ def left_on(folder: Path) -> str | None:
 def refuse_left(folder: Path) -> None:
     """Raises `ConfigError` if the site has left."""
     if (since := left_on(folder)) is not None:
-        hint = "fedlens site leave --return takes it back"
+        hint = f"{quoted_command('site', 'leave', folder=folder, **{'return': True})} takes it back"
         raise ConfigError(f"this site left the federation on {since}", where=str(folder / _FILE), hint=hint)
 
 
