@@ -189,8 +189,8 @@ def start(
 
 
 def leave(
-    back: Annotated[
-        bool, typer.Option("--return", help="Take it back: 'fedlens site start' may run again.")
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Take it back: 'fedlens site start' may run again.")
     ] = False,
     folder: Folder = _FOLDER,
     debug: Debug = False,
@@ -205,7 +205,7 @@ def leave(
         from fedlens.site.leave import come_back, leave
 
         keys = SiteKeys(_inside(folder))
-        if back:
+        if undo:
             come_back(folder)
             say(f"{keys.name} takes part in {keys.federation} again; 'fedlens site start' may run")
             return

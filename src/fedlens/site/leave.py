@@ -27,7 +27,7 @@ def left_on(folder: Path) -> str | None:
 def refuse_left(folder: Path) -> None:
     """Raises `ConfigError` if the site has left."""
     if (since := left_on(folder)) is not None:
-        hint = f"{quoted_command('site', 'leave', folder=folder, **{'return': True})} takes it back"
+        hint = f"{quoted_command('site', 'leave', folder=folder, undo=True)} takes it back"
         raise ConfigError(f"this site left the federation on {since}", where=str(folder / _FILE), hint=hint)
 
 
