@@ -164,7 +164,12 @@ MUTATIONS = [
         "if (takes := opened.takes(fields.operation) or Schema()) is None:",
         "unit/site/test_agent.py",
     ),
-    Mutation("site/answering.py", "takes.fault({**shared, **payload})", "None", "unit/site/test_agent.py"),
+    Mutation(
+        "site/answering.py",
+        "replace(takes, log=False).fault({**shared, **payload})",
+        "None",
+        "unit/site/test_agent.py",
+    ),
     Mutation(
         "site/answering.py",
         "if sizes[fields.operation == EVALUATE_OWN] < self._min_examples:",
@@ -411,7 +416,27 @@ MUTATIONS = [
         "True",
         "seam/test_sites.py",
     ),
-    Mutation("algorithms/averaging.py", "or not self.aggregate.asks_training", "", "contract/test_takes.py"),
+    Mutation(
+        "algorithms/averaging.py",
+        "return self.aggregate.takes(op, training, parts.federation.clients, parts.rounds)",
+        "return training",
+        "contract/test_takes.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_takes.py", "most=rounds or _MOST", "most=2**60", "contract/test_takes.py"
+    ),
+    Mutation(
+        "site/answering.py",
+        "replace(takes, log=False).fault(",
+        "takes.fault(",
+        "unit/site/test_client_logs.py",
+    ),
+    Mutation(
+        "engines/network.py",
+        "if ask.logged:",
+        "if False:",
+        "seam/test_secure_sums_over_tls.py",
+    ),
     Mutation(
         "local/training.py",
         "NumberField(above=0, most=settings.lr)",

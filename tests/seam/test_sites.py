@@ -258,12 +258,6 @@ def test_the_server_has_the_data_of_no_client() -> None:
         (lambda s: s["data"].update(validation_from="global"), "in one place"),
         (lambda s: s.update(algorithm="centralized"), "in one place"),
         (lambda s: s.update(algorithm={"name": "fedma"}), "every site refuses"),
-        (
-            lambda s: s.update(
-                algorithm="fedavg", aggregate={"name": "secagg", "bits": 20}, evaluation={"clients": "none"}
-            ),
-            "every site refuses",
-        ),
         (lambda s: s.update(engine="inline"), "belong together"),
         (
             lambda s: s["data"].update(dataset="digits", partition={"name": "iid", "clients": 4}),

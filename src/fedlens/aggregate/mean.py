@@ -26,6 +26,7 @@ from fedlens.core.protocol import (
     RoundContext,
 )
 from fedlens.core.reduction import REPLIES, How, Refusal, Update, add_reply
+from fedlens.core.schema import Schema
 from fedlens.core.tree import Tree
 
 Weighting = Literal["examples", "uniform"]
@@ -67,15 +68,13 @@ class Aggregate(ABC):
     With `linear = True`, it declares that it needs no single reply, only the sums that `averaged` divides, so that a
     blind aggregate may compute them. With `blind = True`, the server sees one sum over the clients and no reply:
     replies have no metrics, and `exchange` adds the loss of the sum to `ctx.sums`. With `once = True`, no client may be
-    asked twice in a round. With `asks_training = False`, `exchange` asks another operation than local training, whose
-    plain update a site must not send then.
+    asked twice in a round.
     """
 
     asked_without_replies: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     blind: ClassVar[bool] = False
     once: ClassVar[bool] = False
-    asks_training: ClassVar[bool] = True
 
     @property
     def weighting(self) -> Weighting:
@@ -106,6 +105,16 @@ class Aggregate(ABC):
     def ops(self) -> Mapping[str, Callable[[Any], Op]]:
         """The operations that `exchange` asks for besides training, each made from the algorithm's `Train`."""
         return {}
+
+    def takes(self, op: str, training: Schema, clients: int, rounds: int | None) -> Schema | None:
+        """What a client may be asked by an operation of `exchange`; None if nothing. See `AlgorithmBase.takes`.
+
+        Args:
+            op: its name, "train" for local training.
+            training: what plain local training takes.
+            clients, rounds: how many there are; None if the number of rounds is not known.
+        """
+        return training if op == "train" else None
 
     def reduce(self, cohort: int, fields: Mapping[str, How]) -> Reduce | None:
         """How workers sum replies, for a cohort of this size; None sends every reply."""

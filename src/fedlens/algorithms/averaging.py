@@ -226,7 +226,7 @@ class Averaging(AlgorithmBase):
         )
 
     def takes(self, op: str) -> Schema | None:
-        """What `round` sends with `train`, its server rules before that, and `evaluate` to clients.
+        """What `round` sends with its aggregate's asks, its server rules before that, and `evaluate` to clients.
 
         None for all training with a server rule that does not say what it sends.
         """
@@ -243,11 +243,10 @@ class Averaging(AlgorithmBase):
             if rule.shared is not None and rule.takes is None:
                 return None
             fields |= rule.takes(parts.spec, parts.federation) if rule.takes else {}
-        if op != "train" or not self.aggregate.asks_training:
-            return None
         if parts.local.stragglers:
             fields["work"] = NumberField(above=0, most=parts.local.work, whole=True)
-        return Schema(fields, optional=frozenset({"work"}))
+        training = Schema(fields, optional=frozenset({"work"}))
+        return self.aggregate.takes(op, training, parts.federation.clients, parts.rounds)
 
     def init(self, model: ModelSpec, federation: FederationInfo) -> State:
         """The model's initial weights. Raises `ConfigError` if the cohort is larger than the population."""

@@ -102,8 +102,8 @@ class Ask:
             next ask goes out, so a killed run can still commit them.
         logged: whether each client keeps a log of such asks, which outlives a kill and is never rolled back with its
             state. The operation gets its log as `payload["log"]`, empty at first, and returns the new one as `log` in
-            its payload, or none to leave it. The driver of a simulation keeps logs in the journal. They are not sent,
-            so they have no bytes, and the algorithm does not see them.
+            its payload, or none to leave it. The driver of a simulation keeps logs in the journal, and a site those of
+            its clients (`fedlens.site.client_logs`). They are not sent, and the algorithm does not see them.
 
     Raises `ValueError` for what an ask in arrival order cannot do. Letters belong to the round, or to the evaluation,
     that sends them. "@server" and "@server:K" are asked once an ask.

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlens.base.errors import HookError
 from fedlens.core.stacked import Column, StackedRow, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
-from fedlens.core.wire.asked_fields import GroupField, ListField, RowField, TextField
+from fedlens.core.wire.asked_fields import GroupField, ListField, RowField, SizedField, TextField
 
 NORM_LIMIT = 1e4  # a tree of a reply whose norm is more than so many times the typical one is refused
 LETTER = "letter."  # begins the names of the norms of letters
@@ -128,7 +128,7 @@ class NumberField:
 
 
 Field = TreeField | TensorField | NumberField
-AskedField = Field | TextField | ListField | RowField | GroupField
+AskedField = Field | TextField | SizedField | ListField | RowField | GroupField
 """A field of what a client is asked; replies have those of `Field` alone."""
 
 
@@ -190,6 +190,7 @@ class Schema:
     `optional` names fields that may be missing, in what a client is asked; see `AlgorithmBase.takes`.
 
     `log` allows one more field of this name, a mapping: the client's log, which stays where it is; see `Ask.logged`.
+    In what a client is asked it says that the operation has a log, which a site adds itself.
 
     Raises `HookError` if a metric has a name that the server computes, such as `test_accuracy`.
 

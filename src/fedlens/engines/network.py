@@ -287,13 +287,9 @@ class NetworkEngine(EngineBase):
     # -- asks -----------------------------------------------------------------------------------------------------
 
     def answer(self, ask: Ask, round: int, exchange: int) -> Generator[Answer, None, None]:
-        """Answers an ask; see `NetworkEngine`. Raises `RunFailed` for secure sums, whose logs sites do not keep yet."""
-        if ask.logged or ask.holds:
-            raise RunFailed(
-                f"the operation '{ask.op}' is part of a secure sum, which the engine 'network' does not carry yet",
-                where="aggregate.name",
-                hint="set aggregate.name = 'mean'",
-            )
+        """Answers an ask; see `NetworkEngine`."""
+        if ask.logged:
+            ask = _without_logs(ask)
         ids = [Id(round, exchange, slot) for slot in range(len(ask.requests))]
         if ask.order == "request":
             return self._answers(ask, ids)
@@ -462,6 +458,15 @@ class NetworkEngine(EngineBase):
             self._options.close()
         if self._post is not None:
             self._post.link.close()
+
+
+def _without_logs(ask: Ask) -> Ask:
+    """The ask without the logs of clients: each site adds those that it keeps, and sends none."""
+    requests = [
+        replace(request, payload={name: value for name, value in request.payload.items() if name != "log"})
+        for request in ask.requests
+    ]
+    return replace(ask, requests=requests, expect=replace(ask.expect, log=False))
 
 
 __all__ = ["NetworkEngine", "Waits", "network"]

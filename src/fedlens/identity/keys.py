@@ -14,6 +14,7 @@ try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, utils
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ModuleNotFoundError:
     missing = "a federation of sites needs cryptography, which is not installed"
     raise ConfigError(missing, hint="pip install 'fedlens[network]'") from None
@@ -74,6 +75,11 @@ class KeyPair:
         how = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         text = self.key.private_bytes(*how, hidden or serialization.NoEncryption())
         return b"salt %s\n%s" % (salt.hex().encode(), text) if hidden else text
+
+    def derived(self, purpose: str) -> bytes:
+        """A key of 32 bytes for one purpose, which the private key alone gives: HKDF-SHA256 (RFC 5869)."""
+        secret = self.key.private_numbers().private_value.to_bytes(32, "big")
+        return HKDF(hashes.SHA256(), 32, salt=None, info=b"fedlens-1\0" + purpose.encode()).derive(secret)
 
     def sign(self, data: bytes) -> bytes:
         """The ECDSA signature (SHA-256) of `data` as r || s, 64 bytes, with s in the lower half of its range."""

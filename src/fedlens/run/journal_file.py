@@ -40,6 +40,10 @@ class JournalFile(Journal):
             self._write(_RUN, kept)
         return str(kept["run"])
 
+    def begin(self, run: str) -> None:
+        """Takes the identity that sites know the run by. Raises `RunFailed` if the disk refuses."""
+        self._write(_RUN, {"run": run})
+
     def note(self, round: int, name: str, payload: Payload) -> None:
         """See `Journal`. Raises `RunFailed` if the disk refuses."""
         self._write(_note_name(round, name), payload)

@@ -22,6 +22,7 @@ from fedlens.files.atomic_files import refused
 from fedlens.files.chained_log import ChainedLog
 from fedlens.files.lock import locked
 from fedlens.result import Result
+from fedlens.run.journal_file import JournalFile
 from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import EventLog
 from fedlens.server.progress import ServeProgress
@@ -197,6 +198,7 @@ class _Server:
         """Listens, gathers the censuses, freezes the roster, and attaches the engine to the sites."""
         engine = cast(NetworkEngine, made)  # data at sites are refused with every other engine
         self.record = self.record.started(self.directory)
+        JournalFile(self.directory.journal_path).begin(self.record.run)
         if self._link is None:
             self._link = self._listen(engine)
         frozen = self.directory.roster_path.exists()

@@ -18,10 +18,12 @@ from fedlens.base.errors import DecodingError, FedlensError, IdentityError, RunF
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
 from fedlens.core.wire.terms import ExperimentTerms
+from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import one_writer, private_folder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site.answering import Answering, Opened
 from fedlens.site.answers_log import AnswersLog, AskRefused
+from fedlens.site.client_logs import ClientLogs
 from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
@@ -110,7 +112,7 @@ class Agent:
     """Answers the asks of a server, one after the other.
 
     Args:
-        folder: of the site, with its keys in `keys`. The agent writes `log`, `work` and `states`.
+        folder: of the site, with its keys in `keys`. The agent writes `log`, `work`, `states` and `client-logs`.
         keys: of the site.
         connection: to the server.
         read: makes an experiment of the server's text, the run and the terms. Raises `ConfigError` for one that sites
@@ -159,9 +161,10 @@ class Agent:
             self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock)
             held.callback(self._log.close)
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
+            logs = ClientLogs(self._folder / "client-logs", FileCipher(self._key))
             self._purge = partial(purge_due, self._folder, states, self._log, limits.keep_days)
             self._answering = Answering(
-                self._key, self._log, states, self._notes, limits.min_examples, limits.most
+                self._key, self._log, states, logs, self._notes, limits.min_examples, limits.most
             )
             if (thread := self._thread) is None:
                 thread = OperationThread()

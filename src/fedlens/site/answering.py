@@ -12,6 +12,7 @@ from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.errors import DataError, DecodingError, FedlensError, HookError, RunFailed, told
 from fedlens.core.protocol import Failure, Id, Program, Reply
 from fedlens.core.schema import NumberField, Schema
+from fedlens.core.types import Payload
 from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
 from fedlens.core.wire.plain_schema import from_plain
 from fedlens.core.wire.sent_fields import sent_fields
@@ -19,6 +20,7 @@ from fedlens.engines.executor import Executor, Item
 from fedlens.engines.links.post import answer_body
 from fedlens.identity.keys import KeyPair
 from fedlens.site.answers_log import AnswersLog, AskRefused
+from fedlens.site.client_logs import ClientLogs
 from fedlens.site.kept_states import KeptStates, StateLost
 from fedlens.site.site_log import SiteLog
 
@@ -70,6 +72,7 @@ class Answering:
         key: the identity key of the site.
         log: the site's answers.
         states: the states of its clients.
+        logs: their logs of secure sums.
         notes: receives the texts of errors.
         min_examples: how many examples must be behind each number that is sent.
         most: bytes of the largest body.
@@ -83,11 +86,12 @@ class Answering:
         key: KeyPair,
         log: AnswersLog,
         states: KeptStates,
+        logs: ClientLogs,
         notes: SiteLog,
         min_examples: int = 1,
         most: int = 2**32,
     ) -> None:
-        self._key, self._log, self._states, self._notes = key, log, states, notes
+        self._key, self._log, self._states, self._logs, self._notes = key, log, states, logs, notes
         self._min_examples, self._most = min_examples, most
         self._executor: tuple[Program, Executor] | None = None
         self._round: tuple[str, int, int] | None = None  # run, attempt and round whose exclusions were read
@@ -129,7 +133,7 @@ class Answering:
         try:
             if opened is None:
                 raise AskRefused("contract", "no experiment of this run is approved and open")
-            reply = self._reply(opened, ask, bodies)
+            reply, log = self._reply(opened, ask, bodies)
             content = answer_body(reply.payload, reply.letters)
             if len(content) > min(self._most, ask.details.get("most", self._most)):
                 raise AskRefused(
@@ -144,10 +148,12 @@ class Answering:
         with self._writing:
             self._check_running()
             try:
+                if log is not None:
+                    self._logs.put(ask.fields.run, ask.fields.client, log)
                 details["state"] = None if state is None else self._states.put(ask, state)
                 del state
                 return self._kept(ask, details, content, fields), "reply"
-            except RunFailed as error:
+            except (RunFailed, StateLost) as error:
                 refusal: FedlensError = error
             except MessageError as error:
                 refusal = AskRefused("operation", f"the answer cannot be sent: {error.what}")
@@ -193,8 +199,11 @@ class Answering:
 
     # -- what comes in, and what goes out -------------------------------------------------------------------------
 
-    def _reply(self, opened: Opened, ask: Message, bodies: list[bytes]) -> Reply:
-        """The reply to an ask. Raises `AskRefused`, `StateLost` and `DataError` for an ask that has none."""
+    def _reply(self, opened: Opened, ask: Message, bodies: list[bytes]) -> tuple[Reply, Payload | None]:
+        """The reply to an ask, and the client's new log if it has one.
+
+        Raises `AskRefused`, `StateLost` and `DataError` for an ask that has no reply.
+        """
         fields = ask.fields
         if (takes := opened.takes(fields.operation)) is None:
             raise AskRefused("refused", f"'{fields.operation}' is not asked of clients")
@@ -211,16 +220,17 @@ class Answering:
         if sizes[fields.operation == EVALUATE_OWN] < self._min_examples:
             raise AskRefused("data", f"'{fields.client}' has fewer examples than min_examples")
         shared, payload, expect = self._read(ask, bodies)
-        if (fault := takes.fault({**shared, **payload})) is not None:
+        if (fault := replace(takes, log=False).fault({**shared, **payload})) is not None:
             raise AskRefused("refused", f"'{fields.operation}' is asked with what it does not take: {fault}")
         with self._writing:
             self._check_running()
             state = self._states.get(ask)
+        if takes.log:
+            payload["log"] = self._logs.get(fields.run, fields.client)
+        expect = replace(self._bounded(expect, sizes[0]), log=takes.log)
         item = Item(Id(fields.round, fields.exchange, fields.slot), row, payload, state)
         with opened.computing():
-            answer = self._runner(opened.program).answer(
-                fields.operation, shared, item, self._bounded(expect, sizes[0])
-            )
+            answer = self._runner(opened.program).answer(fields.operation, shared, item, expect)
         if isinstance(answer, Failure):
             raise AskRefused(
                 "memory" if any(each in answer.reason for each in _MEMORY) else "operation", answer.reason
@@ -228,7 +238,9 @@ class Answering:
         behind = answer.metrics.get("examples", 0.0)
         if 0 < behind < self._min_examples:
             raise AskRefused("data", f"{behind:g} examples are behind the answer, fewer than min_examples")
-        return answer
+        log = answer.payload.get("log") if takes.log else None
+        answer.payload = {n: value for n, value in answer.payload.items() if log is None or n != "log"}
+        return answer, log
 
     def _read(self, ask: Message, bodies: list[bytes]) -> tuple[dict[str, Any], dict[str, Any], Schema]:
         """The shared payload, the ask's own, and the schema of a valid reply. Raises `AskRefused`."""

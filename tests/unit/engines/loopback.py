@@ -48,6 +48,7 @@ class Site:
     key: KeyPair = field(default_factory=KeyPair.make)
     takes: Callable[[str], Schema | None] = lambda op: Schema()
     states: dict[str, Payload] = field(default_factory=dict)
+    logs: dict[str, Payload] = field(default_factory=dict)
     asked: list[Message] = field(default_factory=list)
     computed: int = 0
 
@@ -69,11 +70,16 @@ class Site:
         takes = self.takes(fields.operation)
         if takes is None or takes.fault({**shared, **item.payload}) is not None:
             return self.sealed(ask, {"outcome": "failure", "reason": "refused"}, b"")
+        if takes.log:
+            item.payload["log"] = self.logs.get(fields.client, {})
+        expect = replace(from_plain(ask.details["expect"]), log=takes.log)
         with self.program.computing():
-            found = self.executor.alone(fields.operation, shared, item, from_plain(ask.details["expect"]))
+            found = self.executor.alone(fields.operation, shared, item, expect)
         self.computed += 1
         if isinstance(found, Failure):
             return self.sealed(ask, {"outcome": "failure", "reason": "operation"}, b"")
+        if "log" in found.payload:
+            self.logs[fields.client] = found.payload.pop("log")
         details = {"outcome": "reply", "metrics": dict(found.metrics), "state": self.kept(found.state)}
         return self.sealed(ask, details, answer_body(found.payload, found.letters))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from fedlens.core.protocol import Program
+from fedlens.core.random import Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.wire.census import CountedClient, SiteCensus
 from fedlens.core.wire.message import Message, seal
@@ -66,7 +67,9 @@ class OpenedProgram:
     rounds: int = 20
 
     def __post_init__(self) -> None:
-        self.program = inline(device="cpu").applied(self.program)
+        own = {row: Secrets() for row in self.rows.values()}
+        applied = inline(device="cpu").applied(self.program)
+        self.program = replace(applied, secrets=applied.secrets or (lambda row: own[row]))  # type: ignore[index]
 
     def reread(self) -> None:
         self.reads.append(len(self.reads))

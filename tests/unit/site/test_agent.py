@@ -28,10 +28,12 @@ from fedlens.core.wire.message import Caps, Message, MessageError, read, read_pa
 from fedlens.core.wire.plain_schema import to_plain
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
+from fedlens.identity.file_cipher import FileCipher
 from fedlens.site import agent as agent_module
 from fedlens.site.agent import Agent, SiteLimits
 from fedlens.site.answering import Answering
 from fedlens.site.answers_log import AnswersLog
+from fedlens.site.client_logs import ClientLogs
 from fedlens.site.connection import Closed, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
@@ -639,7 +641,8 @@ def test_nothing_is_written_after_a_stop(site: Site) -> None:
     folder = site.folder
     folder.mkdir(mode=0o700)
     log = AnswersLog(folder / "log", folder / "work")
-    answering = Answering(SITE, log, KeptStates(folder / "states"), SiteLog(folder / "log"))
+    logs = ClientLogs(folder / "client-logs", FileCipher(SITE))
+    answering = Answering(SITE, log, KeptStates(folder / "states"), logs, SiteLog(folder / "log"))
     opened = OpenedProgram(site.program, {"a": 0}, {0: (10, 4)}, takes)
     ask, bodies = Server().asked()
     site.operation.instead = lambda payload, client: answering.stop()

@@ -16,9 +16,11 @@ from fedlens.aggregate.secure.keys import SURVIVORS, SecureSumRefused, Terms, di
 from fedlens.aggregate.secure.quantized import Of, OfTau, Weights, computed
 from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
 from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, masked_sum
+from fedlens.aggregate.secure.secagg_takes import secagg_takes
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, FederationInfo, Op
 from fedlens.core.reduction import How, Refusal, Update
+from fedlens.core.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class SecAgg(BlindSum):
     Attributes:
         threshold: the fraction of the asked cohort that must last in every step, above 0.5.
         operation: the local training, as a digest, once `fitted` has made it.
+        at_sites: whether clients are at sites, which draw secrets of their own; likewise.
 
     >>> from fedlens.aggregate.mean import Mean
     >>> SecAgg(Mean("uniform"), threshold=0.6).threshold
@@ -39,9 +42,9 @@ class SecAgg(BlindSum):
     """
 
     once: ClassVar[bool] = True
-    asks_training: ClassVar[bool] = False
     threshold: float = 0.67
     operation: str = ""
+    at_sites: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -61,13 +64,20 @@ class SecAgg(BlindSum):
             UNMASK: lambda train: Unmask(terms),
         }
 
+    def takes(self, op: str, training: Schema, clients: int, rounds: int | None) -> Schema | None:
+        """What a client may be asked by each of the four operations."""
+        return secagg_takes(op, training, self.vectors.cohort, clients, rounds)
+
     @property
     def discloses(self) -> tuple[str, ...]:
         """What the server learns, and what protects nothing."""
         return (
             "The server sees one sum over the clients of a round, who is in it, and who left at which step. Nobody can "
             "see which client sent a wrong but finite update.",
-            "The secrets of this simulation derive from its seed, so its masks protect nothing.",
+            "Masks hide each client's update from a server that follows the protocol: each site draws its secrets, and "
+            "they never leave it."
+            if self.at_sites
+            else "The secrets of this simulation derive from its seed, so its masks protect nothing.",
         )
 
     @property
@@ -94,7 +104,8 @@ class SecAgg(BlindSum):
         model, rule = train.model, train.rule
         kind = [train.settings.model_dump_json(), rule.name, train.weighting, train.normalized]
         operation = digest([*kind, model.name, repr(model.settings)]).hex()
-        return replace(super().fitted(train, cohort, federation), operation=operation)
+        fitted = super().fitted(train, cohort, federation)
+        return replace(fitted, operation=operation, at_sites=federation.at_sites)
 
     def exchange(
         self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext

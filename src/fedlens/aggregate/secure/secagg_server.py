@@ -21,7 +21,7 @@ from fedlens.core.types import ClientId, Payload
 # The four operations; *Masked* takes the place of plain training.
 KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "train", "unmask"
 _ATTEMPT = "attempt"  # a note in the journal
-_SIGNATURE_BYTES = 512  # at most
+SIGNATURE_BYTES = 512  # at most
 
 
 def bytes_field(size: int, most: float = float("inf")) -> TensorField:
@@ -147,7 +147,7 @@ def _collect(
     })  # fmt: skip
     fields: dict[str, Field] = {
         "keys": bytes_field(keys.Member.BYTES),
-        "signature": bytes_field(-1, most=_SIGNATURE_BYTES),
+        "signature": bytes_field(-1, most=SIGNATURE_BYTES),
         "seen": NumberField(above=-1, most=1),
     }
     replies = yield from _support(KEYS, cohort, {"attempt": attempt.payload}, ask.deadline, fields)

@@ -32,6 +32,26 @@ class TextField:
 
 
 @dataclass(frozen=True)
+class SizedField:
+    """Any text, or any bytes, of `least` to `most` characters or bytes.
+
+    >>> SizedField(bytes, most=16, least=16).fault("nonce", b"")
+    'nonce has a size of 0, outside [16, 16]'
+    """
+
+    kind: type[str] | type[bytes]
+    most: int
+    least: int = 0
+
+    def fault(self, name: str, value: Any) -> str | None:
+        """What is wrong with `value`, or None."""
+        if not isinstance(value, self.kind):
+            return f"{name} is {type(value).__name__}, not {self.kind.__name__}"
+        fits = self.least <= len(value) <= self.most
+        return None if fits else f"{name} has a size of {len(value)}, outside [{self.least}, {self.most}]"
+
+
+@dataclass(frozen=True)
 class ListField:
     """A list of `least` to `most` values, each of which fits one field.
 

@@ -1,0 +1,84 @@
+"""The logs that a site's clients keep of secure sums: encrypted, one file a client and run, never rolled back.
+
+A log (`fedlens.core.protocol.Ask.logged`) is a mapping with `runs`, of which a file has the one of its run, and
+`models`, the models in opened sums. Those are kept over all runs, in a folder of their own: a model that was summed
+once is refused in any other run. Names of runs and clients are hashed in paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from fedlens.base.errors import DecodingError, one_line
+from fedlens.core.types import Payload
+from fedlens.core.wire.message import Caps, read_payload, write_payload
+from fedlens.files.atomic_files import read_regular, sweep
+from fedlens.identity.file_cipher import FileCipher
+from fedlens.identity.private_files import private_folder, write_private
+from fedlens.site.kept_states import StateLost
+
+_MODELS = "models"
+
+
+class ClientLogs:
+    """The logs of a site's clients in all runs.
+
+    Args:
+        folder: of mode 0700; it is made, with a folder for each run.
+        cipher: of the site.
+
+    >>> import tempfile
+    >>> from fedlens.identity.keys import KeyPair
+    >>> logs = ClientLogs(Path(tempfile.mkdtemp()) / "logs", FileCipher(KeyPair.make()))
+    >>> logs.put("run-1", "ward-a", {"runs": {"run-1": {"step": "keys"}}, "models": [b"m"]})
+    >>> logs.get("run-1", "ward-a"), logs.get("run-2", "ward-a")
+    ({'runs': {'run-1': {'step': 'keys'}}, 'models': [b'm']}, {'runs': {}, 'models': [b'm']})
+    """
+
+    def __init__(self, folder: Path, cipher: FileCipher) -> None:
+        self._folder, self._cipher = private_folder(folder), cipher
+        for each in folder.iterdir():
+            sweep(each)
+
+    def folder_of(self, run: str) -> Path:
+        """The folder with the logs of a run."""
+        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:32]
+
+    def get(self, run: str, client: str) -> Payload:
+        """The log of a client, for an operation of a run. Raises `StateLost` if its file is damaged."""
+        kept = self._read(self.folder_of(run), run, client)
+        return {"runs": kept.get("runs", {}), "models": self._models(client)}
+
+    def put(self, run: str, client: str, log: Payload) -> None:
+        """Replaces the log of a client in a run, on the disk.
+
+        Raises `StateLost` if it is of another run, and `RunFailed` if the disk refuses.
+        """
+        if set(runs := log.get("runs", {})) - {run}:
+            raise StateLost("the operation names another run than its ask", where="ask")
+        # First: a kill between the two leaves a client that opens less, and not one that opens a model twice.
+        if (models := log.get("models", [])) != self._models(client):
+            self._write(self._folder / _MODELS, _MODELS, client, {"models": models})
+        self._write(self.folder_of(run), run, client, {"runs": runs})
+
+    def _models(self, client: str) -> list[bytes]:
+        models: list[bytes] = self._read(self._folder / _MODELS, _MODELS, client).get("models", [])
+        return models
+
+    def _path(self, folder: Path, client: str) -> Path:
+        return folder / hashlib.sha256(client.encode()).hexdigest()[:32]
+
+    def _read(self, folder: Path, of: str, client: str) -> Payload:
+        if not (path := self._path(folder, client)).exists():
+            return {}
+        try:
+            plain = self._cipher.open(read_regular(path), "log", of, client)
+            return read_payload(plain, Caps(len(plain)), where=str(path))
+        except (DecodingError, OSError) as error:
+            what = f"the log of '{client}' cannot be read: {one_line(str(error))}"
+            raise StateLost(what, where=str(path)) from error
+
+    def _write(self, folder: Path, of: str, client: str, log: Payload) -> None:
+        sealed = self._cipher.seal(write_payload(log), "log", of, client)
+        write_private(self._path(private_folder(folder), client), sealed)
