@@ -62,9 +62,9 @@ MUTATIONS = [
         "unit/cli/test_federation.py",
     ),
     Mutation(
-        "cli/site.py",
-        "or len(approve) < 12 or not proposed.digest.startswith(approve.lower())",
-        "or not proposed.digest.startswith(approve[:11].lower())",
+        "cli/site_review.py",
+        "len(approve) < 12 or not proposed.contract.digest.startswith(approve.lower())",
+        "not proposed.contract.digest.startswith(approve[:11].lower())",
         "unit/cli/test_site_experiments.py",
     ),
     Mutation("site/join.py", ", anonymous=True)", ")", "unit/cli/test_federation.py"),
@@ -180,7 +180,12 @@ MUTATIONS = [
         "site/answering.py", "if 0 < behind < self._min_examples:", "if False:", "unit/site/test_agent.py"
     ),
     Mutation("site/answering.py", "or weight.most != self.largest:", "or True:", "unit/site/test_agent.py"),
-    Mutation("site/agent.py", "if not proposed.approved():", "if False:", "unit/site/test_agent.py"),
+    Mutation(
+        "site/agent.py",
+        "if not self._approved(experiment, proposed):",
+        "if False:",
+        "unit/site/test_agent.py",
+    ),
     Mutation(
         "site/agent.py",
         "held.enter_context(one_writer(self._folder, wait=False))",

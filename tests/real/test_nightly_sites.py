@@ -32,11 +32,10 @@ from fedlens.run.build import Built, build
 from fedlens.settings.config import plain
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.plan import plan_of
-from fedlens.site.contract import approve, read_contract, site_part
-from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.settings import SITE_FILE
 from tests.faults.run_kit import environment
 from tests.unit.identity.federation_kit import HOST, ROOT
-from tests.unit.site.site_kit import plan_at_server
+from tests.unit.site.approval_kit import approve_run
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
@@ -129,10 +128,10 @@ def test_real_sites_give_the_digest_of_a_simulation(
         text = tomli_w.dumps({"data": {"dataset": dataset}, "compute": {"device": "cpu"}})
         (folder / SITE_FILE).write_text(text)
         join(federation, folder)
-        contract = site_part(plan_at_server(asked).config)
-        approve(read_contract(contract, SiteSettings.read(folder / SITE_FILE)), folder)
     here = Experiment(**settings).run(tmp_path / "here", data_dir=real_data, report=False).directory
     (tmp_path / "experiment.toml").write_text(tomli_w.dumps(asked))
+    folders = [tmp_path / f"site-{row}" for row in range(len(made.partition))]
+    approve_run(tmp_path / "experiment.toml", tmp_path / "run", federation, folders)
     there = served(tmp_path, len(made.partition), real_data)
     assert model_of(here) == model_of(there)
     assert metrics_of(here) == metrics_of(there)

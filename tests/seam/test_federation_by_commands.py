@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,14 +91,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def joins(name: str) -> None:
-    """A site joins, is accepted by its words, and approves the experiment."""
+    """A site joins, and is accepted by its words."""
     Path(f"{name}.invitation").write_text(ran("federation", "invite", "hospitals", name))
     ran("site", "join", f"{name}.invitation", "--data", f"{name}-scans", "--folder", name)
     federation = FederationFolder(Path("hospitals"))
     words = federation.words(federation.site(name))
     ran("federation", "accept", "hospitals", name, "--fingerprint", words)
-    shown = {"experiment": None}
-    while shown["experiment"] is None:  # the server looks for accepted sites once a second
+
+
+def approves(name: str) -> None:
+    """A site approves the experiment once the server knows all sites; it looks for them once a second."""
+    shown: dict[str, Any] = {"experiment": None}
+    while shown["experiment"] is None or len(shown["experiment"]["peers"]) < len(SITES):
         shown = json.loads(ran("site", "review", "--json", "--folder", name))
     assert not shown["approved"]
     ran("site", "review", "--approve", shown["experiment"]["digest"], "--folder", name)
@@ -119,6 +124,8 @@ def test_the_commands_of_a_federation_give_the_bits_of_a_simulation(here: Path) 
             time.sleep(0.05)
         for name in SITES:
             joins(name)
+        for name in SITES:
+            approves(name)
         sites = [
             running.enter_context(process(name, "site", "start", "--once", "--folder", name))
             for name in SITES

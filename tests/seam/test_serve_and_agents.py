@@ -22,14 +22,13 @@ from fedlens.data.partition.partition import Partition
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.server.serve import Served, serve
-from fedlens.site.contract import approve, read_contract, site_part
-from fedlens.site.settings import SITE_FILE, SiteSettings
 from fedlens.site.start import agent_of
 from tests.link_kit import within
 from tests.seam.test_sites import lines
 from tests.unit.identity.federation_kit import HOST, NOW, federation_in
 from tests.unit.server.serve_kit import Followed
-from tests.unit.site.site_kit import plan_at_server, write_images, write_site
+from tests.unit.site.approval_kit import approve_run
+from tests.unit.site.site_kit import write_images, write_site
 from tests.unit.site.test_workplace import ALGORITHMS, COMMON, SITES, SPLIT, at_sites
 
 OWNERS = np.random.default_rng(0).integers(0, len(SITES), 1437)
@@ -45,12 +44,11 @@ class Wards:
         self.settings = at_sites(checkpoint={"seconds": 0}, **self.more)
         self.settings["engine"] = {**self.settings["engine"], "patience": 120.0, "lost": 120.0}
         self.lines: list[str] = []
-        train, text = digits(Path(), False, 0).train, site_part(plan_at_server(self.settings).config)
+        train = digits(Path(), False, 0).train
         for k, name in enumerate(SITES):
             labels = [str(t) for t in train.targets[k == OWNERS]]
             write_images(folder / name / "scans", train.inputs[k == OWNERS, 0], labels)
             write_site(folder / name).path.parent.chmod(0o700)
-            approve(read_contract(text, SiteSettings.read(folder / name / SITE_FILE)), folder / name)
         (folder / "experiment.toml").write_text(tomli_w.dumps(self.settings))
         self.invitations = {name: self.registry.invite(name) for name in SITES}
         self.port = 0
@@ -61,6 +59,12 @@ class Wards:
             keys = SiteKeys.join(self.folder / name / "keys", replace(invitation, port=self.port))
             keys.install(self.registry.enrol(keys.enrolment(invitation), HOST), NOW)
             self.registry.accept(name, keys.identity().fingerprint)
+        approve_run(
+            self.folder / "experiment.toml",
+            self.folder / "run",
+            self.registry,
+            [self.folder / name for name in SITES],
+        )
 
     def serve(self) -> Path:
         served = Served(

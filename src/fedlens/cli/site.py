@@ -11,6 +11,10 @@ import typer
 from fedlens.cli.display.output import print_columns, reported, say
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.passphrases import PassphraseFile, key_passphrase, new_passphrase
+from fedlens.cli.site_review import SITE_FOLDER as _FOLDER
+from fedlens.cli.site_review import SiteFolder as Folder
+from fedlens.cli.site_review import decide, review
+from fedlens.cli.site_review import joined_folder as _inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,12 +22,6 @@ if TYPE_CHECKING:
     from fedlens.identity.invitation import Invitation
     from fedlens.identity.site_keys import SiteKeys
     from fedlens.site.network_check import Step
-
-Folder = Annotated[
-    Path,
-    typer.Option(metavar="DIR", help="The folder of the site: keys, site.toml, and what it has approved."),
-]
-_FOLDER = Path("fedlens-site")
 
 
 def join(
@@ -114,52 +112,6 @@ def _steps(folder: Path, network: bool, passphrase_file: Path | None) -> Iterato
     from fedlens.site.data_check import check_data
 
     return check_data(folder, SiteKeys(_inside(folder)).name)
-
-
-def review(
-    approve: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIGEST", help="Approve the experiment with this digest, or its first 12 digits or more."
-        ),
-    ] = None,
-    folder: Folder = _FOLDER,
-    passphrase_file: PassphraseFile = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Show the experiment that the server proposes, as text; nothing that it names is opened or imported.
-
-    The site computes it only after --approve with its digest. Every change of a setting is another digest.
-    """
-    with reported(debug, as_json) as output:
-        from fedlens.base.errors import ConfigError
-        from fedlens.base.shell_command import shell_command
-        from fedlens.site import contract as contracts
-        from fedlens.site.proposed_experiment import proposed_experiment
-
-        _, passphrase = _keys(folder, passphrase_file)
-        proposed = proposed_experiment(folder, passphrase)
-        if approve is not None:
-            if proposed is None or len(approve) < 12 or not proposed.digest.startswith(approve.lower()):
-                what = f"the server does not propose an experiment {approve}"
-                raise ConfigError(what, hint="read what it proposes with 'fedlens site review'")
-            contracts.approve(proposed, folder)
-        known = proposed is not None and contracts.approved(proposed, folder)
-        if as_json:
-            shown = (
-                None if proposed is None else {"digest": proposed.digest, "settings": dict(proposed.settings)}
-            )
-            output.json({"experiment": shown, "approved": known})
-        elif proposed is None:
-            say("the server has no experiment for this site now")
-        elif approve is not None:
-            say(f"approved: {proposed.digest}; 'fedlens site start' computes it")
-        else:
-            own = None if folder == _FOLDER else folder
-            command = shell_command("site", "review", approve=proposed.digest[:12], folder=own)
-            say(*proposed.lines(), "", f"digest: {proposed.digest}")
-            say("this site has approved it" if known else f"to approve it: {command}")
 
 
 def start(
@@ -312,16 +264,6 @@ def _keys(folder: Path, passphrase_file: Path | None) -> tuple[SiteKeys, bytes |
     return SiteKeys(inside, passphrase), passphrase
 
 
-def _inside(folder: Path) -> Path:
-    """The folder of the keys. Raises `IdentityError` before the site has joined."""
-    from fedlens.base.errors import IdentityError
-
-    if not (folder / "keys").is_dir():
-        hint = "run 'fedlens site join' first, or name the folder with --folder"
-        raise IdentityError(f"{folder} is not the folder of a site", hint=hint)
-    return folder / "keys"
-
-
 def _invitation(path: Path) -> Invitation:
     """The invitation in a file, on standard input, or typed at the terminal. Raises `IdentityError`."""
     from getpass import getpass
@@ -356,6 +298,7 @@ site.command("join")(join)
 site.command("check")(check)
 site.command("status")(status)
 site.command("review")(review)
+site.command("decide")(decide)
 site.command("start")(start)
 site.command("purge")(purge)
 site.command("leave")(leave)

@@ -47,8 +47,8 @@ class Proposed(Protocol):
     def terms(self) -> ExperimentTerms:
         """What the server says of it besides."""
 
-    def approved(self) -> bool:
-        """Whether a person at the site approved it."""
+    def missing(self) -> str | None:
+        """Why it may not be computed now, as a sentence; None if people at the site approved it."""
 
     def census(self) -> SiteCensus:
         """What the site tells of its data. Raises `DataError` if they do not fit the experiment."""
@@ -71,6 +71,7 @@ class _Experiment:
     """The server's last message of an experiment, and how far the site is with it.
 
     Attributes:
+        waits: what it waits for, as it was said.
         told: whether its census was sent.
         opened: the experiment once it is built; `failed` if it cannot be.
     """
@@ -78,7 +79,7 @@ class _Experiment:
     message: Message
     body: bytes
     proposed: Proposed | None = None
-    waits: bool = False
+    waits: str = ""
     told: bool = False
     failed: bool = False
     opened: Opened | None = None
@@ -290,10 +291,7 @@ class Agent:
         rows = None if experiment.excluded() else experiment.message.details.get("rows")
         if proposed is None or experiment.failed:
             return
-        if not proposed.approved():
-            if not experiment.waits:
-                self._tell("waiting", f"the experiment {proposed.digest[:12]} waits for: fedlens site review")
-            experiment.waits = True
+        if not self._approved(experiment, proposed):
             return
         if not experiment.told:
             census = await self._locally(experiment, proposed.census)
@@ -302,6 +300,14 @@ class Agent:
             await self._census(experiment, census)
         if experiment.opened is None and rows is not None:
             experiment.opened = await self._locally(experiment, self._open, proposed, rows, experiment.body)
+
+    def _approved(self, experiment: _Experiment, proposed: Proposed) -> bool:
+        """Whether it may be computed now; says once what it waits for."""
+        missing = proposed.missing() or ""
+        if missing and missing != experiment.waits:
+            self._tell("waiting", missing)
+        experiment.waits = missing
+        return not missing
 
     async def _census(self, experiment: _Experiment, census: SiteCensus) -> None:
         asked = experiment.message
@@ -376,11 +382,13 @@ class Agent:
         self._asked = begun
         self._log.check_seen(ask.details.get("seen"))
         try:
+            if (known := self._experiment) is None or not known.of(ask) or known.opened is None:
+                await self._look()  # it came before the ask
+            known = self._experiment
+            if known is not None and known.proposed is not None and not self._approved(known, known.proposed):
+                raise AskRefused("contract", f"the experiment may not be computed: {known.waits}")
             answer, outcome = await self._call(self._log.find, ask), "again"
             if answer is None:
-                known = self._experiment
-                if known is None or not known.of(ask) or known.opened is None:
-                    await self._look()  # it came before the ask
                 self._log.acknowledge(self._sending.have)
                 await self._call(self._log.certify, self._keys.chains())
                 answer, outcome = await self._computed(ask, bodies)

@@ -13,15 +13,12 @@ from typing import Any
 import tomli_w
 
 from fedlens.algorithms.registry import ALGORITHMS, RULES
-from fedlens.base.errors import ConfigError, DataError, nearest
+from fedlens.base.errors import ConfigError, nearest
 from fedlens.base.parse_text import parse_toml
 from fedlens.base.printable import printable
 from fedlens.base.registry import Registry
-from fedlens.base.shell_command import quoted_command
 from fedlens.data.augmentation.augment import AUGMENTS
-from fedlens.files.atomic_files import refuse_link
 from fedlens.files.caches import HUB
-from fedlens.identity.private_files import private_folder, read_private, write_private
 from fedlens.models.registry import MODELS
 from fedlens.models.weights_setting import IMAGENET, NONE, RUN
 from fedlens.settings.config import AT_SITES, NETWORK, Config, plain, read_config, sums_moments
@@ -264,43 +261,3 @@ def _check_text(key: str, value: str, site: SiteSettings) -> None:
 def _refused(key: str, what: str, hint: str) -> ConfigError:
     where, clean = printable(f"{WHERE}: {key}", line_feeds=False), partial(printable, line_feeds=False)
     return ConfigError(clean(what)[:300], where=where[:200], hint=clean(hint)[:400])
-
-
-def approve(contract: Contract, folder: Path) -> Path:
-    """Notes that this site computes the experiment; `folder` is that of the site. Returns the path of the note."""
-    path = private_folder(folder / "approved") / f"{contract.digest}.toml"
-    path.with_suffix(".division").unlink(missing_ok=True)
-    write_private(path, contract.text.encode())
-    return path
-
-
-def check_division(contract: Contract, folder: Path, division: str) -> None:
-    """Notes, at the first time, how the images of the site are divided into those to train on and those to measure.
-
-    The sizes of all clients decide that, and the server tells them. With other sizes it would get sums over other
-    images, and the difference of two sums tells a single image.
-
-    Args:
-        contract: the experiment.
-        folder: that of the site.
-        division: a digest of the sizes.
-
-    Raises `DataError` if they are not those of the first time after the experiment was approved.
-    """
-    path = private_folder(folder / "approved") / f"{contract.digest}.division"
-    if not path.exists():
-        write_private(path, division.encode())
-    elif read_private(path) != division.encode():
-        again = quoted_command("site", "review", approve=contract.digest[:12], folder=folder)
-        raise DataError(
-            "the server has other clients or sizes than before, so other images of this site would be held out",
-            where="roster",
-            hint=f"if the sites have changed, run {again} and start the site again",
-        )
-
-
-def approved(contract: Contract, folder: Path) -> bool:
-    """Whether this site has approved the experiment. Raises `IdentityError` if others could have written the note."""
-    path = folder / "approved" / f"{contract.digest}.toml"
-    refuse_link(path.parent)
-    return path.exists() and read_private(path) == contract.text.encode()

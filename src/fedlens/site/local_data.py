@@ -26,7 +26,7 @@ from fedlens.data.loading import loaded
 from fedlens.data.table import is_missing
 from fedlens.files.atomic_files import read_regular
 from fedlens.files.regular_file import open_regular
-from fedlens.identity.private_files import private_folder, write_private
+from fedlens.identity.private_files import private_folder, read_private, write_private
 from fedlens.settings.make_partition import read_dataset
 from fedlens.site.classes import in_classes
 from fedlens.site.contract import Contract
@@ -111,6 +111,27 @@ class LocalData:
         opened = cls(site, settings, contract, dataset, clients, tuple(notes), ids, record, listed, gone)
         opened._write(examples)
         return opened
+
+    def check_division(self, division: str) -> None:
+        """Notes, at the first time, how the images of the site are divided into those to train on and to measure.
+
+        The sizes of all clients decide that, and the server tells them. With other sizes it would get sums over other
+        images, and the difference of two sums tells a single image.
+
+        Args:
+            division: a digest of the sizes.
+
+        Raises `DataError` if they are not those of the first time in this run.
+        """
+        path = self._record.with_name(self._record.name.replace(".examples.json", ".division"))
+        if not path.exists():
+            write_private(path, division.encode())
+        elif read_private(path) != division.encode():
+            raise DataError(
+                "the server has other clients or sizes than before, so other images of this site would be held out",
+                where="roster",
+                hint="ask the server for a new run",
+            )
 
     def reread(self) -> LocalData:
         """The same with the exclusion list as it is now. What was left out stays out, so that data only shrink.

@@ -7,16 +7,19 @@ import hashlib
 from pathlib import Path
 
 from fedlens.base.errors import FedlensError
-from fedlens.core.wire.message import MessageError
+from fedlens.core.wire.message import Message, MessageError
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.site_keys import SiteKeys, client_context
+from fedlens.site.approvals import Approvals
 from fedlens.site.connection import ServerConnection
-from fedlens.site.contract import Contract, read_contract
+from fedlens.site.contract import read_contract
+from fedlens.site.review import Review
 from fedlens.site.settings import SITE_FILE, SiteSettings
 
 
 def proposed_experiment(
     folder: Path, passphrase: bytes | None = None, seconds: float = 60.0
-) -> Contract | None:
+) -> Review | None:
     """What the server proposes now; None if it has no experiment. Nothing that it names is opened or imported.
 
     Args:
@@ -30,7 +33,7 @@ def proposed_experiment(
     settings, keys = SiteSettings.read(folder / SITE_FILE), SiteKeys(folder / "keys", passphrase)
     most, troubles = settings.compute.max_message * 2**20, ["it does not answer"]
 
-    async def fetch() -> str | None:
+    async def fetch() -> Message | None:
         connection = ServerConnection(
             keys, lambda: client_context(keys.folder, passphrase), most, troubles.append
         )
@@ -45,14 +48,15 @@ def proposed_experiment(
             ) from None
         finally:
             await connection.close()
-        if received is None:
-            return None
-        message, text = received[0], received[0].details.get("settings")
-        coded = text.encode(errors="surrogatepass") if isinstance(text, str) else b""
-        digest = hashlib.sha256(coded).hexdigest() if coded else None
-        if message.purpose != "experiment" or message.details.get("contract") != digest:
-            raise MessageError("mismatch", "the server's message is no experiment", hint="tell the operator")
-        return str(text)
+        return None if received is None else received[0]
 
-    text = asyncio.run(fetch())
-    return None if text is None else read_contract(text, settings)
+    if (message := asyncio.run(fetch())) is None:
+        return None
+    text = message.details.get("settings")
+    coded = text.encode(errors="surrogatepass") if isinstance(text, str) else b""
+    digest = hashlib.sha256(coded).hexdigest() if coded else None
+    if message.purpose != "experiment" or message.details.get("contract") != digest:
+        raise MessageError("mismatch", "the server's message is no experiment", hint="tell the operator")
+    terms = ExperimentTerms.from_plain(message.details.get("terms"))
+    contract, approvals = read_contract(str(text), settings), Approvals.of(folder, settings)
+    return Review(contract, terms, message.fields.run, approvals)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedlens.base.errors import ConfigError
+from fedlens.base.errors import ConfigError, IdentityError, one_line
 from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
 from fedlens.data.datasets.registry import DATASETS
@@ -19,6 +21,8 @@ from fedlens.data.formats.folder_check import own_dataset
 from fedlens.engines.devices import Device
 from fedlens.engines.inline import Threads
 from fedlens.files.regular_file import open_regular
+from fedlens.identity.authority import check_name
+from fedlens.identity.keys import public_key
 from fedlens.settings.config import Named
 from fedlens.settings.config_source import Source, read_toml
 from fedlens.settings.toml_lines import key_lines
@@ -102,6 +106,7 @@ class _Settings(_Table):
     compute: SiteCompute = SiteCompute()
     keep: SiteKeep = SiteKeep()
     files: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = {}
+    reviewers: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class SiteSettings:
         data, compute: its tables, with defaults.
         files: what an experiment may name besides fedlens's own tables: a path to its SHA-256 in hexadecimal.
         allow, keep: the tables `[allow]` and `[keep]`.
+        reviewers: the public keys (DER) of people who decide on other machines, by name.
     """
 
     path: Path
@@ -121,20 +127,42 @@ class SiteSettings:
     files: Mapping[str, str]
     allow: SiteAllow = field(default_factory=SiteAllow)
     keep: SiteKeep = field(default_factory=SiteKeep)
+    reviewers: Mapping[str, bytes] = field(default_factory=dict)
     _source: Source = field(default_factory=lambda: Source({}), repr=False, compare=False)
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
         """Reads the file, and no data. Raises `ConfigError` with key and line for what is wrong in it."""
         text, values = read_toml(path, "join the federation, or name the folder of the site")
-        source = Source(values, path, key_lines(text))
+        return cls.of(values, path, key_lines(text))
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, Any], path: Path, lines: Mapping[str, int] = MappingProxyType({})
+    ) -> SiteSettings:
+        """The same of the values of a file. Raises `ConfigError`."""
+        source = Source(dict(values), path, lines)
         if isinstance(data := values.get("data"), Mapping) and "min_examples" in data:
             where = source.locate("data.min_examples")
             raise ConfigError(
                 "'min_examples' is now a line of [allow]", where=where, hint="move it from [data] to [allow]"
             )
         checked = validated(_Settings, values, "", source.locate)
-        return cls(path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, source)
+        reviewers = {}
+        for name, text in checked.reviewers.items():
+            try:
+                check_name(name)
+                reviewers[name] = base64.b64decode(text, validate=True)
+                public_key(reviewers[name])
+            except (IdentityError, ValueError):
+                raise ConfigError(
+                    f"'{one_line(name)}' is no reviewer with a public key",
+                    where=source.locate(f"reviewers.{name}"),
+                    hint="write the line that 'fedlens site decide --new-key' prints",
+                ) from None
+        return cls(
+            path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, reviewers, source
+        )
 
     def where(self, key: str) -> str:
         """The file and line of a setting, such as "site.toml, line 12: allow.max_rounds"."""

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ from fedlens.data.sites import ExamplesHere
 from fedlens.engines.inline import inline
 from fedlens.run.build import Built, build
 from fedlens.settings.plan import Plan
-from fedlens.site.contract import Contract, approved, check_division, read_contract
+from fedlens.site.approvals import Approvals, Matter
+from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SiteSettings
 
@@ -74,7 +77,7 @@ class Workplace:
             planned = local.contract.plan()
             built = _built(planned, roster, local, rows)
         if planned.config.data.validation:
-            check_division(local.contract, local.folder, _division(rows, roster))
+            local.check_division(_division(rows, roster))
         least = local.settings.allow.min_examples
         refused = {
             "trains on the examples of all clients in one place": built.algorithm.pools_data,
@@ -173,9 +176,19 @@ class Proposal:
         """SHA-256 of the text in hexadecimal."""
         return self.contract.digest
 
-    def approved(self) -> bool:
-        """Whether a person at the site approved it."""
-        return approved(self.contract, self.folder)
+    @cached_property
+    def approvals(self) -> Approvals:
+        """The decisions of the people at the site."""
+        return Approvals.of(self.folder, self.contract.site)
+
+    @cached_property
+    def matter(self) -> Matter:
+        """What they decide."""
+        return self.approvals.matter(self.contract, self.terms, self.run)
+
+    def missing(self) -> str | None:
+        """Why it may not be computed, as a sentence; None if it is approved, as it is proposed now."""
+        return self.approvals.missing(self.matter, time())
 
     def census(self) -> SiteCensus:
         """What the site tells of its data, which are read now; see `LocalData`. For an approved proposal alone."""

@@ -22,10 +22,10 @@ import tomli_w
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.private_files import private_folder
 from fedlens.identity.site_keys import SiteKeys
-from fedlens.site.contract import approve, read_contract, site_part
 from tests.faults.run_kit import environment
 from tests.unit.identity.federation_kit import HOST, ROOT
-from tests.unit.site.site_kit import plan_at_server, write_images, write_site
+from tests.unit.site.approval_kit import approve_run
+from tests.unit.site.site_kit import write_images, write_site
 
 SITES = ("ward-a", "ward-b", "ward-c")
 EXAMPLES = 24
@@ -102,7 +102,7 @@ class RealFederation:
         federation = FederationFolder.create(folder / "hospitals", (HOST, self.processes.port), ROOT)
         values = {**SETTINGS, **settings}
         (folder / "experiment.toml").write_text(tomli_w.dumps(values))
-        text, rng = site_part(plan_at_server(values).config), np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         self.secrets: list[bytes] = []
         for name in SITES:
             invitation, site = federation.invite(name), private_folder(folder / name)
@@ -118,8 +118,9 @@ class RealFederation:
             table = site / "scans" / "scans.csv"
             table.write_text(re.sub(r"^(?=\w+\.png)", prefix, table.read_text(), flags=re.M))
             local = {own: each for each, own in labels.items()}
-            approve(read_contract(text, write_site(site, {"labels": local})), site)
+            write_site(site, {"labels": local})
             self.secrets.append(invitation.secret)
+        approve_run(folder / "experiment.toml", self.run, federation, [folder / name for name in SITES])
 
     def serve(self, **how: Any) -> None:
         """Starts the server, or starts it again."""

@@ -114,6 +114,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     made.close()
 
 
+def asked(machine: Machine, site: str) -> Any:
+    """The experiment that a site reviews, once the server knows all sites; it looks for them once a second."""
+    shown = machine.told(site, "review", "experiment")
+    return shown if shown and len(shown["peers"]) == len(SITES) else None
+
+
 def test_the_federation_of_the_compose_file_trains(machine: Machine) -> None:
     for name in COMPOSE["services"]:
         machine.start(name)
@@ -123,7 +129,7 @@ def test_the_federation_of_the_compose_file_trains(machine: Machine) -> None:
         done = machine.call("server", "federation", "accept", "hospitals", site, "--fingerprint", words)
         assert done.returncode == 0, done.stderr
     for site in SITES:
-        shown = machine.until(f"{site} is asked", partial(machine.told, site, "review", "experiment"))
+        shown = machine.until(f"{site} is asked with all sites", partial(asked, machine, site))
         done = machine.call(site, "site", "review", "--approve", shown["digest"])
         assert done.returncode == 0, done.stderr
     for name, process in machine.running.items():

@@ -83,7 +83,9 @@ def propose(server: Server, text: str, **changes: Any) -> str:
 
 def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text: str) -> None:
     assert "no experiment for this site now" in ran("site", "review")
-    assert json.loads(ran("site", "review", "--json")) == {"experiment": None, "approved": False}
+    assert json.loads(ran("site", "review", "--json")) == {
+        "experiment": None, "approved": False, "missing": None,
+    }  # fmt: skip
     digest = propose(server, text)
     shown = ran("site", "review")
     assert text in shown

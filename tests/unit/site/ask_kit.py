@@ -100,8 +100,12 @@ class ProposedProgram:
     opened: list[OpenedProgram] = field(default_factory=list)
     terms: ExperimentTerms = field(default_factory=ExperimentTerms)
 
-    def approved(self) -> bool:
-        return self.is_approved()
+    def missing(self) -> str | None:
+        return (
+            None
+            if self.is_approved()
+            else f"the experiment {self.digest[:12]} waits for: fedlens site review"
+        )
 
     def census(self) -> SiteCensus:
         rows = self.roster.rows_of(self.site)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pkgutil
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.settings.config import Config
 from fedlens.settings.plan import OBSERVERS
-from fedlens.site.contract import NAMED, Contract, approve, approved, read_contract, site_part
+from fedlens.site.contract import NAMED, Contract, read_contract, site_part
 from fedlens.site.settings import SiteSettings
 from tests.unit.site.site_kit import plan_at_server, write_site
 
@@ -337,17 +336,6 @@ def test_weights_have_the_digest_that_the_site_approved(text: str, tmp_path: Pat
     contract = read_contract(other, write_site(folder, files=files))
     with own_names({}), pytest.raises(ConfigError, match="name different files"):
         contract.plan()
-
-
-def test_approval_is_of_one_text_and_only_the_owner_writes_it(
-    text: str, site: SiteSettings, tmp_path: Path
-) -> None:
-    contract, other = read_contract(text, site), read_contract(text + "\n", site)
-    assert not approved(contract, tmp_path / "site")
-    path = approve(contract, tmp_path / "site")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert approved(contract, tmp_path / "site")
-    assert not approved(other, tmp_path / "site")
 
 
 def test_a_terminal_sees_no_character_that_it_would_obey(text: str, site: SiteSettings) -> None:

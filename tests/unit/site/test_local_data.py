@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -166,11 +165,6 @@ def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     text = contract_of(settings).text
     proposal = Proposal.read(text, settings, "ward", tmp_path, RUN, ExperimentTerms())
-    assert not proposal.approved()
-    (tmp_path / "approved").mkdir(mode=0o700)
-    (tmp_path / "approved" / f"{proposal.digest}.toml").write_text(text)
-    os.chmod(tmp_path / "approved" / f"{proposal.digest}.toml", 0o600)
-    assert proposal.approved()
     roster = Roster.of([proposal.census()])
     assert proposal.digest == roster.contract
     sizes = {"examples": roster.examples, "held_out": roster.held_out, "images": 16}

@@ -1,0 +1,196 @@
+"""`fedlens site review` and `decide`: read an experiment, and decide on it at the site or on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.display.output import reported, say
+from fedlens.cli.options import Debug, Json
+from fedlens.cli.passphrases import PassphraseFile, key_passphrase, new_passphrase
+
+if TYPE_CHECKING:
+    from fedlens.site.review import Review
+
+SiteFolder = Annotated[
+    Path,
+    typer.Option(
+        "--folder", metavar="DIR", help="The folder of the site: keys, site.toml, and what it has approved."
+    ),
+]
+Approve = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIGEST", help="Approve the experiment with this digest, or its first 12 digits or more."
+    ),
+]
+Reject = Annotated[str | None, typer.Option(metavar="REASON", help="Reject it, with a reason.")]
+SITE_FOLDER = Path("fedlens-site")
+
+
+def review(
+    approve: Approve = None,
+    reject: Reject = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it for 'fedlens site decide' elsewhere.")
+    ] = None,
+    decision: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Keep a decision made elsewhere.")
+    ] = None,
+    folder: SiteFolder = SITE_FOLDER,
+    passphrase_file: PassphraseFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the experiment that the server proposes, as text; nothing that it names is opened or imported.
+
+    The site computes it only after --approve with its digest. Another setting, run, site or end date needs another
+    approval.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.base.errors import ConfigError
+        from fedlens.base.shell_command import shell_command
+        from fedlens.identity.private_files import write_private
+        from fedlens.identity.site_keys import SiteKeys
+        from fedlens.site.proposed_experiment import proposed_experiment
+
+        keys = SiteKeys(joined_folder(folder))
+        passphrase = key_passphrase(keys.folder / "identity.pem", passphrase_file)
+        proposed = proposed_experiment(folder, passphrase)
+        _check_choice(approve, reject, export, decision)
+        if proposed is None and (approve or reject or export or decision):
+            raise ConfigError(
+                "the server has no experiment for this site now", hint="wait until it proposes one"
+            )
+        done = ""
+        if proposed is not None and (approve is not None or reject is not None):
+            _check_digest(approve, proposed)
+            identity = SiteKeys(keys.folder, passphrase).identity()
+            proposed.keep(proposed.decide(identity, reject))
+            done = f"{'approved' if approve else 'rejected'}: {proposed.contract.digest}"
+        elif proposed is not None and decision is not None:
+            kept = proposed.imported(decision)
+            done = f"imported: {'approved' if kept.approves else 'rejected'}: {proposed.contract.digest}"
+        elif proposed is not None and export is not None:
+            write_private(export, proposed.export())
+            done = f"written: {export}; decide on it with: {shell_command('site', 'decide', export)}"
+        missing = None if proposed is None else proposed.missing()
+        if as_json:
+            shown = None if proposed is None else proposed.to_plain()
+            output.json(
+                {"experiment": shown, "approved": shown is not None and not missing, "missing": missing}
+            )
+        elif proposed is None:
+            say("the server has no experiment for this site now")
+        elif done:
+            say(done, missing or "'fedlens site start' computes it")
+        else:
+            own = None if folder == SITE_FOLDER else folder
+            command = shell_command("site", "review", approve=proposed.contract.digest[:12], folder=own)
+            say(*proposed.lines(), "")
+            say(f"{missing}\nto approve it: {command}" if missing else "this site has approved it")
+
+
+def decide(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="What --export of 'fedlens site review' wrote.")
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="KEY", help="The file of your private key, which stays on this machine."),
+    ] = None,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Make the key, and print the line for [reviewers] of site.toml.")
+    ] = False,
+    approve: Approve = None,
+    reject: Reject = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the signed decision.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Decide on an experiment of a site on your own machine, with your own key; needs no network.
+
+    The site takes the decision with --import of 'fedlens site review' if your key is in [reviewers] of its site.toml.
+    """
+    with reported(debug, as_json) as output:
+        import base64
+
+        from fedlens.base.errors import ConfigError
+        from fedlens.base.shell_command import shell_command
+        from fedlens.files.atomic_files import write_durably
+        from fedlens.identity.keys import KeyPair
+        from fedlens.identity.private_files import write_private
+        from fedlens.site.review import Review
+
+        if new_key:
+            if key is None or key.exists() or experiment is not None:
+                raise ConfigError(
+                    "--new-key makes a key in a new file", hint="name it with --key, and nothing else"
+                )
+            made = KeyPair.make()
+            write_private(key, made.pem(new_passphrase(key, False, passphrase_file)))
+            line = f'{key.stem} = "{base64.b64encode(made.public).decode()}"'
+            output.json({"reviewer": line}) if as_json else say(f"for [reviewers] of site.toml: {line}")
+            return
+        if experiment is None:
+            raise ConfigError(
+                "no experiment is given", hint="name what --export of 'fedlens site review' wrote"
+            )
+        proposed = Review.read(experiment)
+        _check_choice(approve, reject)
+        if approve is None and reject is None:
+            again = shell_command(
+                "site",
+                "decide",
+                experiment,
+                approve=proposed.contract.digest[:12],
+                key=key or "KEY.pem",
+                out="decision.json",
+            )
+            output.json(proposed.to_plain()) if as_json else say(
+                *proposed.lines(), "", f"to approve it: {again}"
+            )
+            return
+        if key is None or out is None:
+            raise ConfigError(
+                "a decision needs a key and a file", hint="give --key KEY.pem and --out DECISION"
+            )
+        _check_digest(approve, proposed)
+        own = KeyPair.read(key, key_passphrase(key, passphrase_file))
+        write_durably(out, proposed.decide(own, reject).to_bytes())
+        taken: dict[str, Any] = {"import": out.name}
+        say(f"written: {out}; at the site: {shell_command('site', 'review', **taken)}")
+
+
+def _check_choice(*given: object) -> None:
+    """Raises `ConfigError` for two options of which a command takes one."""
+    from fedlens.base.errors import ConfigError
+
+    if sum(each is not None for each in given) > 1:
+        raise ConfigError("--approve, --reject, --export and --import exclude one another", hint="give one")
+
+
+def _check_digest(approve: str | None, proposed: Review) -> None:
+    """Raises `ConfigError` if another experiment is proposed than the one that was read."""
+    from fedlens.base.errors import ConfigError
+
+    if approve is not None and (
+        len(approve) < 12 or not proposed.contract.digest.startswith(approve.lower())
+    ):
+        what = f"the server does not propose an experiment {approve}"
+        raise ConfigError(what, hint="read what it proposes with 'fedlens site review'")
+
+
+def joined_folder(folder: Path) -> Path:
+    """The folder of the keys in that of a site. Raises `IdentityError` before the site has joined."""
+    from fedlens.base.errors import IdentityError
+
+    if not (folder / "keys").is_dir():
+        hint = "run 'fedlens site join' first, or name the folder with --folder"
+        raise IdentityError(f"{folder} is not the folder of a site", hint=hint)
+    return folder / "keys"

@@ -1,0 +1,275 @@
+"""Signed decisions on experiments: who has approved which settings, for which run, until when and with which sites.
+
+`approved/DIGEST/` in the folder of a site has one file for each reviewer: his last decision. It holds for exactly what
+it names; a peer that has left changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedlens.base.errors import ConfigError, IdentityError
+from fedlens.base.format import many
+from fedlens.base.parse_text import parse_json
+from fedlens.base.printable import printable
+from fedlens.core.wire.terms import MOST_PEERS, ExperimentTerms, is_day, is_digest
+from fedlens.files.atomic_files import refuse_link
+from fedlens.identity.keys import KeyPair, fingerprint_of
+from fedlens.identity.private_files import private_folder, read_private, write_private
+from fedlens.identity.signing import sign, verify
+from fedlens.identity.site_keys import SiteKeys
+from fedlens.site.contract import Contract
+from fedlens.site.settings import SiteSettings
+
+_PURPOSE = "decision"
+LONGEST_REASON = 500
+
+
+@dataclass(frozen=True)
+class Matter:
+    """What is decided: an experiment, as one run of one federation, at one site.
+
+    Attributes:
+        root: SHA-256 of the federation's root certificate, in hexadecimal.
+        site: the site whose data are computed with.
+        run: the run of the server.
+        experiment: SHA-256 of the settings, in hexadecimal.
+        rounds: how many rounds it has.
+        until, agreement: those of the terms.
+        peers: SHA-256 of the identity key of each site that takes part, by name.
+    """
+
+    root: str
+    site: str
+    run: str
+    experiment: str
+    rounds: int
+    until: str | None
+    agreement: str | None
+    peers: Mapping[str, str]
+
+    def lapsed(self, now: Matter) -> str | None:
+        """What has changed since this was approved, as a sentence; None if the approval still holds."""
+        if (foreign := self.foreign(now)) is not None:
+            return foreign
+        new = [name for name in now.peers if name not in self.peers]
+        other = [name for name in now.peers if self.peers.get(name, now.peers[name]) != now.peers[name]]
+        if new or other:
+            named = [f"{name} is new" for name in new] + [f"{name} has another key" for name in other]
+            more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+            return f"the sites have changed since the approval: {', '.join(named[:3])}{more}"
+        for name, thing in (("until", "the end date"), ("agreement", "the data use agreement")):
+            before, after = vars(self)[name], vars(now)[name]
+            if before != after:
+                return f"{thing} has changed since the approval, from {before or 'none'} to {after or 'none'}"
+        if self.run != now.run:
+            return "the experiment is served as another run than the one that was approved"
+        return None
+
+    def foreign(self, now: Matter) -> str | None:
+        """Why a decision on this has nothing to do with what is proposed now; None if it has."""
+        if (self.root, self.site) != (now.root, now.site):
+            return "the decision is for another site or another federation"
+        if (self.experiment, self.rounds) != (now.experiment, now.rounds):
+            return "the decision is on another experiment"
+        return None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision of one reviewer.
+
+    Attributes:
+        matter: what is decided.
+        approves: True for an approval, False for a rejection.
+        reason: of a rejection.
+        reviewer: the public key (DER) of the reviewer.
+        time: when it was made, in seconds since 1970.
+        signature: by the reviewer's key, over all of it.
+    """
+
+    matter: Matter
+    approves: bool
+    reason: str
+    reviewer: bytes
+    time: int
+    signature: bytes
+
+    @classmethod
+    def make(cls, key: KeyPair, matter: Matter, reason: str | None, time: float) -> Decision:
+        """A signed decision: a rejection if there is a reason, else an approval."""
+        approves, why = reason is None, printable(reason or "", line_feeds=False)[:LONGEST_REASON]
+        bare = cls(matter, approves, why, key.public, int(time), b"")
+        return cls(matter, approves, why, key.public, int(time), sign(key, _PURPOSE, [bare._text()]))
+
+    def to_bytes(self) -> bytes:
+        """The file of the decision."""
+        return json.dumps({**self._plain(), "signature": self.signature.hex()}, indent=1).encode() + b"\n"
+
+    @classmethod
+    def read(cls, content: bytes) -> Decision:
+        """The decision in a file. Raises `IdentityError` if it is damaged or was changed after it was signed."""
+        match _parsed(content):
+            case {
+                "matter": matter, "approves": bool(approves), "reason": str(reason), "reviewer": str(reviewer),
+                "time": int(time), "signature": str(signature),
+            } if len(reason) <= LONGEST_REASON and reason == printable(reason, line_feeds=False):  # fmt: skip
+                try:
+                    key, signed = base64.b64decode(reviewer, validate=True), bytes.fromhex(signature)
+                except ValueError:
+                    raise _damaged() from None
+                decision = cls(matter_of(matter), approves, reason, key, time, signed)
+                verify(key, _PURPOSE, [decision._text()], signed)
+                return decision
+        raise _damaged()
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            "matter": asdict(self.matter),
+            "approves": self.approves,
+            "reason": self.reason,
+            "reviewer": base64.b64encode(self.reviewer).decode(),
+            "time": self.time,
+        }
+
+    def _text(self) -> str:
+        return json.dumps(self._plain(), sort_keys=True, separators=(",", ":"))
+
+
+def matter_of(value: Any) -> Matter:
+    """What `asdict` made of a matter. Raises `IdentityError` for anything else."""
+    match value:
+        case {
+            "root": root, "site": str(site), "run": str(run), "experiment": experiment, "rounds": int(rounds),
+            "until": until, "agreement": agreement, "peers": dict(peers),
+        } if (
+            len(value) == 8 and is_digest(root) and is_digest(experiment)
+            and (until is None or is_day(until)) and (agreement is None or is_digest(agreement))
+            and len(peers) <= MOST_PEERS and all(map(is_digest, peers.values()))
+        ):  # fmt: skip
+            return Matter(root, site, run, experiment, rounds, until, agreement, peers)
+    raise _damaged()
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return parse_json(content)
+    except ValueError:
+        raise _damaged() from None
+
+
+def _damaged() -> IdentityError:
+    return IdentityError("it is no decision on an experiment, or it is damaged")
+
+
+@dataclass(frozen=True)
+class Approvals:
+    """The decisions that a site keeps.
+
+    Attributes:
+        folder: that of the site.
+        settings: `site.toml`: how many reviewers have to approve, and the keys of those on other machines.
+        root: the root certificate of the federation, in DER.
+        site: the name of the site.
+        identity: the public key (DER) of the site: who holds the site's keys is a reviewer.
+    """
+
+    folder: Path
+    settings: SiteSettings
+    root: bytes
+    site: str
+    identity: bytes
+
+    @classmethod
+    def of(cls, folder: Path, settings: SiteSettings) -> Approvals:
+        """Those in the folder of a site that has joined."""
+        keys = SiteKeys(folder / "keys")
+        return cls(folder, settings, keys.root, keys.name, keys.certificate().identity)
+
+    def matter(self, contract: Contract, terms: ExperimentTerms, run: str) -> Matter:
+        """What is decided about a proposed experiment."""
+        rounds, root = contract.settings.get("rounds"), hashlib.sha256(self.root).hexdigest()
+        return Matter(
+            root, self.site, run, contract.digest, rounds if type(rounds) is int else 0,
+            terms.until, terms.agreement, terms.fingerprints,
+        )  # fmt: skip
+
+    def put(self, decision: Decision, contract: Contract) -> Path:
+        """Keeps a decision, in place of an earlier one of the same reviewer. Returns the path of its file.
+
+        Raises `ConfigError` if the key is not that of a reviewer, or a later decision of it is kept.
+        """
+        name = self._reviewer(decision)
+        for kept in self._kept(decision.matter.experiment):
+            if kept.reviewer == decision.reviewer and kept.time > decision.time:
+                raise ConfigError(f"a later decision of {name} is here", hint="let the reviewer decide again")
+        note = private_folder(self.folder / "approved") / f"{contract.digest}.toml"
+        path = private_folder(note.with_suffix("")) / f"{fingerprint_of(decision.reviewer).hex()[:16]}.json"
+        write_private(path, decision.to_bytes())
+        if decision.approves:
+            write_private(note, contract.text.encode())
+        else:
+            note.unlink(missing_ok=True)
+        return path
+
+    def missing(self, matter: Matter, now: float) -> str | None:
+        """Why the experiment may not be computed, as a sentence; None if it is approved.
+
+        Args:
+            matter: what the server proposes now.
+            now: seconds since 1970.
+        """
+        short, lapsed, known = matter.experiment[:12], "", dict[bytes, str]()
+        again = "look again: fedlens site review"
+        if ExperimentTerms(matter.until).ended(now):
+            return f"the last day of the experiment {short}, {matter.until} (UTC), is over"
+        try:
+            for decision in self._kept(matter.experiment):
+                name = self._reviewer(decision)
+                if not decision.approves:
+                    return f"the experiment {short} was rejected by {name}: {decision.reason}"
+                if (change := decision.matter.lapsed(matter)) is None:
+                    known[decision.reviewer] = name
+                lapsed = change or lapsed
+        except (ConfigError, IdentityError) as error:
+            return f"the decisions on the experiment {short} do not count: {error}"
+        if len(known) >= (needed := self.settings.allow.reviewers):
+            return None
+        if lapsed:
+            return f"{lapsed}; {again}"
+        if not known:
+            return f"the experiment {short} waits for: fedlens site review"
+        have = f"{many(len(known), 'reviewer has', 'reviewers have')} approved the experiment {short}"
+        return f"{have} ({', '.join(known.values())}), and {needed} have to: fedlens site review"
+
+    def _kept(self, experiment: str) -> list[Decision]:
+        """The decisions on an experiment. Raises `IdentityError` for a file that is damaged or was changed."""
+        found = []
+        refuse_link(self.folder / "approved")
+        for path in sorted((self.folder / "approved" / experiment).glob("*.json")):
+            try:
+                found.append(Decision.read(read_private(path)))
+            except IdentityError as error:
+                hint = "delete the file, and decide again"
+                raise IdentityError(f"{path.name}: {error.what}", where=str(path), hint=hint) from None
+        return found
+
+    def _reviewer(self, decision: Decision) -> str:
+        """The name of who decided. Raises `ConfigError` if no reviewer of this site has the key."""
+        if decision.reviewer == self.identity:
+            return self.site
+        names = [name for name, key in self.settings.reviewers.items() if key == decision.reviewer]
+        if not names:
+            short = fingerprint_of(decision.reviewer).hex()[:16]
+            raise ConfigError(
+                f"the key {short} of a decision is none of [reviewers]",
+                where=str(self.settings.path),
+                hint="add the key of the reviewer there, or delete the decision",
+            )
+        return names[0]

@@ -1,0 +1,154 @@
+"""What a person sees of an experiment before deciding on it, at the site or on another machine."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import Any
+
+from fedlens.base.errors import ConfigError, FedlensError, IdentityError
+from fedlens.base.parse_text import parse_json
+from fedlens.base.printable import printable
+from fedlens.base.shell_command import quoted_command
+from fedlens.core.wire.terms import ExperimentTerms
+from fedlens.files.regular_file import open_regular
+from fedlens.identity.authority import check_name, read_root
+from fedlens.identity.fingerprint import fingerprint_words
+from fedlens.identity.keys import KeyPair
+from fedlens.site.approvals import Approvals, Decision, Matter
+from fedlens.site.contract import Contract, read_contract
+from fedlens.site.settings import SiteSettings
+
+_LARGEST = 2**22
+
+
+@dataclass(frozen=True)
+class Review:
+    """A proposed experiment, as text. Nothing that it names is opened or imported.
+
+    Attributes:
+        contract: its settings.
+        terms: what the server says of it besides.
+        run: the run that the server proposes it for.
+        approvals: the decisions of the site; on another machine it has no folder of decisions.
+    """
+
+    contract: Contract
+    terms: ExperimentTerms
+    run: str
+    approvals: Approvals
+
+    @property
+    def matter(self) -> Matter:
+        """What is decided."""
+        return self.approvals.matter(self.contract, self.terms, self.run)
+
+    def missing(self) -> str | None:
+        """Why the site does not compute it now; None if it is approved."""
+        return self.approvals.missing(self.matter, time())
+
+    def to_plain(self) -> dict[str, Any]:
+        """What a program reads: settings, terms, peers with their words."""
+        matter, terms = self.matter, self.terms
+        words = {
+            name: fingerprint_words(self.approvals.root, bytes.fromhex(key))
+            for name, key in matter.peers.items()
+        }
+        return {
+            "digest": matter.experiment,
+            "site": matter.site,
+            "run": matter.run,
+            "rounds": matter.rounds,
+            "until": terms.until,
+            "agreement": terms.agreement,
+            "peers": words,
+            "settings": dict(self.contract.settings),
+        }
+
+    def lines(self) -> list[str]:
+        """The same for a person, without characters that a terminal would obey."""
+        plain = self.to_plain()
+        peers = [f"    {name:16} {words}" for name, words in plain["peers"].items()]
+        return [
+            *self.contract.lines(),
+            "",
+            f"site: {plain['site']}",
+            f"run: {printable(plain['run'], line_feeds=False)}, {plain['rounds']} rounds",
+            f"last day: {plain['until'] or 'none'}",
+            f"data use agreement, SHA-256: {plain['agreement'] or 'none'}",
+            f"sites that take part ({len(peers)}), each with its eight words:",
+            *peers,
+            f"digest: {plain['digest']}",
+        ]
+
+    def export(self) -> bytes:
+        """The file that `read` reads on another machine."""
+        site = self.contract.site
+        content = {
+            "site": self.approvals.site,
+            "root": base64.b64encode(self.approvals.root).decode(),
+            "run": self.run,
+            "settings": self.contract.text,
+            "terms": self.terms.to_plain(),
+            "allow": site.allow.model_dump(exclude_defaults=True),
+            "files": dict(site.files),
+        }
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Review:
+        """The experiment in a file of `export`. Raises `ConfigError` if it is none."""
+        try:
+            with open_regular(path) as file:
+                content = file.read(_LARGEST + 1)
+            match parse_json(content) if len(content) <= _LARGEST else None:
+                case {
+                    "site": str(site), "root": str(root), "run": str(run), "settings": str(text),
+                    "terms": terms, "allow": dict(allow), "files": dict(files),
+                }:  # fmt: skip
+                    check_name(site)
+                    certificate = base64.b64decode(root, validate=True)
+                    read_root(certificate)
+                    settings = SiteSettings.of(
+                        {"data": {"dataset": "folder"}, "allow": allow, "files": files}, path
+                    )
+                    approvals = Approvals(path.parent, settings, certificate, site, b"")
+                    told = ExperimentTerms.from_plain(terms)
+                    return cls(read_contract(text, settings), told, run, approvals)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
+        except (FedlensError, ValueError) as error:
+            what, hint = f"{path} is no experiment that can be decided on", "export it again"
+            raise ConfigError(what, where=printable(str(error))[:300], hint=hint) from None
+        raise ConfigError(
+            f"{path} is no exported experiment",
+            hint=f"make it with {quoted_command('site', 'review', export='FILE')}",
+        )
+
+    def keep(self, decision: Decision) -> None:
+        """Keeps a decision at the site. Raises `ConfigError` for one of another experiment or of a stranger."""
+        fits = decision.matter.lapsed if decision.approves else decision.matter.foreign
+        if (other := fits(self.matter)) is not None:
+            raise ConfigError(
+                f"the decision is not on what the server proposes now: {other}", hint="decide again"
+            )
+        self.approvals.put(decision, self.contract)
+
+    def imported(self, path: Path) -> Decision:
+        """Keeps the decision in a file; see `keep`."""
+        try:
+            with open_regular(path) as file:
+                decision = Decision.read(file.read(_LARGEST))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
+        except IdentityError as error:
+            raise IdentityError(error.what, where=str(path), hint="let the reviewer decide again") from None
+        self.keep(decision)
+        return decision
+
+    def decide(self, key: KeyPair, reason: str | None) -> Decision:
+        """A signed decision on it: a rejection if there is a reason, else an approval."""
+        return Decision.make(key, self.matter, reason, time())

@@ -1,0 +1,247 @@
+"""Which decisions let a site compute an experiment: exactly what was approved, by those who may approve."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedlens.base.errors import ConfigError, FedlensError, IdentityError
+from fedlens.core.wire.terms import ExperimentTerms
+from fedlens.identity.keys import KeyPair
+from fedlens.identity.site_keys import SiteKeys
+from fedlens.site.approvals import Approvals, Decision
+from fedlens.site.contract import read_contract, site_part
+from fedlens.site.review import Review
+from tests.unit.identity.federation_kit import NOW, federation_in, joined
+from tests.unit.site.site_kit import plan_at_server, write_site
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "model": "mlp",
+    "local": {"lr": 0.1, "steps": 2},
+    "data": {"dataset": {"name": "sites", "classes": ["no", "yes"], "input_shape": [1, 8, 8]}},
+}
+OTHER, LATER, OFFICER = KeyPair.make(), KeyPair.make(), KeyPair.make()
+
+
+@dataclass
+class Site:
+    """A site that reviews an experiment with one other site."""
+
+    folder: Path
+    keys: SiteKeys
+    review: Review
+
+    def decide(self, key: KeyPair | None = None, reason: str | None = None, after: float = 0.0) -> Path:
+        """A decision, by the site itself if no key is given."""
+        key = key or self.keys.identity()
+        decision = Decision.make(key, self.review.matter, reason, NOW + after)
+        return self.review.approvals.put(decision, self.review.contract)
+
+    def missing(self, now: float = NOW, **changes: Any) -> str:
+        """Why a proposal with these changes is not computed; empty if it is."""
+        changed = replace(self.review, **changes)
+        return changed.approvals.missing(changed.matter, now) or ""
+
+    def terms(self, **changes: Any) -> ExperimentTerms:
+        return replace(self.review.terms, **changes)
+
+    def ask_for(self, reviewers: int, **keys: KeyPair) -> None:
+        """Lets so many reviewers decide."""
+        settings = replace(
+            write_site(self.folder, allow={"reviewers": reviewers}),
+            reviewers={name: key.public for name, key in keys.items()},
+        )
+        self.review = replace(self.review, approvals=replace(self.review.approvals, settings=settings))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """A site and a proposal to it that has an end date and an agreement."""
+    keys = joined(
+        federation_in(tmp_path), "keys", tmp_path
+    )  # the folder of the keys has this name at every site
+    settings = write_site(tmp_path)
+    terms = ExperimentTerms("2099-01-31", "0a" * 32, {"keys": keys.identity().public, "ward-b": OTHER.public})
+    contract = read_contract(site_part(plan_at_server(SETTINGS).config), settings)
+    return Site(tmp_path, keys, Review(contract, terms, "run-1", Approvals.of(tmp_path, settings)))
+
+
+def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> None:
+    assert "waits for: fedlens site review" in site.missing()
+    path = site.decide()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert not site.missing()
+    assert not site.missing(4073587200 - 1)  # 2099-02-01, UTC
+    assert "2099-01-31 (UTC), is over" in site.missing(4073587200)
+    later = {**site.review.terms.peers, "ward-d": LATER.public}
+    other = {**site.review.terms.peers, "ward-b": LATER.public}
+    fewer = {"ward-b": OTHER.public}
+    assert not site.missing(terms=site.terms(peers=fewer))  # one that leaves changes nothing
+    for changes, said in (
+        ({"terms": site.terms(peers=later)}, "the sites have changed since the approval: ward-d is new; look again"),
+        ({"terms": site.terms(peers=other)}, "ward-b has another key"),
+        ({"terms": site.terms(until="2099-02-01")}, "the end date has changed since the approval, from 2099-01-31"),
+        ({"terms": site.terms(until=None)}, "the end date has changed"),
+        ({"terms": site.terms(agreement="0b" * 32)}, "the data use agreement has changed"),
+        ({"terms": site.terms(agreement=None)}, "the data use agreement has changed"),
+        ({"run": "run-2"}, "another run"),
+    ):  # fmt: skip
+        assert said in site.missing(**changes), said
+    for changed in ({"rounds": 3}, {"seed": 1}, {"local": {"lr": 0.2, "steps": 2}}):
+        text = site_part(plan_at_server({**SETTINGS, **changed}).config)
+        other_contract = read_contract(text, site.review.contract.site)
+        assert "waits for" in site.missing(contract=other_contract)
+    # The file of an approval in the folder of another experiment counts for nothing there.
+    shutil.copytree(path.parent, path.parent.with_name(other_contract.digest))
+    assert "the decision is on another experiment" in site.missing(contract=other_contract)
+
+
+def test_a_new_approval_takes_the_place_of_one_that_lapsed(site: Site) -> None:
+    site.decide()
+    later = site.terms(peers={**site.review.terms.peers, "ward-d": LATER.public})
+    site.review = replace(site.review, terms=later)
+    assert "ward-d is new" in site.missing()
+    site.decide()
+    assert not site.missing()
+
+
+def test_two_reviewers_are_two_keys(site: Site) -> None:
+    site.ask_for(2, officer=OFFICER, again=OFFICER)
+    path = site.decide()
+    site.decide(after=1)
+    shutil.copy(path, path.with_name("copy.json"))
+    assert "1 reviewer has approved the experiment" in site.missing()
+    path.with_name("copy.json").unlink()
+    site.decide(OFFICER)
+    assert not site.missing()
+    site.ask_for(3, officer=OFFICER)
+    assert "2 reviewers have approved" in site.missing()
+
+
+def test_the_key_of_a_stranger_decides_nothing(site: Site) -> None:
+    with pytest.raises(ConfigError, match="none of \\[reviewers\\]"):
+        site.decide(OFFICER)
+    site.ask_for(1, officer=OFFICER)
+    site.decide(OFFICER)
+    assert not site.missing()
+    site.ask_for(1)  # the officer has left
+    assert "do not count: the key" in site.missing()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda content: content.replace(b'"rounds": 2', b'"rounds": 9'),
+        lambda content: content.replace(b"2099-01-31", b"2098-01-31"),
+        lambda content: content.replace(b'"approves": true', b'"approves": false'),
+        lambda content: content.replace(b'"time": ', b'"time": 1'),
+        lambda content: content[:-20],
+        lambda content: b"\xff" * 90,
+        lambda content: b"[" * 10_000,
+        lambda content: json.dumps({**json.loads(content), "reviewer": base64.b64encode(OTHER.public).decode()}),
+    ],
+)  # fmt: skip
+def test_a_file_that_was_edited_or_signed_by_another_key_counts_for_nothing(
+    site: Site, edit: Callable[[bytes], Any]
+) -> None:
+    path = site.decide()
+    edited = edit(path.read_bytes())
+    path.write_bytes(edited if isinstance(edited, bytes) else edited.encode())
+    said = site.missing()
+    assert said.startswith(
+        f"the decisions on the experiment {site.review.contract.digest[:12]} do not count: "
+    )
+    assert path.name in said
+    assert "delete the file, and decide again" in said
+
+
+def test_a_file_that_others_can_write_or_a_link_counts_for_nothing(site: Site) -> None:
+    path = site.decide()
+    path.chmod(0o644)
+    assert "open to other users" in site.missing()
+    path.chmod(0o600)
+    os.rename(path.parent.parent, site.folder / "elsewhere")
+    path.parent.parent.symlink_to(site.folder / "elsewhere")
+    with pytest.raises(FedlensError, match="link"):
+        site.missing()
+
+
+def test_a_rejection_ends_an_approval_and_an_old_approval_does_not_come_back(site: Site) -> None:
+    site.ask_for(1, officer=OFFICER)
+    site.decide()
+    approved = site.decide(OFFICER).read_bytes()
+    site.decide(OFFICER, "the \x1b[31mconsent does not\ncover it", after=1)
+    assert site.missing().endswith(r"was rejected by officer: the \x1b[31mconsent does not\ncover it")
+    with pytest.raises(ConfigError, match="a later decision of officer"):
+        site.review.keep(Decision.read(approved))
+    site.decide(OFFICER, after=2)
+    assert not site.missing()
+
+
+def test_a_decision_for_something_else_is_not_kept(site: Site, tmp_path: Path) -> None:
+    site.ask_for(1, officer=OFFICER)
+    (tmp_path / "twin").mkdir()
+    matter = site.review.matter
+    for changes in ({"site": "ward-b"}, {"root": "0c" * 32}, {"experiment": "0c" * 32}, {"rounds": 9}):
+        for reason in (None, "no"):
+            with pytest.raises(ConfigError, match="not on what the server proposes now"):
+                site.review.keep(Decision.make(OFFICER, replace(matter, **changes), reason, NOW))
+    for changes in ({"run": "run-2"}, {"until": None}, {"peers": {}}):
+        with pytest.raises(ConfigError, match="not on what the server proposes now"):
+            site.review.keep(Decision.make(OFFICER, replace(matter, **changes), None, NOW))
+    assert not (site.folder / "approved").exists()
+
+
+def test_an_experiment_is_decided_on_another_machine(site: Site, tmp_path: Path) -> None:
+    site.ask_for(2, officer=OFFICER)
+    site.decide()
+    exported = tmp_path / "experiment.json"
+    exported.write_bytes(site.review.export())
+    there = Review.read(exported)
+    assert there.matter == site.review.matter
+    assert there.lines() == site.review.lines()
+    (tmp_path / "decision.json").write_bytes(there.decide(OFFICER, None).to_bytes())
+    assert site.review.imported(tmp_path / "decision.json").approves
+    assert not site.missing()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"site": "../ward\x1b[31m"},
+        {"root": "MTIz"},
+        {"terms": {"until": None, "agreement": None, "peers": dict.fromkeys(map(str, range(20_000)), "")}},
+        {"settings": "\x1b[31m" * 10_000},
+        {"settings": "x" * 2**23},
+        {"allow": {"max_rounds": "\x1b[31m"}},
+        {"files": {"../\x1b[31m": 7}},
+        {"more": None, "run": 7},
+    ],
+)
+def test_a_hostile_file_is_a_short_sentence(site: Site, tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "experiment.json"
+    path.write_text(json.dumps({**json.loads(site.review.export()), **changes}))
+    with pytest.raises(FedlensError) as caught:
+        Review.read(path)
+    assert len(str(caught.value)) < 700
+    assert str(caught.value).replace("\n", "").isprintable()
+
+
+def test_what_is_shown_has_no_character_that_a_terminal_obeys(site: Site) -> None:
+    review = replace(site.review, run="run\x1b[31m\n\u202e")
+    assert all(line.isprintable() for line in review.lines())
+    shown = "\n".join(review.lines())
+    for each in ("last day: 2099-01-31", "0a" * 32, "ward-b", review.contract.digest, "2 rounds"):
+        assert each in shown
+    assert len(review.to_plain()["peers"]["ward-b"].split()) == 8
+    with pytest.raises(IdentityError):
+        Decision.read(b"{}")
