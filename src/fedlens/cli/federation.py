@@ -24,6 +24,7 @@ from fedlens.cli.passphrases import (
 
 if TYPE_CHECKING:
     from fedlens.identity.federation_folder import FederationFolder, SiteRecord
+    from fedlens.server.withdraw import Withdrawal
 
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="The folder of the federation.")]
 SiteName = Annotated[str, typer.Argument(metavar="SITE", help="The name of the site.")]
@@ -262,6 +263,57 @@ def revoke(
         say(f"{site} is revoked; a new key joins with: {again}")
 
 
+def withdraw(
+    folder: Folder,
+    site: SiteName,
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Look here too, for run directories that were moved or copied."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Revoke a site, delete what the server has of it, and name the rounds and models that it is in.
+
+    Recordings of its rounds, checkpoints from its first round on, states and journals go, in the runs that the
+    federation has served. A model cannot forget: see 'fedlens serve --without'.
+    """
+    with reported(debug):
+        from fedlens.base.errors import RunDirectoryError
+        from fedlens.base.shell_command import shell_command
+        from fedlens.server.withdraw import has_site, served_runs, withdraw
+
+        federation = _open(folder)
+        federation.revoke(site)
+        say(f"{site} is revoked")
+        found, moved = served_runs(federation.folder, federation.root, runs or ())
+        busy = None
+        for run in (each for each in found if has_site(each, site)):
+            try:
+                say(*_withdrawn(withdraw(run, site)))
+            except RunDirectoryError as error:
+                busy = error
+        for path in moved:
+            complain("warning", f"{path} is not there any more: name the folder of each copy with --runs")
+        if busy is not None:
+            raise busy
+        again = shell_command("serve", "FILE", federation=folder, without=site)
+        say(f"Its name and its numbers stay in rosters and logs. A model without it: {again}")
+
+
+def _withdrawn(done: Withdrawal) -> list[str]:
+    """What was deleted in a run, and what the site is in, as lines."""
+    if done.rounds is None:
+        rounds = "in rounds that no log names, so in any"
+    else:
+        rounds = f"in rounds {done.spans}" if done.rounds else "in no round"
+    models = f"; models: {', '.join(done.models)}" if done.models else ""
+    moments = "; its images are in the mean and deviation of the run" if done.moments else ""
+    return [
+        f"{done.run}: {rounds}{models}{moments}",
+        f"    deleted: {done.files} files, {done.bytes:,} bytes",
+    ]
+
+
 def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> None:
     """List the sites, invitations and alarms of a federation, and what to do soon."""
     with reported(debug, as_json) as output:
@@ -401,6 +453,7 @@ federation.command("invite")(invite)
 federation.command("accept")(accept)
 federation.command("list")(list_sites)
 federation.command("revoke")(revoke)
+federation.command("withdraw")(withdraw)
 federation.command("rotate")(rotate)
 federation.command("retention")(retention)
 federation.command("dossier")(dossier)

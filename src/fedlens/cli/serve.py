@@ -42,6 +42,13 @@ LogToStderr = Annotated[
         help="Write the log to standard error, not to serve.log.jsonl in the run directory.",
     ),
 ]
+Without = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SITES",
+        help="Begin again without these sites (ward-a,ward-b), from the last checkpoint before their first answer.",
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -62,6 +69,7 @@ def serve(
     bind: Bind = None,
     sites: Enough = None,
     out: Out = None,
+    without: Without = None,
     passphrase_file: PassphraseFile = None,
     log_to_stderr: LogToStderr = False,
     data_dir: DataDir = None,
@@ -97,6 +105,7 @@ def serve(
             sites,
             log_to_stderr,
             report,
+            without.split(",") if without else (),
         )
         return serve(served, progress)
 
@@ -104,6 +113,13 @@ def serve(
         from fedlens.cli.display.serve_display import ServeDisplay
 
         again = shell_command(
-            "serve", experiment, changes=changes or (), federation=federation, bind=bind, sites=sites, out=out
+            "serve",
+            experiment,
+            changes=changes or (),
+            federation=federation,
+            bind=bind,
+            sites=sites,
+            out=out,
+            without=without,
         )
         train(start, quiet=quiet, output=output, strict=strict, again=again, shown=ServeDisplay)

@@ -74,6 +74,7 @@ class CensusLink(Link):
         answers: the log of asks and what became of them, on the disk.
         clock: gives the seconds that waits are compared with.
         pixels: those of a channel of one image, if sites sum them.
+        without: names of sites that are neither told nor asked.
 
     Attributes:
         post: seals messages of this start.
@@ -94,6 +95,7 @@ class CensusLink(Link):
         answers: ChainedLog | None = None,
         clock: Callable[[], float] = monotonic,
         pixels: int | None = None,
+        without: Collection[str] = (),
     ) -> None:
         self._link, self._registry, self._record, self._log = link, registry, record, log
         self._channels, self._pixels, self.roster, self._clock = channels, pixels, roster, clock
@@ -104,6 +106,7 @@ class CensusLink(Link):
         )
         self._asked: dict[bytes, LogHead | None] = {}  # what each open message says that was seen of a log
         self.round, self.largest, self.failures = 0, 0, Counter[tuple[str, str]]()
+        self._without = without
         self._sites: dict[str, _Site] = {}
         self._records: list[SiteRecord] = []
         self._read_at: int | None = None
@@ -261,7 +264,7 @@ class CensusLink(Link):
         changed = (self._registry.folder / "sites").stat().st_mtime_ns
         if changed == self._read_at:
             return
-        self._records = self._registry.sites()
+        self._records = [each for each in self._registry.sites() if each.name not in self._without]
         self._propose()
         # Within a tick of the file system's clock another change would have the same time.
         self._read_at = changed if time() - changed / 1e9 > 1 else None

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
 from typing import Any
 
+from fedlens.files.chained_log import ChainedLog
 from fedlens.files.lock import locked
 from fedlens.files.text_files import read_json
 from fedlens.identity.private_files import one_writer, write_private
 from fedlens.run.rundir import RunDir
-from fedlens.server.event_log import DAY, EventLog
+from fedlens.server.event_log import DAY
 
 DEFAULT_DAYS = 365
 _FILE = "keep.json"
@@ -79,24 +80,40 @@ def purged_on(run: RunDir) -> str | None:
     return None if day is None else str(day)
 
 
-def purge(run: RunDir, clock: Callable[[], float] = time) -> tuple[int, int]:
-    """Purges a run, with a line in the log of its server. Returns how many files were removed, and their bytes.
+@contextmanager
+def held(run: RunDir) -> Iterator[None]:
+    """Keeps servers and other commands out of a run. Raises `RunDirectoryError` while a process writes it."""
+    with ExitStack() as locks:
+        if run.serve_path.exists():
+            locks.enter_context(locked(run.path / "serve.lock", f"the run {run.path}"))
+        locks.enter_context(run.lock())
+        yield
 
-    Raises `RunDirectoryError` while a process writes the run.
+
+def remove(
+    run: RunDir, paths: Iterable[Path], kind: str, clock: Callable[[], float] = time, **facts: Any
+) -> tuple[int, int]:
+    """Removes files and folders of a run that is `held`, with a line in the log of its server.
+
+    The run is not resumed any more. Returns how many files were removed, and their bytes.
     """
-    with ExitStack() as held:
-        if run.serve_path.exists():
-            held.enter_context(locked(run.path / "serve.lock", f"the run {run.path}"))
-        held.enter_context(run.lock())
-        # First: a run whose checkpoints are half gone must not be resumed.
-        run.write_summary(
-            {**(run.read_summary() or {}), "purged": f"{datetime.fromtimestamp(clock(), UTC):%Y-%m-%d}"}
-        )
-        folders = (run.checkpoint_path, run.states_path, run.recordings_path, run.journal_path)
-        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-        size = sum(path.lstat().st_size for path in files)
-        for folder in filter(Path.exists, folders):
-            shutil.rmtree(folder)
-        if run.serve_path.exists():
-            EventLog(run.serve_log_path, clock).write("purged", files=len(files), bytes=size)
+    now = clock()
+    # First: a run whose checkpoints are half gone must not be resumed.
+    day = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
+    run.write_summary({**(run.read_summary() or {}), "purged": day})
+    present = [path for path in paths if path.exists()]
+    files = [file for path in present for file in (path, *path.rglob("*")) if file.is_file()]
+    size = sum(file.lstat().st_size for file in files)
+    for path in present:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if run.serve_path.exists():
+        with closing(ChainedLog(run.answers_path)) as log:
+            log.append({"kind": kind, "time": int(now), "files": len(files), "bytes": size, **facts})
     return len(files), size
+
+
+def purge(run: RunDir, clock: Callable[[], float] = time) -> tuple[int, int]:
+    """Purges a run; see `remove`. Raises `RunDirectoryError` while a process writes it."""
+    with held(run):
+        folders = (run.checkpoint_path, run.states_path, run.recordings_path, run.journal_path)
+        return remove(run, folders, "purged", clock)

@@ -27,7 +27,8 @@ from fedlens.run.rundir import RunDir
 from fedlens.server.event_log import EventLog
 from fedlens.server.progress import ServeProgress
 from fedlens.server.retention import ServedRuns, purge
-from fedlens.server.serve_record import ServeRecord, is_begun, run_to_serve
+from fedlens.server.serve_record import ServeRecord, digest_of, is_begun, run_to_serve
+from fedlens.server.without import begin_without
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.plan import Plan, plan
@@ -62,6 +63,7 @@ class Served:
         data_dir, download: for a dataset at the server.
         sites: freeze the roster once so many sites have answered.
         log_to_stderr: write the log to standard error in place of the run directory.
+        without: the sites that have left, which are neither told nor asked.
     """
 
     experiment: str
@@ -75,6 +77,7 @@ class Served:
     sites: int | None = None
     log_to_stderr: bool = False
     report: bool = True
+    without: Sequence[str] = ()
 
 
 def serve(served: Served, progress: ServeProgress) -> Result:
@@ -105,7 +108,12 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             where=str(registry.folder),
             hint=f"run: {shell_command('federation', 'invite', registry.folder, 'NAME')}",
         )
-    new = ServeRecord.new(source.values, registry.root, site_part(config))
+    without = sorted(registry.site(name).name for name in served.without)
+    settings = {
+        **source.values,
+        **({"without": without} if without else {}),
+    }  # another run than one with them
+    new = ServeRecord.new(settings, registry.root, site_part(config))
     with ExitStack() as stack:
         allow_connections()
         sockets = listening_sockets(served.bind, registry.port)
@@ -114,6 +122,9 @@ def serve(served: Served, progress: ServeProgress) -> Result:
         directory, record = run_to_serve(served.out, config.name, new)
         stack.enter_context(locked(directory.path / "serve.lock", f"the run {directory.path}"))
         runs = ServedRuns(registry.folder)
+        if without and record.attempt == 0:
+            record, begins = begin_without(directory, record, without, runs, digest_of(source.values))
+            progress.note(f"without {', '.join(without)}, {begins}")
         runs.add(directory.path)
         for old in runs.due(time()):
             if old.path != directory.path.resolve():
@@ -213,6 +224,7 @@ class _Server:
             Roster.load(self.directory.roster_path) if frozen else None,
             self._answers,
             pixels=prod(dataset["input_shape"][1:]),
+            without=self.served.without,
         )
         self._watch.follow(sites, engine)
         self.log.write("started", run=self.record.run, attempt=self.record.attempt, resumed=frozen)

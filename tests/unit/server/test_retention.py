@@ -12,7 +12,7 @@ import pytest
 from fedlens import Experiment
 from fedlens.api import resume
 from fedlens.base.errors import RunDirectoryError
-from fedlens.files import jsonl
+from fedlens.files.chained_log import read_chained
 from fedlens.pages.run_page import write_report
 from fedlens.run.rundir import RunDir
 from fedlens.server.retention import ServedRuns, purge
@@ -50,8 +50,8 @@ def test_a_purge_leaves_model_results_and_a_line(trained: Path, tmp_path: Path) 
     before = {path.name for path in run.path.iterdir()}
     assert "purged: " in ran("purge", run.path)
     assert before - {path.name for path in run.path.iterdir()} == {"checkpoint", "recordings"}
-    (line,) = jsonl.read(run.serve_log_path)
-    assert line["event"] == "purged"
+    ((line, _, _),) = read_chained(run.answers_path)
+    assert line["kind"] == "purged"
     assert line["files"] > 4
     assert (run.read_summary() or {})["status"] == "finished"
     assert write_report(run.path).exists()
