@@ -131,13 +131,14 @@ class SitesOverTls:
         thread.close()
 
     @contextmanager
-    def serving(self, attempt: int = 1) -> Iterator[tuple[HttpsLink, Post]]:
+    def serving(self, attempt: int = 1, port: int = 0) -> Iterator[tuple[HttpsLink, Post]]:
         """A server that proposes the experiment; at the end of the block the run has ended."""
         key = self.federation.key
         with ExitStack() as held:
-            link = held.enter_context(self.federation.link())
+            link = held.enter_context(self.federation.link(port))
             for name in self.names:
-                message, body = proposal(key, self.federation.root, None, name, attempt=attempt)
+                known = None if attempt == 1 else self.roster  # which is frozen in the first
+                message, body = proposal(key, self.federation.root, known, name, attempt=attempt)
                 link.send(name, message, {message.fields.payload: body})
             post = Post(link, key, self.federation.root, "run", attempt)
             yield link, post

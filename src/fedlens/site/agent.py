@@ -23,7 +23,7 @@ from fedlens.identity.private_files import one_writer, private_folder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site.answering import Answering, Opened
 from fedlens.site.answers_log import AnswersLog, AskRefused
-from fedlens.site.client_logs import ClientLogs
+from fedlens.site.client_logs import LOGS, ClientLogs
 from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
@@ -159,10 +159,11 @@ class Agent:
         """
         with ExitStack() as held:
             held.enter_context(one_writer(self._folder, wait=False))
-            self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock)
+            cipher = FileCipher(self._key)
+            self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock, cipher)
             held.callback(self._log.close)
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
-            logs = ClientLogs(self._folder / "client-logs", FileCipher(self._key))
+            logs = ClientLogs(self._folder / LOGS, cipher)
             self._purge = partial(purge_due, self._folder, states, self._log, limits.keep_days)
             self._answering = Answering(
                 self._key, self._log, states, logs, self._notes, limits.min_examples, limits.most

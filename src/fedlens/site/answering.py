@@ -152,7 +152,7 @@ class Answering:
                     self._logs.put(ask.fields.run, ask.fields.client, log)
                 details["state"] = None if state is None else self._states.put(ask, state)
                 del state
-                return self._kept(ask, details, content, fields), "reply"
+                return self._kept(ask, details, content, fields, sealed=log is not None), "reply"
             except (RunFailed, StateLost) as error:
                 refusal: FedlensError = error
             except MessageError as error:
@@ -187,10 +187,15 @@ class Answering:
             return self._sealed(ask, details, b"").head, reason
 
     def _kept(
-        self, ask: Message, details: Mapping[str, Any], content: bytes, fields: Sequence[str] = ()
+        self,
+        ask: Message,
+        details: Mapping[str, Any],
+        content: bytes,
+        fields: Sequence[str] = (),
+        sealed: bool = False,
     ) -> Any:
         about = {"state": (details["state"] or {}).get("at-site"), "fields": fields}
-        return self._log.keep(ask, self._sealed(ask, details, content), content, about)
+        return self._log.keep(ask, self._sealed(ask, details, content), content, about, sealed)
 
     def _sealed(self, ask: Message, details: Mapping[str, Any], content: bytes) -> Message:
         count, head = self._log.state
@@ -200,7 +205,7 @@ class Answering:
     # -- what comes in, and what goes out -------------------------------------------------------------------------
 
     def _reply(self, opened: Opened, ask: Message, bodies: list[bytes]) -> tuple[Reply, Payload | None]:
-        """The reply to an ask, and the client's new log if it has one.
+        """The reply to an ask, and the client's log if the operation has one.
 
         Raises `AskRefused`, `StateLost` and `DataError` for an ask that has no reply.
         """
@@ -238,7 +243,7 @@ class Answering:
         behind = answer.metrics.get("examples", 0.0)
         if 0 < behind < self._min_examples:
             raise AskRefused("data", f"{behind:g} examples are behind the answer, fewer than min_examples")
-        log = answer.payload.get("log") if takes.log else None
+        log = answer.payload.get("log", payload["log"]) if takes.log else None
         answer.payload = {n: value for n, value in answer.payload.items() if log is None or n != "log"}
         return answer, log
 

@@ -15,15 +15,17 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from fedlens.base.errors import DataError, FedlensError, RunFailed
+from fedlens.base.errors import DataError, DecodingError, FedlensError, RunFailed
 from fedlens.core.wire.message import Message
 from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
+from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import private_folder
 
 NAME = "asked.jsonl"
 _FORMER = "answers.jsonl"  # the name in folders that were made before there was `asked.jsonl`
+_SEALED = ".sealed"  # ends the name of an encrypted answer
 _REFUSED = frozenset({"refused", "contract", "policy"})
 
 
@@ -50,13 +52,21 @@ class AnswersLog:
         folder: of the log, of mode 0700.
         bodies: a folder for the answers that the server may not have yet, of mode 0700.
         clock: gives the seconds since 1970 that a line is dated with.
+        cipher: of the site, for answers that are kept encrypted.
 
     A last line that is cut, as by a kill, is removed: its answer was not sent. Raises `DataError` for any other damage,
     `IdentityError` for a folder that others can read, and `RunFailed` if the disk refuses.
     """
 
-    def __init__(self, folder: Path, bodies: Path, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bodies: Path,
+        clock: Callable[[], float] = time,
+        cipher: FileCipher | None = None,
+    ) -> None:
         self._path, self._bodies, self._clock = private_folder(folder) / NAME, private_folder(bodies), clock
+        self._cipher = cipher
         self._runs: dict[str, _Run] = {}
         self._waiting: set[bytes] = set()  # the asks whose answers are in files
         try:
@@ -117,20 +127,25 @@ class AnswersLog:
         digest = bytes.fromhex(values["ask"])
         # A later one under the same number was refused.
         run.asks.setdefault((values["round"], values["exchange"], values["slot"]), digest)
-        if (self._bodies / digest.hex()).exists():
+        if self._body(digest).exists():
             self._waiting.add(digest)
+
+    def _body(self, ask: bytes) -> Path:
+        """The file of a stored answer, with a suffix if it is encrypted."""
+        path = self._bodies / ask.hex()
+        return sealed if (sealed := path.with_suffix(_SEALED)).exists() else path
 
     def _sweep(self) -> None:
         """Removes what a kill left: answers that are not in the log, and temporary files."""
         sweep(self._bodies)
         named = {digest.hex() for digest in self._waiting}
         for path in self._bodies.iterdir():
-            if path.name not in named:
+            if path.stem not in named:
                 path.unlink()
 
     # -- answers --------------------------------------------------------------------------------------------------
 
-    def find(self, ask: Message) -> mmap.mmap | None:
+    def find(self, ask: Message) -> mmap.mmap | bytes | None:
         """The stored answer to this very ask, head and body; None if it was not answered.
 
         Raises `AskRefused` if another ask was answered under its `Id` and attempt, if its attempt is over, or if the
@@ -147,17 +162,33 @@ class AnswersLog:
             return None
         if answered != ask.digest:
             raise AskRefused("refused", "another ask was answered under the same number")
-        if ask.digest not in self._waiting or not (self._bodies / ask.digest.hex()).exists():  # or purged
+        if ask.digest not in self._waiting or not self._body(ask.digest).exists():  # or purged
             raise AskRefused("refused", "the server has acknowledged the answer")
         return self._stored(ask.digest)
 
-    def _stored(self, ask: bytes) -> mmap.mmap:
-        with open_readable(self._bodies / ask.hex()) as file:
+    def _stored(self, ask: bytes) -> mmap.mmap | bytes:
+        with open_readable(path := self._body(ask)) as file:
+            if path.suffix == _SEALED:
+                return self._opened(file.read(), ask, path)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
+    def _opened(self, content: bytes, ask: bytes, path: Path) -> bytes:
+        assert self._cipher is not None
+        try:
+            return self._cipher.open(content, "answer", ask.hex())
+        except DecodingError as error:
+            hint = "the server goes on without this answer"
+            what = f"a stored answer cannot be read: {error.what}"
+            raise RunFailed(what, where=str(path), hint=hint) from error
+
     def keep(
-        self, ask: Message, answer: Message, body: bytes, about: Mapping[str, Any] | None = None
-    ) -> mmap.mmap:
+        self,
+        ask: Message,
+        answer: Message,
+        body: bytes,
+        about: Mapping[str, Any] | None = None,
+        sealed: bool = False,
+    ) -> mmap.mmap | bytes:
         """Writes an answer and its line to the disk, and returns the answer's bytes, which may now be sent.
 
         Args:
@@ -165,13 +196,19 @@ class AnswersLog:
             answer: made with `head` as that of the log.
             body: of the answer.
             about: as in `note`.
+            sealed: encrypt it on the disk, as that of a secure sum, whose shares would open the sum of others.
 
         Raises `RunFailed` if the disk refuses; nothing is answered then, and the log is as before.
         """
         path = self._bodies / ask.digest.hex()
+        parts = [answer.head, body]
+        if sealed:
+            assert self._cipher is not None
+            path = path.with_suffix(_SEALED)
+            parts = [self._cipher.seal(b"".join(parts), "answer", ask.digest.hex())]
         try:
             with replacing(path) as temporary, open(create(temporary, 0o600), "wb", buffering=0) as file:
-                for part in (answer.head, body):
+                for part in parts:
                     left = memoryview(part)
                     while left:
                         left = left[file.write(left) :]
@@ -233,5 +270,5 @@ class AnswersLog:
         The lines stay. The server sends the asks whose answers it lacks before any new one.
         """
         for digest in self._waiting - set(unsent):
-            (self._bodies / digest.hex()).unlink(missing_ok=True)
+            self._body(digest).unlink(missing_ok=True)
             self._waiting.discard(digest)

@@ -18,7 +18,18 @@ from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import private_folder, write_private
 from fedlens.site.kept_states import StateLost
 
+LOGS = "client-logs"
+"""The name of the folder, in that of a site."""
 _MODELS = "models"
+
+
+def logs_of_run(folder: Path, run: str) -> Path:
+    """The folder with the logs of a run, in the folder of a site; models in opened sums are not in it."""
+    return folder / LOGS / _hashed(run)
+
+
+def _hashed(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 class ClientLogs:
@@ -41,13 +52,9 @@ class ClientLogs:
         for each in folder.iterdir():
             sweep(each)
 
-    def folder_of(self, run: str) -> Path:
-        """The folder with the logs of a run."""
-        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:32]
-
     def get(self, run: str, client: str) -> Payload:
         """The log of a client, for an operation of a run. Raises `StateLost` if its file is damaged."""
-        kept = self._read(self.folder_of(run), run, client)
+        kept = self._read(self._folder / _hashed(run), run, client)
         return {"runs": kept.get("runs", {}), "models": self._models(client)}
 
     def put(self, run: str, client: str, log: Payload) -> None:
@@ -60,14 +67,14 @@ class ClientLogs:
         # First: a kill between the two leaves a client that opens less, and not one that opens a model twice.
         if (models := log.get("models", [])) != self._models(client):
             self._write(self._folder / _MODELS, _MODELS, client, {"models": models})
-        self._write(self.folder_of(run), run, client, {"runs": runs})
+        self._write(self._folder / _hashed(run), run, client, {"runs": runs})
 
     def _models(self, client: str) -> list[bytes]:
         models: list[bytes] = self._read(self._folder / _MODELS, _MODELS, client).get("models", [])
         return models
 
     def _path(self, folder: Path, client: str) -> Path:
-        return folder / hashlib.sha256(client.encode()).hexdigest()[:32]
+        return folder / _hashed(client)
 
     def _read(self, folder: Path, of: str, client: str) -> Payload:
         if not (path := self._path(folder, client)).exists():

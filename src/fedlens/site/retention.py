@@ -1,6 +1,7 @@
 """Removes what runs leave at a site: by `fedlens site purge`, and by itself `[keep] days` after the last ask of a run.
 
-States and stored answers go. The chained log, which gets a line, and the approvals stay: they say what was answered.
+States, stored answers and the logs of clients go. The chained log, which gets a line, and the approvals stay: they say
+what was answered. So do the models in opened secure sums, which no later run may sum again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from fedlens.files import jsonl
 from fedlens.identity.private_files import one_writer
 from fedlens.site.answers_log import NAME, AnswersLog
+from fedlens.site.client_logs import LOGS, logs_of_run
 from fedlens.site.kept_states import KeptStates
 
 _DAY = 86_400.0
@@ -63,6 +65,8 @@ def _purge_run(folder: Path, states: KeptStates, log: AnswersLog, run: str, know
     for path in before:
         if path.parent.name in _BODIES and path.name.partition(".")[0] in known.digests:
             path.unlink(missing_ok=True)
+    for path in logs_of_run(folder, run).glob("*"):
+        path.unlink(missing_ok=True)
     states.purge(run)
     gone = before.keys() - _sizes(folder).keys()
     if gone:
@@ -71,6 +75,6 @@ def _purge_run(folder: Path, states: KeptStates, log: AnswersLog, run: str, know
 
 
 def _sizes(folder: Path) -> dict[Path, int]:
-    """The bytes of the files of states and of bodies."""
-    patterns = ("states/*.safetensors", *(f"{name}/*" for name in _BODIES))
+    """The bytes of the files of states, of logs of clients, and of bodies."""
+    patterns = ("states/*.safetensors", f"{LOGS}/*/*", *(f"{name}/*" for name in _BODIES))
     return {path: path.stat().st_size for pattern in patterns for path in folder.glob(pattern)}

@@ -15,10 +15,11 @@ from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.keys import KeyPair
 from fedlens.site.answering import Answering
 from fedlens.site.answers_log import AnswersLog
-from fedlens.site.client_logs import ClientLogs
+from fedlens.site.client_logs import ClientLogs, logs_of_run
 from fedlens.site.kept_states import KeptStates, StateLost
+from fedlens.site.retention import purge_site
 from fedlens.site.site_log import SiteLog
-from tests.unit.site.ask_kit import OpenedProgram, ask_of
+from tests.unit.site.ask_kit import OpenedProgram, answer_of, ask_of
 from tests.unit.site.test_agent import Nothing
 
 KEY = KeyPair.make()
@@ -54,7 +55,7 @@ def test_files_are_encrypted_and_private_whatever_the_names(tmp_path: Path) -> N
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o777 == 0o700
         assert not any(word in path.read_bytes() for word in (b"model", b"shares", b"ward", b"answer"))
-    assert len(list(logs.folder_of(run).iterdir())) == 1
+    assert len(list(logs_of_run(tmp_path, run).iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "another client's", "another run's", "another key's"])
@@ -63,18 +64,31 @@ def test_a_log_that_is_not_the_clients_own_is_refused(damage: str, tmp_path: Pat
     for run in ("a", "b"):
         for client in ("w", "v"):
             logs.put(run, client, log(run, step="keys"))
-    (path,) = set(logs.folder_of("a").iterdir()) - {logs._path(logs.folder_of("a"), "v")}
+    (path,) = set(logs_of_run(tmp_path, "a").iterdir()) - {logs._path(logs_of_run(tmp_path, "a"), "v")}
     content = path.read_bytes()
     replaced = {
         "changed": content[:-1] + bytes([content[-1] ^ 1]),
         "cut": content[:5],
-        "another client's": logs._path(logs.folder_of("a"), "v").read_bytes(),
-        "another run's": logs._path(logs.folder_of("b"), "w").read_bytes(),
+        "another client's": logs._path(logs_of_run(tmp_path, "a"), "v").read_bytes(),
+        "another run's": logs._path(logs_of_run(tmp_path, "b"), "w").read_bytes(),
     }
     path.write_bytes(replaced.get(damage, content))
     again = logs_in(tmp_path, KeyPair.make() if damage == "another key's" else KEY)
     with pytest.raises(StateLost, match="the log of 'w' cannot be read"):
         again.get("a", "w")
+
+
+def test_a_run_is_purged_and_the_models_of_its_sums_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir(mode=0o700)
+    logs, asked = logs_in(folder), AnswersLog(folder / "log", folder / "work", lambda: 1000.0)
+    asked.note(ask := ask_of(), answer_of(ask))
+    asked.close()
+    for run in ("run", "other"):
+        logs.put(run, "a", log(run, b"model 1", step="unmasked"))
+    assert purge_site(folder, 30, 2000.0, "run") == {"run": 1}
+    assert logs.get("run", "a") == {"runs": {}, "models": [b"model 1"]}
+    assert logs.get("other", "a") == log("other", b"model 1", step="unmasked")
 
 
 def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -94,7 +108,7 @@ def test_the_server_neither_sends_a_log_nor_gets_one(tmp_path: Path) -> None:
 
     folder = tmp_path / "site"
     folder.mkdir(mode=0o700)
-    logs, kept = logs_in(folder), AnswersLog(folder / "log", folder / "work")
+    logs, kept = logs_in(folder), AnswersLog(folder / "log", folder / "work", cipher=FileCipher(KEY))
     answering = Answering(KEY, kept, KeptStates(folder / "states"), logs, SiteLog(folder / "log"))
     program = Program({"train": operation}, Nothing(), 0)
     opened = OpenedProgram(program, {"a": 0}, {0: (10, 4)}, lambda op: Schema({}, log=True))
@@ -112,6 +126,12 @@ def test_the_server_neither_sends_a_log_nor_gets_one(tmp_path: Path) -> None:
         assert b"sum" in content
         assert b"model 1" not in content
         assert b"step" not in content
+        (body,) = (folder / "work").iterdir()  # what is kept until the server has it
+        assert b"sum" not in body.read_bytes()
+        again = ask_of(write_payload({}), details={"expect": to_plain(Schema())}, slot=slot)
+        assert bytes(kept.find(again) or b"") == content
+        kept.acknowledge([])
+        assert not list((folder / "work").iterdir())
     assert seen == [{"runs": {}, "models": []}, log("run", b"model 1", step="1")]
     assert answered(2, log={"runs": {}})[0] == "refused"
     assert len(seen) == 2

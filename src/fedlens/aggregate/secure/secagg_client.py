@@ -184,7 +184,9 @@ class SendShares:
         transcript, own = keys.Transcript.of(self.terms, asked), step.client.id
         members = transcript.members
         if members.get(own) != step.member():
-            raise keys.SecureSumRefused("the keys that came back are not those that the client sent")
+            raise keys.SecureSumRefused(
+                "the keys that came back are not those that the client sent, or it has restarted since"
+            )
         for (client, member), signature in zip(members.items(), asked["signatures"], strict=True):
             if not step.client.secrets.identity.verify(
                 client, signed(step.attempt, client, member), signature
@@ -304,7 +306,7 @@ def _opened(step: _Step, transcript: keys.Transcript) -> dict[ClientId, tuple[by
     """The shares of each sender: of its masking key, and of its seed."""
     own, opened = step.client.id, {}
     if transcript.members[own] != step.member():
-        raise keys.SecureSumRefused("the client has deleted its secrets of this attempt")
+        raise keys.SecureSumRefused("the client has no secrets of this attempt any more, as after a restart")
     for client, sealed in zip(
         step.entry["senders"], keys.pieces(step.entry["sealed"], SEALED_BYTES), strict=True
     ):

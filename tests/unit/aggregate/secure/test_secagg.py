@@ -242,7 +242,9 @@ def test_secrets_of_an_hour_ago_open_nothing(monkeypatch: pytest.MonkeyPatch) ->
     now[0] = 3601.0
     with pytest.raises(SecureSumRefused, match="0 senders of shares that open the sum"):
         federation.drive(federation.asked())
-    assert set(federation.failures()) == {"the client has deleted its secrets of this attempt"}
+    assert set(federation.failures()) == {
+        "the client has no secrets of this attempt any more, as after a restart"
+    }
 
 
 def test_masks_are_those_of_a_counter_mode_of_a_whole_key() -> None:
