@@ -11,6 +11,7 @@ import typer
 from fedlens.cli.display.output import print_columns, reported, say
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.passphrases import PassphraseFile, key_passphrase, new_passphrase
+from fedlens.cli.site_log import log, show
 from fedlens.cli.site_review import SITE_FOLDER as _FOLDER
 from fedlens.cli.site_review import SiteFolder as Folder
 from fedlens.cli.site_review import decide, review
@@ -302,3 +303,5 @@ site.command("decide")(decide)
 site.command("start")(start)
 site.command("purge")(purge)
 site.command("leave")(leave)
+site.command("log")(log)
+site.command("show")(show)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import one_writer, private_folder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site.answering import Answering, Opened
-from fedlens.site.answers_log import AnswersLog, AskRefused
+from fedlens.site.answers_log import SENT, AnswersLog, AskRefused
 from fedlens.site.client_logs import LOGS, ClientLogs
 from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
@@ -50,6 +50,9 @@ class Proposed(Protocol):
     def missing(self) -> str | None:
         """Why it may not be computed now, as a sentence; None if people at the site approved it."""
 
+    def approvers(self) -> Collection[str]:
+        """Who approved it, by name."""
+
     def census(self) -> SiteCensus:
         """What the site tells of its data. Raises `DataError` if they do not fit the experiment."""
 
@@ -59,11 +62,12 @@ class Proposed(Protocol):
 
 @dataclass(frozen=True)
 class SiteLimits:
-    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, days to keep runs."""
+    """What `site.toml` says: the fewest examples behind a number, bytes of the largest body, what is kept of runs."""
 
     min_examples: int = 1
     most: int = 2**32
     keep_days: int = 365
+    keep_sent: bool = False
 
 
 @dataclass
@@ -159,8 +163,8 @@ class Agent:
         """
         with ExitStack() as held:
             held.enter_context(one_writer(self._folder, wait=False))
-            cipher = FileCipher(self._key)
-            self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock, cipher)
+            cipher, sent = FileCipher(self._key), self._folder / SENT if self._limits.keep_sent else None
+            self._log = AnswersLog(self._folder / "log", self._folder / "work", self._clock, cipher, sent)
             held.callback(self._log.close)
             states, limits = KeptStates(self._folder / "states", self._clock), self._limits
             logs = ClientLogs(self._folder / LOGS, cipher)
@@ -391,7 +395,7 @@ class Agent:
             answer, outcome = await self._call(self._log.find, ask), "again"
             if answer is None:
                 self._log.acknowledge(self._sending.have)
-                await self._call(self._log.certify, self._keys.chains())
+                await self._call(self._log.introduce, self._keys.chains(), *self._approved_by(ask))
                 answer, outcome = await self._computed(ask, bodies)
         except AskRefused as refused:
             answer, outcome = await self._call(self._answering.failed, ask, refused, False)
@@ -405,6 +409,13 @@ class Agent:
         self._sending.queue.put_nowait((ask.digest, [answer]))
         about = f"round {fields.round}, {fields.operation} for {fields.client}"
         self._tell("ask", f"{about}: {outcome}, {len(answer):,} bytes, {monotonic() - begun:.1f} s")
+
+    def _approved_by(self, ask: Message) -> tuple[Any, ...]:
+        """The run of an ask, the digest of its experiment and who approved it; empty if the site has none for it."""
+        known = self._experiment
+        if known is None or known.proposed is None or not known.of(ask):
+            return ()
+        return ask.fields.run, known.proposed.digest, known.proposed.approvers()
 
     async def _computed(self, ask: Message, bodies: list[bytes]) -> tuple[Any, str]:
         experiment = self._experiment

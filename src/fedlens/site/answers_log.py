@@ -21,9 +21,11 @@ from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
 from fedlens.identity.file_cipher import FileCipher
-from fedlens.identity.private_files import private_folder
+from fedlens.identity.private_files import private_folder, write_private
 
 NAME = "asked.jsonl"
+SENT = "sent"
+"""The folder of a site for the bodies of answers with `[keep] sent`."""
 _FORMER = "answers.jsonl"  # the name in folders that were made before there was `asked.jsonl`
 _SEALED = ".sealed"  # ends the name of an encrypted answer
 _REFUSED = frozenset({"refused", "contract", "policy"})
@@ -53,6 +55,7 @@ class AnswersLog:
         bodies: a folder for the answers that the server may not have yet, of mode 0700.
         clock: gives the seconds since 1970 that a line is dated with.
         cipher: of the site, for answers that are kept encrypted.
+        sent: a folder for the bodies of all answers, of mode 0700; None keeps none.
 
     A last line that is cut, as by a kill, is removed: its answer was not sent. Raises `DataError` for any other damage,
     `IdentityError` for a folder that others can read, and `RunFailed` if the disk refuses.
@@ -64,9 +67,10 @@ class AnswersLog:
         bodies: Path,
         clock: Callable[[], float] = time,
         cipher: FileCipher | None = None,
+        sent: Path | None = None,
     ) -> None:
         self._path, self._bodies, self._clock = private_folder(folder) / NAME, private_folder(bodies), clock
-        self._cipher = cipher
+        self._cipher, self._sent = cipher, None if sent is None else private_folder(sent)
         self._runs: dict[str, _Run] = {}
         self._waiting: set[bytes] = set()  # the asks whose answers are in files
         try:
@@ -102,11 +106,24 @@ class AnswersLog:
             hint="put back the newest log; if it is lost, the operator of the server runs 'fedlens federation accept'",
         )
 
-    def certify(self, chains: Mapping[str, bytes]) -> None:
-        """Writes the certificates of both sides (PEM), each once. Raises `RunFailed` if the disk refuses."""
+    def introduce(
+        self,
+        chains: Mapping[str, bytes],
+        run: str = "",
+        experiment: str = "",
+        approved_by: Collection[str] = (),
+    ) -> None:
+        """Writes, each once, the certificates of both sides (PEM), and who approved the experiment of a run.
+
+        Raises `RunFailed` if the disk refuses.
+        """
+        now = int(self._clock())
+        about = {"run": run, "experiment": experiment, "approved_by": sorted(approved_by)}
         try:
             for name, chain in chains.items():
-                self._lines.once("certificate", {"of": name, "chain": chain.decode()}, int(self._clock()))
+                self._lines.once("certificate", {"of": name, "chain": chain.decode()}, now)
+            if run:
+                self._lines.once("experiment", about, now)
         except OSError as error:
             raise refused(error, "the log of asks", self._path) from error
 
@@ -213,6 +230,8 @@ class AnswersLog:
                     while left:
                         left = left[file.write(left) :]
                 os.fsync(file.fileno())
+            if self._sent is not None and body:
+                write_private(self._sent / f"{answer.digest.hex()}.safetensors", body)
             self.note(ask, answer, len(body), about)
         except RunFailed:
             path.unlink(missing_ok=True)

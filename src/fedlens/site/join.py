@@ -54,6 +54,8 @@ max_message = 4096
 [keep]
 # The days after its last ask until the states and stored answers of a run are removed.
 days = 365
+# Keep what was sent, for 'fedlens site show': parts of images can be computed back from it.
+# sent = false
 
 # Files that an experiment may name, such as weights, each with its SHA-256 (sha256sum FILE).
 # [files]

@@ -98,6 +98,10 @@ class SiteKeep(_Table):
         le=36_500,
         description="days after its last ask until the states and stored answers of a run are removed",
     )
+    sent: bool = Field(
+        False,
+        description="keep the bodies of answers in sent/; parts of images can be computed back from them",
+    )
 
 
 class _Settings(_Table):

@@ -190,6 +190,10 @@ class Proposal:
         """Why it may not be computed, as a sentence; None if it is approved, as it is proposed now."""
         return self.approvals.missing(self.matter, time())
 
+    def approvers(self) -> list[str]:
+        """Who approved it: whoever holds the keys of the site."""
+        return [self.site] if self.approved() else []
+
     def census(self) -> SiteCensus:
         """What the site tells of its data, which are read now; see `LocalData`. For an approved proposal alone."""
         self._local = LocalData.open(self.contract, self.site, self.folder, self.run)

@@ -107,6 +107,9 @@ class ProposedProgram:
             else f"the experiment {self.digest[:12]} waits for: fedlens site review"
         )
 
+    def approvers(self) -> list[str]:
+        return [self.site]
+
     def census(self) -> SiteCensus:
         rows = self.roster.rows_of(self.site)
         clients = [

@@ -1,0 +1,73 @@
+"""`fedlens site log` and `fedlens site show`: what a site was asked, and what left it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.display.output import print_columns, reported, say
+from fedlens.cli.options import Debug, Json
+
+Folder = Annotated[
+    Path,
+    typer.Option(metavar="DIR", help="The folder of the site: keys, site.toml, and what it has approved."),
+]
+_FOLDER = Path("fedlens-site")
+
+
+def log(
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Only say whether the chain of lines holds; exit code 1 if not.")
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the log as FILE.csv and as the page FILE.html."),
+    ] = None,
+    last: Annotated[int, typer.Option(metavar="N", min=1, help="Show the last N lines.")] = 20,
+    folder: Folder = _FOLDER,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what the server asked, what this site decided, and what left it; asks nobody.
+
+    Each reading verifies the chain. A tail that was cut off shows only to the server, at the next message.
+    """
+    with reported(debug, as_json) as output:
+        from fedlens.identity.site_keys import SiteKeys
+        from fedlens.site.log_export import HEAD, AskedLog, export_log
+
+        keys = SiteKeys(folder / "keys")
+        read = AskedLog.read(folder)
+        chain = f"the chain of {read.lines:,} lines holds; its head is {read.head}"
+        if export is not None:
+            written = export_log(read, export, keys.name, keys.federation)
+            say(*(f"written: {path}" for path in written))
+        elif as_json:
+            output.json({"lines": read.lines, "head": read.head, "asks": read.asks[-last:]})
+        elif verify:
+            say(chain, "compare both with what the server has: it tells of a tail that was cut off")
+        else:
+            print_columns(read.rows(last), HEAD, numeric=(2, 7))
+            say(chain)
+
+
+def show(
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="The first digits of a digest of an ask, answer or body.")
+    ],
+    folder: Folder = _FOLDER,
+    debug: Debug = False,
+) -> None:
+    """Show one answer: its line, and norm and histogram of each value of its body if [keep] sent kept it."""
+    with reported(debug):
+        from fedlens.site.log_export import AskedLog, body_rows
+
+        line = AskedLog.read(folder).found(id)
+        print_columns([(name, str(value)) for name, value in line.items() if name != "listed" and value])
+        say("", *line["listed"])
+        if line["bytes"]:
+            head = ("value", "shape", "norm", "least", "mean", "most", "histogram")
+            say("")
+            print_columns(body_rows(folder, line), head)

@@ -1,0 +1,182 @@
+"""The log of a site for people: its lines as a table, a CSV file and a page, and one kept body in numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.format import count, many, size
+from fedlens.core.types import Payload
+from fedlens.core.wire.message import Caps, read_payload
+from fedlens.files.atomic_files import read_regular, write_atomically
+from fedlens.files.chained_log import NONE, read_chained
+from fedlens.identity.authority import day
+from fedlens.pages.render import page_text
+from fedlens.site.answers_log import NAME, SENT
+
+HEAD = ("when", "run", "round", "operation", "client", "decision", "reason", "bytes", "fields", "approved by")
+_COLUMNS = (*HEAD, "attempt", "exchange", "slot", "ask", "answer", "payload", "server_head", "head")
+_SHOWN = 5_000  # lines of a page
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class AskedLog:
+    """The log of a site, read and verified.
+
+    Attributes:
+        lines: how many it has, of all kinds, and `head` the last head in hexadecimal.
+        asks: the line of each ask, with `head`, `approved` (who, as text) and `listed` (names and shapes of what left).
+        fields: names and shapes by the `id` of their line.
+        events: lines of other kinds.
+    """
+
+    lines: int = 0
+    head: str = NONE.hex()
+    asks: list[dict[str, Any]] = field(default_factory=list)
+    fields: dict[str, Sequence[str]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> AskedLog:
+        """The log in the folder of a site. Raises `DataError` with the number of the first line that is not genuine."""
+        log, approved, path = cls(), dict[str, str](), folder / "log" / NAME
+        for values, head, _ in read_chained(path) if path.exists() else ():
+            log.lines, log.head = log.lines + 1, head.hex()
+            kind = values.get("kind")
+            if kind == "fields":
+                log.fields[values["id"]] = values["fields"]
+            elif kind == "experiment":
+                approved[values["run"]] = ", ".join(values["approved_by"])
+            if kind is not None:
+                log.events.append(values)
+                continue
+            who, listed = approved.get(values["run"], ""), log.fields.get(values.get("fields") or "", ())
+            log.asks.append({**values, "head": head.hex(), "approved": who, "listed": listed})
+        return log
+
+    def rows(self, last: int | None = None) -> list[list[str]]:
+        """The last asks, or all of them, as texts under `HEAD`."""
+        return [_row(line) for line in (self.asks if last is None else self.asks[-last:])]
+
+    def as_csv(self) -> str:
+        """All asks as CSV, with every digest."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for line in self.asks:
+            shown = dict(zip(HEAD, _row(line), strict=True))
+            own = {**shown, "run": line["run"], "bytes": line["bytes"], "fields": "; ".join(line["listed"])}
+            writer.writerow([_plain({**line, **own}.get(name)) for name in _COLUMNS])
+        return text.getvalue()
+
+    def as_page(self, site: str, federation: str) -> str:
+        """The last asks as a page, with what the chain shows and what it cannot."""
+        asks = self.asks[-_SHOWN:]
+        runs: dict[str, dict[str, Any]] = {}
+        for line in asks:
+            run = runs.setdefault(line["run"], {"rows": [], "bytes": 0, "approved": ""})
+            run["rows"].append({**line, "when": day(line["time"])})
+            run["bytes"], run["approved"] = run["bytes"] + line["bytes"], line["approved"] or run["approved"]
+        told = [each for each in self.events if each["kind"] not in ("fields", "experiment")]
+        context = {
+            "title": f"What left {site} · fedlens",
+            "aside": self.head[:16],
+            "site": site,
+            "federation": federation,
+            "log": self,
+            "runs": runs,
+            "left_out": len(self.asks) - len(asks),
+            "fields": {line["fields"]: line["listed"] for line in asks if line["listed"]},
+            "events": [(day(each["time"]), each["kind"], _about(each)) for each in told],
+        }
+        return page_text("asked_log.html.j2", context)
+
+    def found(self, id: str) -> dict[str, Any]:
+        """The one ask of which a digest begins with `id`. Raises `ConfigError` if there is none, or several."""
+        digests, prefix = ("ask", "answer", "payload"), id.lower()
+        lines = [line for line in self.asks if any(line[name].startswith(prefix) for name in digests)]
+        if len(prefix) < 6 or len(lines) != 1:
+            what = f"{count(len(lines))} lines of the log have a digest that begins with {id!r}"
+            raise ConfigError(what, hint="give 6 digits or more of a digest of 'fedlens site log --export'")
+        return lines[0]
+
+
+def export_log(log: AskedLog, path: Path, site: str, federation: str) -> list[Path]:
+    """Writes the log as CSV and as a page that opens offline, beside each other, and returns both paths."""
+    texts = {".csv": log.as_csv(), ".html": log.as_page(site, federation)}
+    for suffix, text in texts.items():
+        write_atomically(path.with_suffix(suffix), text.encode(errors="backslashreplace"), mode=0o600)
+    return [path.with_suffix(suffix) for suffix in texts]
+
+
+def body_rows(folder: Path, line: Mapping[str, Any]) -> list[list[str]]:
+    """Each value of a kept body: its name, shape, norm, least, mean and most value, and a histogram of ten bars.
+
+    Raises `ConfigError` if the body was not kept.
+    """
+    path = folder / SENT / f"{line['answer']}.safetensors"
+    try:
+        content = read_regular(path)
+    except FileNotFoundError:
+        what = "the body of this answer was not kept, or it was purged"
+        raise ConfigError(
+            what, where=str(path), hint="[keep] sent = true in site.toml keeps bodies"
+        ) from None
+    except OSError as error:
+        raise DataError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
+    return list(_described(read_payload(content, Caps(len(content)), str(path)), ""))
+
+
+def _described(value: Payload | Any, place: str) -> list[list[str]]:
+    if isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        return [row for key, item in items for row in _described(item, f"{place}.{key}".lstrip("."))]
+    if not isinstance(value, torch.Tensor):
+        return [[place, "number", _plain(value) if isinstance(value, int | float) else "", "", "", "", ""]]
+    shape, flat = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}", value.double().flatten()
+    finite = flat[flat.isfinite()]
+    if not len(finite):
+        return [[place, shape, "", "", "", "", ""]]
+    numbers = [f"{float(each):.4g}" for each in (finite.norm(), finite.min(), finite.mean(), finite.max())]
+    counts = torch.histc(finite, 10).tolist()
+    bars = "".join(_BARS[math.ceil(each / max(counts) * 7)] for each in counts)
+    return [[place, shape, *numbers, bars]]
+
+
+def _row(line: Mapping[str, Any]) -> list[str]:
+    listed = line["listed"]
+    return [
+        day(line["time"]),
+        line["run"].rpartition("-")[0] or line["run"],
+        str(line["round"]),
+        line["operation"],
+        line["client"],
+        line.get("decision") or ("answered" if line.get("outcome") == "reply" else "failed"),
+        line["reason"] or "",
+        size(line["bytes"]),
+        many(len(listed), "field") if listed else "",
+        line["approved"],
+    ]
+
+
+def _about(event: Mapping[str, Any]) -> str:
+    """The values of a line of another kind, without the texts of certificates."""
+    left_out = ("kind", "time", "chain")
+    return ", ".join(f"{name} {value}" for name, value in event.items() if name not in left_out)
+
+
+def _plain(value: Any) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    text = "" if value is None else str(value)
+    return (
+        f"'{text}" if text[:1] in "=+-@\t\r" and not text.lstrip("+-").replace(".", "", 1).isdigit() else text
+    )

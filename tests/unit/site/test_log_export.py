@@ -1,0 +1,162 @@
+"""What people see of a site's log: verified lines, a CSV file, a page, and a kept body in numbers."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens.base.errors import ConfigError, DataError
+from fedlens.core.wire.message import Message, write_payload
+from fedlens.core.wire.sent_fields import sent_fields
+from fedlens.files.chained_log import ChainedLog
+from fedlens.site.answers_log import AnswersLog
+from fedlens.site.log_export import AskedLog, body_rows, export_log
+from tests.unit.site.ask_kit import answer_of, ask_of, refusal_of
+
+PAYLOAD = {"update": {"weight": torch.arange(4.0).reshape(2, 2)}, "weight": 12.0}
+
+
+def site_in(folder: Path, sent: bool = False) -> list[Message]:
+    """The folder of a site that has answered twice and refused once; the three asks."""
+    log = AnswersLog(folder / "log", folder / "work", lambda: 1.8e9, folder / "sent" if sent else None)
+    log.introduce({"ward-a": b"PEM A", "server": b"PEM S"})
+    log.introduce({"ward-a": b"PEM A", "server": b"PEM S"}, "run", "ab" * 32, ["ward-a", "reviewer"])
+    asks, body = [ask_of(slot=slot, round=slot + 1) for slot in range(3)], write_payload({"payload": PAYLOAD})
+    for ask in asks[:2]:
+        log.keep(ask, answer_of(ask, body, log.state[1]), body, {"fields": sent_fields(PAYLOAD)})
+    log.note(asks[2], refusal_of(asks[2], log.state[1], "policy"))
+    log.event("purged", run="run", files=1)
+    log.close()
+    return asks
+
+
+def test_a_log_is_read_with_who_approved_and_what_left(tmp_path: Path) -> None:
+    asks = site_in(tmp_path)
+    log = AskedLog.read(tmp_path)
+    assert (log.lines, len(log.asks)) == (8, 3)
+    assert [line["ask"] for line in log.asks] == [ask.digest.hex() for ask in asks]
+    row = log.rows(last=2)[0]
+    assert row[2:] == ["2", "train", "a", "answered", "", "264 B", "2 fields", "reviewer, ward-a"]
+    assert log.rows()[-1][5:8] == ["refused", "policy", "0 B"]
+    assert log.asks[0]["listed"] == ["update.weight float32[2,2]", "weight number"]
+    assert not AskedLog.read(tmp_path / "new").lines
+
+
+@pytest.mark.parametrize("side", ["site", "server"])
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda lines: [*lines[:2], *lines[3:]], 3),
+        (lambda lines: [lines[0], lines[1].replace(b'"round":1', b'"round":2'), *lines[2:]], 2),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], 2),
+        (lambda lines: [lines[0], lines[0], *lines[1:]], 2),
+        (lambda lines: [lines[0], b"{}\n", *lines[1:]], 2),
+    ],
+    ids=["cut", "edited", "swapped", "inserted", "another"],
+)
+def test_the_first_line_that_is_not_genuine_is_named(
+    tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]], line: int, side: str
+) -> None:
+    path = tmp_path / "log" / "asked.jsonl"
+    path.parent.mkdir(mode=0o700)
+    log = ChainedLog(path)
+    for round in range(5):
+        log.append({"round": round, "run": "run"})
+    log.close()
+    path.write_bytes(b"".join(damage(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(DataError, match=f"damaged in line {line}:"):
+        AskedLog.read(tmp_path) if side == "site" else ChainedLog(path)
+
+
+def test_a_line_that_a_power_cut_left_in_part_is_removed(tmp_path: Path) -> None:
+    site_in(tmp_path)
+    path = tmp_path / "log" / "asked.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    assert AskedLog.read(tmp_path).lines == 7  # also beside a process that is writing
+    log = ChainedLog(path)
+    assert (log.count, log.head) == (7, log.head_at(7))
+    assert path.read_bytes() == whole[: whole.rstrip(b"\n").rindex(b"\n") + 1]
+    log.close()
+
+
+def test_a_long_log_is_read_whole_and_its_page_has_the_end(tmp_path: Path) -> None:
+    site_in(tmp_path)
+    log = ChainedLog(tmp_path / "log" / "asked.jsonl")
+    line = {
+        name: value
+        for name, value in AskedLog.read(tmp_path).asks[0].items()
+        if name not in ("head", "listed", "approved")
+    }
+    for round in range(10_000):
+        log.append({**line, "round": round}, sync=False)
+    log.close()
+    read = AskedLog.read(tmp_path)
+    assert len(read.asks) == 10_003
+    page = read.as_page("ward-a", "hospitals")
+    assert page.count("<tr>") < 6_000
+    assert "5,003 earlier requests" in page
+
+
+def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> None:
+    site_in(tmp_path)
+    log = AskedLog.read(tmp_path)
+    table, page = export_log(log, tmp_path / "audit.html", "ward-a", "hospitals")
+    assert {path.stat().st_mode & 0o777 for path in (table, page)} == {0o600}
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["decision"] for row in rows] == ["answered", "answered", "refused"]
+    for row, line in zip(rows, log.asks, strict=True):
+        assert {name: row[name] for name in ("ask", "answer", "payload", "head")}.items() <= line.items()
+        assert row["approved by"] == "reviewer, ward-a"
+    assert rows[0]["fields"] == "update.weight float32[2,2]; weight number"
+    text = page.read_text()
+    for shown in (
+        "train",
+        "264",
+        "update.weight float32[2,2]",
+        rows[0]["answer"][:12],
+        "reviewer, ward-a",
+        log.head,
+    ):
+        assert shown in text
+    assert "A tail that was cut off does not show in the file itself" in text
+    assert "PEM" not in text
+    assert str(tmp_path) not in text
+
+
+def test_a_cell_is_no_formula_in_a_spreadsheet(tmp_path: Path) -> None:
+    log = AnswersLog(tmp_path / "log", tmp_path / "work")
+    ask = ask_of(client="=HYPERLINK(1)")
+    log.note(ask, refusal_of(ask))
+    log.close()
+    assert ",'=HYPERLINK(1)," in AskedLog.read(tmp_path).as_csv()
+
+
+def test_a_kept_body_is_shown_in_norms_and_histograms(tmp_path: Path) -> None:
+    asks = site_in(tmp_path, sent=True)
+    log = AskedLog.read(tmp_path)
+    line = log.found(asks[0].digest.hex()[:10])
+    assert log.found(line["answer"][:8].upper()) is line
+    assert body_rows(tmp_path, line) == [
+        ["payload.update.weight", "float32[2, 2]", "3.742", "0", "1.5", "3", "█▁▁█▁▁█▁▁█"],
+        ["payload.weight", "number", "12.0", "", "", "", ""],
+    ]
+    kept = list((tmp_path / "sent").iterdir())
+    assert {path.name for path in kept} == {f"{each['answer']}.safetensors" for each in log.asks[:2]}
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+    for wrong, what in (("abc", "lines"), ("0" * 64, "0 lines"), (line["payload"][:12], "2 lines")):
+        with pytest.raises(ConfigError, match=what):
+            log.found(wrong)
+
+
+def test_a_body_that_was_not_kept_is_a_sentence(tmp_path: Path) -> None:
+    site_in(tmp_path)
+    line: Any = AskedLog.read(tmp_path).asks[0]
+    with pytest.raises(ConfigError, match="was not kept"):
+        body_rows(tmp_path, line)
+    assert not (tmp_path / "sent").exists()
