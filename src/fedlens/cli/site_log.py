@@ -35,11 +35,18 @@ def log(
     Each reading verifies the chain. A tail that was cut off shows only to the server, at the next message.
     """
     with reported(debug, as_json) as output:
+        from fedlens.base.errors import DataError
         from fedlens.identity.site_keys import SiteKeys
         from fedlens.site.log_export import HEAD, AskedLog, export_log
 
         keys = SiteKeys(folder / "keys")
-        read = AskedLog.read(folder)
+        try:
+            read = AskedLog.read(folder)
+        except DataError as damaged:
+            if not verify:
+                raise
+            say(str(damaged))
+            raise typer.Exit(1) from None
         chain = f"the chain of {read.lines:,} lines holds; its head is {read.head}"
         if export is not None:
             written = export_log(read, export, keys.name, keys.federation)

@@ -32,7 +32,7 @@ from fedlens.core.random import random_state_kept
 from fedlens.core.schema import NumberField, Schema
 from fedlens.core.states import AT_SITE
 from fedlens.core.types import is_client
-from fedlens.core.wire.sent_fields import sent_fields
+from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.data.partition.quorum import Quorum
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import ON_CPU, ChannelsLast, Computing, Device, PrecisionSetting, resolved
@@ -399,7 +399,7 @@ class NetworkEngine(EngineBase):
             self._note(one, "refused" if replied else "failed", outcome)
             return Failure(one.id, one.request.client, outcome)
         letters = [(letter.to, letter.content) for letter in outcome.letters]
-        sent = sent_fields({**outcome.payload, "metrics": outcome.metrics, "letters": letters})
+        sent = answer_fields(outcome.payload, outcome.metrics, letters)
         item = Item(one.id, one.request.client, one.request.payload, {})
         answer = self._quorum.counted(self._executor.checked(item, outcome, one.expect), one.expect)
         if isinstance(answer, Reply):

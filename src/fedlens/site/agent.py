@@ -320,11 +320,14 @@ class Agent:
         fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
         message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")
         try:
+            await self._call(self._log.census, asked.fields.run, census)
             await self._connection.census([message.head])
             experiment.told = True
         except MessageError as error:
             experiment.failed = True
             self._tell("census", f"the server refuses the census: {error.what}")
+        except RunFailed as error:  # it is told at the next look
+            self._tell("disk", f"the census is not sent: {error}")
 
     async def _locally(self, experiment: _Experiment, function: Callable[..., _T], *values: Any) -> _T | None:
         """The result of a function of this site's data; None if the experiment cannot be computed here."""

@@ -15,7 +15,7 @@ from fedlens.core.schema import NumberField, Schema
 from fedlens.core.types import Payload
 from fedlens.core.wire.message import Caps, Message, MessageError, read_payload, seal
 from fedlens.core.wire.plain_schema import from_plain
-from fedlens.core.wire.sent_fields import sent_fields
+from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.links.post import answer_body
 from fedlens.identity.keys import KeyPair
@@ -141,7 +141,7 @@ class Answering:
                 )
             state = reply.state
             details: dict[str, Any] = {"outcome": "reply", "metrics": dict(reply.metrics)}
-            fields = sent_fields({**reply.payload, "metrics": reply.metrics, "letters": reply.letters})
+            fields = answer_fields(reply.payload, reply.metrics, reply.letters)
             del reply
         except Exception as error:  # such as one of a file of the site: no ask ends its agent
             return self.failed(ask, error)

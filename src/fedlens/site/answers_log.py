@@ -16,6 +16,7 @@ from time import time
 from typing import Any
 
 from fedlens.base.errors import DataError, DecodingError, FedlensError, RunFailed
+from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
 from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, refused, replacing, sweep
@@ -124,6 +125,19 @@ class AnswersLog:
                 self._lines.once("certificate", {"of": name, "chain": chain.decode()}, now)
             if run:
                 self._lines.once("experiment", about, now)
+        except OSError as error:
+            raise refused(error, "the log of asks", self._path) from error
+
+    def census(self, run: str, census: SiteCensus) -> None:
+        """Writes once what a census tells the server. Raises `RunFailed` if the disk refuses."""
+        counts = {
+            "clients": len(census.clients),
+            "examples": sum(each.examples for each in census.clients),
+            "held_out": sum(each.held_out for each in census.clients),
+            "channels_summed": 0 if census.sums is None else len(census.sums.values),
+        }
+        try:
+            self._lines.once("census", {"run": run, **counts}, int(self._clock()))
         except OSError as error:
             raise refused(error, "the log of asks", self._path) from error
 

@@ -60,7 +60,10 @@ class AskedLog:
                 log.events.append(values)
                 continue
             who, listed = approved.get(values["run"], ""), log.fields.get(values.get("fields") or "", ())
-            log.asks.append({**values, "head": head.hex(), "approved": who, "listed": listed})
+            # Lines of an earlier version have the outcome alone.
+            decision = "answered" if values.get("outcome") == "reply" else "failed"
+            about = {"head": head.hex(), "approved": who, "listed": listed}
+            log.asks.append({"decision": decision, **values, **about})
         return log
 
     def rows(self, last: int | None = None) -> list[list[str]]:
@@ -160,7 +163,7 @@ def _row(line: Mapping[str, Any]) -> list[str]:
         str(line["round"]),
         line["operation"],
         line["client"],
-        line.get("decision") or ("answered" if line.get("outcome") == "reply" else "failed"),
+        line["decision"],
         line["reason"] or "",
         size(line["bytes"]),
         many(len(listed), "field") if listed else "",
@@ -170,7 +173,7 @@ def _row(line: Mapping[str, Any]) -> list[str]:
 
 def _about(event: Mapping[str, Any]) -> str:
     """The values of a line of another kind, without the texts of certificates."""
-    left_out = ("kind", "time", "chain")
+    left_out = ("kind", "id", "time", "chain")
     return ", ".join(f"{name} {value}" for name, value in event.items() if name not in left_out)
 
 

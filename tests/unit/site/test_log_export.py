@@ -129,6 +129,17 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     assert str(tmp_path) not in text
 
 
+def test_a_line_of_an_earlier_version_has_a_decision(tmp_path: Path) -> None:
+    asks = site_in(tmp_path)
+    log = ChainedLog(tmp_path / "log" / "asked.jsonl")
+    line = {**AskedLog.read(tmp_path).asks[0], "outcome": "reply", "ask": asks[2].digest.hex()}
+    log.append(
+        {name: line[name] for name in line.keys() - {"head", "listed", "approved", "decision", "fields"}}
+    )
+    log.close()
+    assert AskedLog.read(tmp_path).rows()[-1][5:] == ["answered", "", "264 B", "", "reviewer, ward-a"]
+
+
 def test_a_cell_is_no_formula_in_a_spreadsheet(tmp_path: Path) -> None:
     log = AnswersLog(tmp_path / "log", tmp_path / "work")
     ask = ask_of(client="=HYPERLINK(1)")

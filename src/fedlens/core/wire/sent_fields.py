@@ -10,6 +10,15 @@ from torch import Tensor
 _MOST = 2**19  # characters of all fields
 
 
+def answer_fields(payload: Mapping[str, Any], metrics: Mapping[str, Any], letters: Any = ()) -> list[str]:
+    """The fields of an answer: its payload, metrics and letters. They are the same at the site and at the server.
+
+    >>> answer_fields({"weight": 3.0}, {"loss": 0.5, "batches": 2})
+    ['weight number', 'metrics.batches number', 'metrics.loss number']
+    """
+    return sent_fields({**payload, "metrics": dict(sorted(metrics.items())), "letters": list(letters)})
+
+
 def sent_fields(payload: Mapping[str, Any]) -> list[str]:
     """Each value of a payload as its place and its shape.
 

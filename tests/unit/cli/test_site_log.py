@@ -1,0 +1,52 @@
+"""`fedlens site log` and `fedlens site show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedlens.cli.main import app
+from tests.unit.identity.federation_kit import federation_in, joined
+from tests.unit.site.test_log_export import site_in
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The folder of a site that was asked three times."""
+    folder = tmp_path / "ward-a"
+    folder.mkdir(mode=0o700)
+    joined(federation_in(tmp_path), "ward-a", tmp_path / "keys")
+    (tmp_path / "keys" / "ward-a").rename(folder / "keys")
+    site_in(folder, sent=True)
+    return folder
+
+
+def ran(folder: Path, *arguments: str, code: int = 0) -> str:
+    answer = CliRunner().invoke(app, ["site", *arguments, "--folder", str(folder)])
+    assert answer.exit_code == code, answer.output
+    return answer.output
+
+
+def test_the_lines_are_shown_verified_and_exported(site: Path) -> None:
+    shown = ran(site, "log", "--last", "2").splitlines()
+    assert [line.split()[4:7] for line in shown[1:3]] == [["2", "train", "a"], ["3", "train", "a"]]
+    assert shown[3].startswith("the chain of 8 lines holds; its head is ")
+    assert "the chain of 8 lines holds" in ran(site, "log", "--verify")
+    told = json.loads(ran(site, "log", "--json"))
+    assert (told["lines"], len(told["asks"])) == (8, 3)
+    ran(site, "log", "--export", str(site / "audit"))
+    assert (site / "audit.csv").is_file()
+    assert "What left ward-a" in (site / "audit.html").read_text()
+    text = ran(site, "show", told["asks"][0]["answer"][:8])
+    assert "payload.update.weight" in text
+    assert "█▁▁█▁▁█▁▁█" in text
+
+
+def test_a_damaged_log_is_exit_code_1_of_verify(site: Path) -> None:
+    path = site / "log" / "asked.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"round":2', b'"round":4'))
+    assert "the log is damaged in line 6: the line was changed" in ran(site, "log", "--verify", code=1)
+    assert "damaged in line 6" in ran(site, "log", code=2)
