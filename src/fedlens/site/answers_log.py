@@ -227,7 +227,8 @@ class AnswersLog:
             answer: made with `head` as that of the log.
             body: of the answer.
             about: as in `note`.
-            sealed: encrypt it on the disk, as that of a secure sum, whose shares would open the sum of others.
+            sealed: encrypt it on the disk, as that of a secure sum, whose shares would open the sum of others, and
+                keep no body in `sent`.
 
         Raises `RunFailed` if the disk refuses; nothing is answered then, and the log is as before.
         """
@@ -244,7 +245,7 @@ class AnswersLog:
                     while left:
                         left = left[file.write(left) :]
                 os.fsync(file.fileno())
-            if self._sent is not None and body:
+            if self._sent is not None and body and not sealed:
                 write_private(self._sent / f"{answer.digest.hex()}.safetensors", body)
             self.note(ask, answer, len(body), about)
         except RunFailed:

@@ -14,6 +14,8 @@ from fedlens.base.errors import ConfigError, DataError
 from fedlens.core.wire.message import Message, write_payload
 from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.files.chained_log import ChainedLog
+from fedlens.identity.file_cipher import FileCipher
+from fedlens.identity.keys import KeyPair
 from fedlens.site.answers_log import AnswersLog
 from fedlens.site.log_export import AskedLog, body_rows, export_log
 from tests.unit.site.ask_kit import answer_of, ask_of, refusal_of
@@ -23,7 +25,7 @@ PAYLOAD = {"update": {"weight": torch.arange(4.0).reshape(2, 2)}, "weight": 12.0
 
 def site_in(folder: Path, sent: bool = False) -> list[Message]:
     """The folder of a site that has answered twice and refused once; the three asks."""
-    log = AnswersLog(folder / "log", folder / "work", lambda: 1.8e9, folder / "sent" if sent else None)
+    log = AnswersLog(folder / "log", folder / "work", lambda: 1.8e9, sent=folder / "sent" if sent else None)
     log.introduce({"ward-a": b"PEM A", "server": b"PEM S"})
     log.introduce({"ward-a": b"PEM A", "server": b"PEM S"}, "run", "ab" * 32, ["ward-a", "reviewer"])
     asks, body = [ask_of(slot=slot, round=slot + 1) for slot in range(3)], write_payload({"payload": PAYLOAD})
@@ -163,6 +165,15 @@ def test_a_kept_body_is_shown_in_norms_and_histograms(tmp_path: Path) -> None:
     for wrong, what in (("abc", "lines"), ("0" * 64, "0 lines"), (line["payload"][:12], "2 lines")):
         with pytest.raises(ConfigError, match=what):
             log.found(wrong)
+
+
+def test_a_share_of_a_secure_sum_is_not_kept(tmp_path: Path) -> None:
+    cipher = FileCipher(KeyPair.make())
+    log = AnswersLog(tmp_path / "log", tmp_path / "work", cipher=cipher, sent=tmp_path / "sent")
+    ask = ask_of()
+    log.keep(ask, answer_of(ask, b"share", log.state[1]), b"share", sealed=True)
+    log.close()
+    assert not list((tmp_path / "sent").iterdir())
 
 
 def test_a_body_that_was_not_kept_is_a_sentence(tmp_path: Path) -> None:
