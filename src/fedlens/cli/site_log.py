@@ -9,12 +9,7 @@ import typer
 
 from fedlens.cli.display.output import print_columns, reported, say
 from fedlens.cli.options import Debug, Json
-
-Folder = Annotated[
-    Path,
-    typer.Option(metavar="DIR", help="The folder of the site: keys, site.toml, and what it has approved."),
-]
-_FOLDER = Path("fedlens-site")
+from fedlens.cli.site_review import SITE_FOLDER, SiteFolder, joined_folder
 
 
 def log(
@@ -26,7 +21,7 @@ def log(
         typer.Option(metavar="FILE", help="Write the log as FILE.csv and as the page FILE.html."),
     ] = None,
     last: Annotated[int, typer.Option(metavar="N", min=1, help="Show the last N lines.")] = 20,
-    folder: Folder = _FOLDER,
+    folder: SiteFolder = SITE_FOLDER,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -39,7 +34,7 @@ def log(
         from fedlens.identity.site_keys import SiteKeys
         from fedlens.site.log_export import HEAD, AskedLog, export_log
 
-        keys = SiteKeys(folder / "keys")
+        keys = SiteKeys(joined_folder(folder))
         try:
             read = AskedLog.read(folder)
         except DataError as damaged:
@@ -64,7 +59,7 @@ def show(
     id: Annotated[
         str, typer.Argument(metavar="ID", help="The first digits of a digest of an ask, answer or body.")
     ],
-    folder: Folder = _FOLDER,
+    folder: SiteFolder = SITE_FOLDER,
     debug: Debug = False,
 ) -> None:
     """Show one answer: its line, and norm and histogram of each value of its body if [keep] sent kept it."""

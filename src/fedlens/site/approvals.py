@@ -248,6 +248,14 @@ class Approvals:
         have = f"{many(len(known), 'reviewer has', 'reviewers have')} approved the experiment {short}"
         return f"{have} ({', '.join(known.values())}), and {needed} have to: fedlens site review"
 
+    def approvers(self, matter: Matter) -> list[str]:
+        """The names of those whose approval holds for what the server proposes now; none if a decision is damaged."""
+        try:
+            kept = [each for each in self._kept(matter.experiment) if each.matter.lapsed(matter) is None]
+            return list({self._reviewer(each) for each in kept if each.approves})
+        except (ConfigError, IdentityError):
+            return []
+
     def _kept(self, experiment: str) -> list[Decision]:
         """The decisions on an experiment. Raises `IdentityError` for a file that is damaged or was changed."""
         found = []

@@ -191,8 +191,8 @@ class Proposal:
         return self.approvals.missing(self.matter, time())
 
     def approvers(self) -> list[str]:
-        """Who approved it: whoever holds the keys of the site."""
-        return [self.site] if self.approved() else []
+        """The names of the reviewers who approved it, as it is proposed now."""
+        return self.approvals.approvers(self.matter)
 
     def census(self) -> SiteCensus:
         """What the site tells of its data, which are read now; see `LocalData`. For an approved proposal alone."""

@@ -121,8 +121,11 @@ def test_two_reviewers_are_two_keys(site: Site) -> None:
     shutil.copy(path, path.with_name("copy.json"))
     assert "1 reviewer has approved the experiment" in site.missing()
     path.with_name("copy.json").unlink()
+    assert site.review.approvals.approvers(site.review.matter) == ["keys"]  # who is named in the log
     site.decide(OFFICER)
     assert not site.missing()
+    assert set(site.review.approvals.approvers(site.review.matter)) == {"keys", "officer"}
+    assert not site.review.approvals.approvers(replace(site.review, run="run-2").matter)
     site.ask_for(3, officer=OFFICER)
     assert "2 reviewers have approved" in site.missing()
 
