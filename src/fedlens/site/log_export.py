@@ -109,7 +109,9 @@ class AskedLog:
         lines = [line for line in self.asks if any(line[name].startswith(prefix) for name in digests)]
         if len(prefix) < 6 or len(lines) != 1:
             what = f"{count(len(lines))} lines of the log have a digest that begins with {id!r}"
-            raise ConfigError(what, hint="give 6 digits or more of a digest of 'fedlens site log --export'")
+            raise ConfigError(
+                what, hint="give 6 digits or more of a digest of one line; 'fedlens site log' exports them"
+            )
         return lines[0]
 
 
