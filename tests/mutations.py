@@ -1259,7 +1259,7 @@ MUTATIONS = [
     ),
     Mutation(
         "aggregate/secure/keys.py",
-        "json.dumps([purpose, *clients]).encode() + self._hash",
+        "json.dumps([purpose, *clients]).encode() + self.hash",
         "json.dumps([purpose, *clients]).encode()",
         "unit/aggregate/secure/test_secagg_attacks.py",
     ),
@@ -1283,7 +1283,7 @@ MUTATIONS = [
     ),
     Mutation(
         "aggregate/secure/secagg_client.py",
-        'or entry["step"] != after:',
+        'or entry["step"] not in after:',
         "or False:",
         "unit/aggregate/secure/test_secagg_attacks.py",
     ),
@@ -1322,6 +1322,42 @@ MUTATIONS = [
         "[_plain(results[at]) for at in ready]",
         "[calls.ids[at] for at in ready]",
         "identity/test_secagg.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        'if before != payload[ATTEMPT]["clients"]:',
+        "if False:",
+        "unit/aggregate/secure/test_signed_lists.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "self._check_agreed(payload[ATTEMPT], survivors, transcript, step)",
+        "pass",
+        "unit/aggregate/secure/test_signed_lists.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        'if survivors != step.entry["survivors"]:',
+        "if False:",
+        "unit/aggregate/secure/test_signed_lists.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "if not step.client.secrets.identity.verify(client, message, signature):",
+        "if False:",
+        "unit/aggregate/secure/test_signed_lists.py",
+    ),
+    Mutation(
+        "aggregate/secure/secagg_client.py",
+        "< identity.min_cohort:",
+        "< 0:",
+        "unit/aggregate/secure/test_signed_lists.py",
+    ),
+    Mutation(
+        "site/client_identity.py",
+        "!= set(own) or",
+        "!= set(own) and",
+        "unit/site/test_client_identity.py",
     ),
     Mutation(
         "aggregate/secure/secagg_server.py",

@@ -171,6 +171,7 @@ class FederationInfo:
     counts_of_one: float = 1  # the largest number of occurrences of one class in an example
     parties: PartyFacts | None = None  # where clients hold features of the same examples
     at_sites: bool = False  # whether the examples are at sites, which send nothing of a single one
+    contract: str = ""  # SHA-256, in hexadecimal, of the experiment that the sites approved
 
     @property
     def clients(self) -> int:

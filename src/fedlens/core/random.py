@@ -149,11 +149,13 @@ class Identity:
         sign: the signature of bytes, by the long-lived key of this client's site.
         verify: whether a signature of bytes is that client's.
         owners: the site of each client that this one accepts in a cohort; None accepts all.
+        min_cohort: how many sites a sum must be of.
     """
 
     sign: Callable[[bytes], bytes] = lambda message: b""
     verify: Callable[[ClientId, bytes, bytes], bool] = lambda client, message, signature: signature == b""
     owners: Mapping[ClientId, str] | None = None
+    min_cohort: int = 0
 
 
 UNSIGNED = Identity()

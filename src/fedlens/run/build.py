@@ -262,6 +262,7 @@ def _federation(
         task.most_counts(data.input_shape),
         None if parties is None else party_facts(partition, parties.align),
         data.at_sites,
+        partition.contract if isinstance(partition, Roster) else "",
     )
 
 

@@ -70,11 +70,13 @@ class Terms:
         threshold: the fraction of the asked cohort that must last, above 0.5.
         layout: the fields, ranges, bits and words of a vector, as text.
         operation: the training, as text.
+        contract: SHA-256 of the experiment that the sites approved; empty in a simulation, in which nothing is signed.
     """
 
     threshold: float
     layout: str
     operation: str
+    contract: str = ""
 
     def needed(self, cohort: int) -> int:
         """ceil(threshold x cohort), exact in the decimal digits of the threshold, and at least 3.
@@ -206,7 +208,8 @@ class Transcript:
         return json.dumps(agreed, sort_keys=True, default=bytes.hex).encode()
 
     @cached_property
-    def _hash(self) -> bytes:
+    def hash(self) -> bytes:
+        """SHA-256 of `text`."""
         return hashlib.sha256(self.text).digest()
 
     @cached_property
@@ -219,7 +222,7 @@ class Transcript:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-        context = json.dumps([purpose, *clients]).encode() + self._hash
+        context = json.dumps([purpose, *clients]).encode() + self.hash
         return HKDF(SHA256(), KEY_BYTES, salt=None, info=context).derive(secret)
 
     def commitment(self, client: ClientId, seed: bytes) -> bytes:

@@ -14,8 +14,8 @@ from fedlens.aggregate.secure.blind_sum import RANGES, Bits, BlindSum, Ranges
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.keys import SURVIVORS, SecureSumRefused, Terms, digest
 from fedlens.aggregate.secure.quantized import Of, OfTau, Weights, computed
-from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
-from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, masked_sum
+from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
+from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, masked_sum
 from fedlens.aggregate.secure.secagg_takes import secagg_takes
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, FederationInfo, Op
@@ -28,13 +28,14 @@ class SecAgg(BlindSum):
     """sum_k q_k over the clients that last, opened by their shares (Bonawitz et al. 2017, ePrint 2017/281, figure 4).
 
     The update is that of `Quantized` for these clients, to the bit. A round has four asks: *Keys*, *Shares*, *Masked*,
-    in which clients train, and *Unmask*. The server is honest but curious: an active one can invent peers unless keys
-    are signed (`Secrets.identity`).
+    in which clients train, and *Unmask*. Clients of real sites sign their keys (`Secrets.identity`), and before
+    *Unmask* they are asked to *Agree*: each signs the list of survivors, and opens it if enough have signed the same.
+    In a simulation nothing is signed, so the server must be honest but curious.
 
     Attributes:
         threshold: the fraction of the asked cohort that must last in every step, above 0.5.
         operation: the local training, as a digest, once `fitted` has made it.
-        at_sites: whether clients are at sites, which draw secrets of their own; likewise.
+        contract: the digest of the experiment that sites approved, likewise; empty in a simulation.
 
     >>> from fedlens.aggregate.mean import Mean
     >>> SecAgg(Mean("uniform"), threshold=0.6).threshold
@@ -44,29 +45,31 @@ class SecAgg(BlindSum):
     once: ClassVar[bool] = True
     threshold: float = 0.67
     operation: str = ""
-    at_sites: bool = False
+    contract: str = ""
 
     @property
     def terms(self) -> Terms:
         """What all clients must agree on with the server."""
         layout = self.vectors
         vectors = [dict(layout.ranges), layout.bits, layout.words, layout.modulus_bits, layout.largest]
-        return Terms(self.threshold, digest(vectors).hex(), self.operation)
+        return Terms(self.threshold, digest(vectors).hex(), self.operation, self.contract)
 
     @property
     def ops(self) -> Mapping[str, Callable[[Any], Op]]:
-        """The four operations. That of *Masked* takes the place of plain training."""
+        """The operations of its asks. That of *Masked* takes the place of plain training."""
         terms = self.terms
         return {
             KEYS: lambda train: RoundKeys(),
             SHARES: lambda train: SendShares(terms),
             MASKED: lambda train: MaskedTrain(EncodedTrain(train, self.vectors), terms),
+            AGREE: lambda train: Agree(terms),
             UNMASK: lambda train: Unmask(terms),
         }
 
     def takes(self, op: str, training: Schema, clients: int, rounds: int | None) -> Schema | None:
-        """What a client may be asked by each of the four operations."""
-        return secagg_takes(op, training, self.vectors.cohort, clients, rounds)
+        """What a client may be asked by each operation; of *Agree* nothing in a simulation."""
+        signed = bool(self.contract)
+        return secagg_takes(op, training, self.vectors.cohort, clients, rounds, signed)
 
     @property
     def discloses(self) -> tuple[str, ...]:
@@ -74,9 +77,9 @@ class SecAgg(BlindSum):
         return (
             "The server sees one sum over the clients of a round, who is in it, and who left at which step. Nobody can "
             "see which client sent a wrong but finite update.",
-            "Masks hide each client's update from a server that follows the protocol: each site draws its secrets, and "
-            "they never leave it."
-            if self.at_sites
+            "Sites sign their keys and the list of who is in a sum, and count the sites that they approved. The server "
+            "can still send a model that differs in one bit from one that was summed."
+            if self.contract
             else "The secrets of this simulation derive from its seed, so its masks protect nothing.",
         )
 
@@ -88,8 +91,8 @@ class SecAgg(BlindSum):
         colluding = max(0, 2 * t - n - 1)  # 2t > n + c, ePrint 2017/281, section 4.1
         whom = f"more than {colluding}" if colluding else "any"
         return (
-            f"Secure sums of {n} clients need {t} of them to the end, so {n - t or 'none'} may drop out. An active "
-            f"server must not work with {whom} of them: 2 x {t} > {n} + {colluding}.",
+            f"Secure sums of {n} clients need {t} of them to the end, so {n - t or 'none'} may drop out. At real "
+            f"sites, an active server must not work with {whom} of them: 2 x {t} > {n} + {colluding}.",
         )
 
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
@@ -105,7 +108,7 @@ class SecAgg(BlindSum):
         kind = [train.settings.model_dump_json(), rule.name, train.weighting, train.normalized]
         operation = digest([*kind, model.name, repr(model.settings)]).hex()
         fitted = super().fitted(train, cohort, federation)
-        return replace(fitted, operation=operation, at_sites=federation.at_sites)
+        return replace(fitted, operation=operation, contract=federation.contract)
 
     def exchange(
         self, ask: Ask, fields: Mapping[str, How], ctx: AggregateContext

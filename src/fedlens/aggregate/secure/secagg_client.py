@@ -1,4 +1,4 @@
-"""The client's side of SecAgg (Bonawitz et al. 2017, ePrint 2017/281, figure 4): four operations, and what it refuses.
+"""The client's side of SecAgg (Bonawitz et al. 2017, ePrint 2017/281, figure 4): its operations, and what it refuses.
 
 Each operation is a function of what the server sends, of the client's secrets, and of its log, which the client keeps
 for ever. The log has the attempt in progress of each run, and the SHA-256 of every model that was in an opened sum.
@@ -7,7 +7,7 @@ for ever. The log has the attempt in progress of each run, and the SHA-256 of ev
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +34,7 @@ _PLACES = struct.Struct(">II")  # sender and receiver, as the points of their sh
 SEALED_BYTES = keys.SEALING + _PLACES.size + 2 * shamir.SHARE_BYTES
 _HOUR = 3600.0
 # The last step that a client answered.
-_KEYS, _SHARES, _MASKED, _UNMASKED = "keys", "shares", "masked", "unmasked"
+_KEYS, _SHARES, _MASKED, _AGREED, _UNMASKED = "keys", "shares", "masked", "agreed", "unmasked"
 
 
 def as_tensor(data: bytes) -> Tensor:
@@ -101,13 +101,26 @@ def _announced(payload: Payload, client: Client) -> tuple[keys.Attempt, Payload,
     return attempt, log, log.get("runs", {}).get(attempt.run)
 
 
-def _step(payload: Payload, client: Client, after: str) -> _Step:
-    """The attempt of this ask. Raises `SecureSumRefused` unless `after` was the last step in it that was answered."""
+def _check_sites(what: str, clients: Collection[ClientId], client: Client) -> None:
+    """Raises `SecureSumRefused` for clients of a site that this one does not know, and for those of too few sites."""
+    identity = client.secrets.identity
+    if identity.owners is None:
+        return
+    if unknown := [each for each in clients if each not in identity.owners]:
+        raise keys.SecureSumRefused(f"clients of no approved site are among the {what}: {unknown}")
+    if (sites := len({identity.owners[each] for each in clients})) < identity.min_cohort:
+        raise keys.SecureSumRefused(
+            f"the {what} are of {sites} sites, fewer than min_cohort = {identity.min_cohort}"
+        )
+
+
+def _step(payload: Payload, client: Client, *after: str) -> _Step:
+    """The attempt of this ask. Raises `SecureSumRefused` unless the last step that was answered is one of `after`."""
     attempt, log, entry = _announced(payload, client)
-    if entry is None or keys.Attempt.of(entry["attempt"]) != attempt or entry["step"] != after:
+    if entry is None or keys.Attempt.of(entry["attempt"]) != attempt or entry["step"] not in after:
         last = "nothing" if entry is None else f"'{entry['step']}' of round {entry['attempt']['round']}"
         raise keys.SecureSumRefused(
-            f"attempt {attempt.number} at round {attempt.round} goes on after '{after}', and the client answered "
+            f"attempt {attempt.number} at round {attempt.round} goes on after '{after[0]}', and the client answered "
             f"{last} before"
         )
     return _Step(log, entry, attempt, client)
@@ -119,8 +132,8 @@ class RoundKeys:
 
     A later attempt deletes the secrets of the one before. Raises `SecureSumRefused` for a round whose sum the client
     has helped to open, for an earlier one, for an attempt that is not later than the last, for peers that the client
-    does not know, and, outside a simulation, for a model that was in an opened sum before. A simulation says so in
-    `seen` instead.
+    does not know or of too few sites, and, outside a simulation, for a model that was in an opened sum before. A
+    simulation says so in `seen` instead.
     """
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
@@ -136,14 +149,12 @@ class RoundKeys:
                 )
         if client.id not in attempt.cohort:
             raise keys.SecureSumRefused("the cohort leaves out the client")
-        identity = client.secrets.identity
-        if identity.owners is not None and not identity.owners.keys() >= set(attempt.cohort):
-            raise keys.SecureSumRefused("the cohort has clients that this one does not know")
+        _check_sites("clients of the cohort", attempt.cohort, client)
         seen = _seen(attempt, log, client)
         client.secrets.forget(keys.of_run(attempt.run))
         step = _Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
         member = step.member()
-        signature = identity.sign(signed(attempt, client.id, member))
+        signature = client.secrets.identity.sign(signed(attempt, client.id, member))
         sent = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
         return Outcome({**sent, "log": step.logged()})
 
@@ -268,6 +279,7 @@ class MaskedTrain:
             keys.subset("senders of shares", senders, step.entry["members"], transcript.needed)
             if client.id not in senders:
                 raise keys.SecureSumRefused("the senders of shares leave out the client")
+            _check_sites("senders of shares", senders, client)
             begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
             _opened(begun, transcript)
             masks = [(transcript.own_mask(client.id, step.secret("seed")), 1)]
@@ -318,13 +330,56 @@ def _opened(step: _Step, transcript: keys.Transcript) -> dict[ClientId, tuple[by
     return opened
 
 
+def _survivors(payload: Payload, step: _Step, terms: keys.Terms) -> tuple[list[ClientId], keys.Transcript]:
+    """The list of survivors in an ask. Raises `SecureSumRefused` for one that this client does not open."""
+    survivors, transcript = list(payload[ATTEMPT]["clients"]), keys.Transcript.of(terms, step.entry)
+    keys.subset("survivors", survivors, step.entry["senders"], transcript.needed)
+    if step.client.id not in survivors:
+        raise keys.SecureSumRefused("the survivors leave out the client")
+    _check_sites("survivors", survivors, step.client)
+    return survivors, transcript
+
+
+def signed_list(transcript: keys.Transcript, survivors: Sequence[ClientId]) -> bytes:
+    """What a client signs of a list of survivors, in this attempt and with these members."""
+    return transcript.hash + keys.digest(["survivors", *survivors])
+
+
+@dataclass(frozen=True)
+class Agree:
+    """Signs the list of survivors that the client is shown, the *ConsistencyCheck* of figure 4.
+
+    A client signs one list for an attempt; the same ask again is answered from the log. Raises `SecureSumRefused` for
+    another list, and if the survivors leave out the client, are too few, or were not asked for the masked words.
+    """
+
+    terms: keys.Terms
+
+    def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
+        """Sends the `signature` of the list."""
+        step = _step(payload, client, _MASKED, _AGREED, _UNMASKED)
+        if (before := step.entry.get("survivors")) is not None:
+            if before != payload[ATTEMPT]["clients"]:
+                raise keys.SecureSumRefused(
+                    f"the server shows a second list of survivors of attempt {step.attempt.number} at round "
+                    f"{step.attempt.round}"
+                )
+            return Outcome({"signature": as_tensor(step.entry["signature"])})
+        with step.ending():
+            survivors, transcript = _survivors(payload, step, self.terms)
+        signature = client.secrets.identity.sign(signed_list(transcript, survivors))
+        log = step.logged(step=_AGREED, survivors=survivors, signature=signature)
+        return Outcome({"signature": as_tensor(signature), "log": log})
+
+
 @dataclass(frozen=True)
 class Unmask:
     """Sends one share for each sender: of its seed if it is in the sum, of its masking key if it is not.
 
     A client answers once for a round; the same ask again is answered from the log. Then it keeps the SHA-256 of the
     model, and its secrets are gone. Raises `SecureSumRefused` if the survivors leave out the client, are too few, or
-    were not asked for the masked words, and for the model as `RoundKeys` does.
+    were not asked for the masked words, and for the model as `RoundKeys` does. At real sites also if they are not the
+    list that the client signed, or if fewer than must last have signed it: then all who open this attempt open one sum.
     """
 
     terms: keys.Terms
@@ -337,20 +392,32 @@ class Unmask:
         again = entry.get("step") == _UNMASKED and keys.same(entry["asked"], keys.digest([asked, survivors]))
         if again:
             return Outcome({"shares": as_tensor(entry["answer"])})
-        step = _step(payload, client, _MASKED)
+        step = _step(payload, client, _AGREED if self.terms.contract else _MASKED)
         with step.ending():
             _seen(step.attempt, log, client)  # another run may have opened one since *Keys*
-            answer = self._shares(survivors, step)
+            answer = self._shares(payload, step)
         client.secrets.forget(keys.of_run(step.attempt.run))
         done = {"step": _UNMASKED, "asked": keys.digest([asked, survivors]), "answer": answer}
         new = step.logged(**done, keys=b"", sealed=b"")
         new["models"] = [*(m for m in log.get("models", ()) if m != step.attempt.model), step.attempt.model]
         return Outcome({"shares": as_tensor(answer), "log": new})
 
-    def _shares(self, survivors: Sequence[ClientId], step: _Step) -> bytes:
-        transcript = keys.Transcript.of(self.terms, step.entry)
-        keys.subset("survivors", survivors, step.entry["senders"], transcript.needed)
-        if step.client.id not in survivors:
-            raise keys.SecureSumRefused("the survivors leave out the client")
+    def _shares(self, payload: Payload, step: _Step) -> bytes:
+        survivors, transcript = _survivors(payload, step, self.terms)
+        if self.terms.contract:
+            self._check_agreed(payload[ATTEMPT], survivors, transcript, step)
         opened = _opened(step, transcript)
         return b"".join(seed if client in survivors else key for client, (key, seed) in opened.items())
+
+    def _check_agreed(
+        self, asked: Payload, survivors: Sequence[ClientId], transcript: keys.Transcript, step: _Step
+    ) -> None:
+        """Raises `SecureSumRefused` unless this client, and as many as must last, have signed this very list."""
+        if survivors != step.entry["survivors"]:
+            raise keys.SecureSumRefused("the survivors are not the list that the client has signed")
+        signers = asked["signers"]
+        keys.subset("signatures of the list of survivors", signers, survivors, transcript.needed)
+        message = signed_list(transcript, survivors)
+        for client, signature in zip(signers, asked["signatures"], strict=True):
+            if not step.client.secrets.identity.verify(client, message, signature):
+                raise keys.SecureSumRefused(f"client {client} has not signed this list of survivors")

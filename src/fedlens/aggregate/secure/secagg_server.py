@@ -1,4 +1,4 @@
-"""The server's side of SecAgg (Bonawitz et al. 2017, ePrint 2017/281, figure 4): four asks, and checks of the sum."""
+"""The server's side of SecAgg (Bonawitz et al. 2017, ePrint 2017/281, figure 4): its asks, and checks of the sum."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedlens.core.schema import Field, NumberField, Schema, TensorField
 from fedlens.core.states import MASKED_SUM
 from fedlens.core.types import ClientId, Payload
 
-# The four operations; *Masked* takes the place of plain training.
-KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "train", "unmask"
+# The operations; *Masked* takes the place of plain training, and *Agree* is asked of real sites alone.
+KEYS, SHARES, MASKED, AGREE, UNMASK = "keys", "shares", "train", "agree", "unmask"
 _ATTEMPT = "attempt"  # a note in the journal
 SIGNATURE_BYTES = 512  # at most
 
@@ -190,11 +190,19 @@ def _cohort(ask: Ask) -> tuple[ClientId, ...]:
 
 
 def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, dict[ClientId, bytes]]:
-    """Asks for the secrets that open the sum, and checks them."""
-    fields: dict[str, Field] = {"shares": bytes_field(len(masked.commitments) * shamir.SHARE_BYTES)}
+    """Asks for the secrets that open the sum, and checks them. Real sites sign the list of survivors before."""
     survivors, transcript = list(masked.survivors), masked.transcript
-    asked = {"attempt": transcript.attempt.payload, "clients": survivors}
-    replies = yield from _support(UNMASK, survivors, asked, deadline, fields)
+    asked: dict[str, Any] = {"attempt": transcript.attempt.payload, "clients": survivors}
+    openers = survivors
+    fields: dict[str, Field] = {"signature": bytes_field(-1, most=SIGNATURE_BYTES)}
+    if transcript.terms.contract:
+        replies = yield from _support(AGREE, survivors, asked, deadline, fields)
+        openers = list(replies)
+        keys.subset("signatures of the list of survivors", openers, survivors, transcript.needed)
+        signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
+        asked = {**asked, "signers": openers, "signatures": signatures}
+    fields = {"shares": bytes_field(len(masked.commitments) * shamir.SHARE_BYTES)}
+    replies = yield from _support(UNMASK, openers, asked, deadline, fields)
     answered, needed = list(replies), transcript.needed
     keys.subset("senders of shares that open the sum", answered, survivors, needed)
     shares = {client: as_bytes(replies[client]["shares"]) for client in answered[:needed]}

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlens.aggregate.secure.encoding import VECTOR, SumLayout
 from fedlens.aggregate.secure.keys import SecureSumRefused, Terms
-from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
-from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK, masked_sum
+from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
+from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, masked_sum
 from fedlens.core.dataset_info import FederationInfo
 from fedlens.core.payload import pack, unpack
 from fedlens.core.protocol import Ask, Client, Failure, Id, Outcome, Reply, Request, RoundContext
-from fedlens.core.random import Rng, Secrets
+from fedlens.core.random import Identity, Rng, Secrets
 from fedlens.core.schema import NumberField, Schema, TreeField
 from fedlens.core.states import Journal
 
@@ -66,6 +68,7 @@ class SumFederation:
 
     Attributes:
         wire: whether payloads and logs pass a network's encoding.
+        contract: that of real sites, which sign the list of survivors; see `signed_by`.
         view: all that the server got, by operation: its asks and answers.
     """
 
@@ -75,6 +78,7 @@ class SumFederation:
     journal: Journal = field(default_factory=lambda: Journal("run"))
     seed: int = 0
     wire: bool = False
+    contract: str = ""
     entropy: Callable[[int], bytes] = os.urandom
     sites: list[Site] = field(default_factory=list)
     view: list[tuple[Ask, list[Any]]] = field(default_factory=list)
@@ -88,10 +92,26 @@ class SumFederation:
             words[-1] = draw.integers(1, most + 1)  # the weight
             self.sites.append(Site(k, words.astype(np.dtype(f"i{self.layout.modulus_bits // 8}"))))
 
+    def signed_by(self, owners: Mapping[int, str], min_cohort: int = 0) -> Self:
+        """The same whose clients sign with keys of their own, and belong to these sites."""
+        signers = [Ed25519PrivateKey.generate() for _ in self.sites]
+        known = [signer.public_key() for signer in signers]
+
+        def verify(client: Any, message: bytes, signature: bytes) -> bool:
+            try:
+                known[client].verify(signature, message)
+            except InvalidSignature:
+                return False
+            return True
+
+        for site, signer in zip(self.sites, signers, strict=True):
+            site.secrets = Secrets(identity=Identity(signer.sign, verify, owners, min_cohort))
+        return self
+
     @property
     def terms(self) -> Terms:
         """The terms of all."""
-        return Terms(self.threshold, repr(self.layout.ranges), "train")
+        return Terms(self.threshold, repr(self.layout.ranges), "train", self.contract)
 
     def ops(self, site: Site) -> Mapping[str, Any]:
         """The four operations at a site."""
@@ -99,6 +119,7 @@ class SumFederation:
             KEYS: RoundKeys(),
             SHARES: SendShares(self.terms),
             MASKED: MaskedTrain(FixedWords(self.layout), self.terms),  # type: ignore[arg-type]
+            AGREE: Agree(self.terms),
             UNMASK: Unmask(self.terms),
         }
 
