@@ -311,7 +311,10 @@ class CensusLink(Link):
         body: Payload = {}
         if roster is not None:
             mean, std = roster.moments or (None, None)
+            places = {peer: at for at, peer in enumerate(sorted(self._terms.peers))}
+            owners = [places.get(each, -1) for each in roster.sites]
             body = {
+                "owners": torch.tensor(owners, dtype=torch.int64),
                 "examples": torch.from_numpy(roster.examples),
                 "held_out": torch.from_numpy(roster.held_out),
                 "mean": mean and list(mean),

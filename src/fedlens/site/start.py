@@ -55,7 +55,7 @@ def agent_of(
     )
 
     def read(text: str, run: str, terms: ExperimentTerms) -> Proposal:
-        return Proposal.read(text, settings, keys.name, folder, run, terms)
+        return Proposal.read(text, settings, keys.name, folder, run, terms, keys.identity())
 
     limits = SiteLimits(settings.allow.min_examples, most, settings.keep.days, settings.keep.sent)
     return Agent(folder, keys, connection, read, say, limits, once=once)

@@ -19,7 +19,7 @@ from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.registry import own_names
 from fedlens.core.protocol import ClientId, Program
-from fedlens.core.random import Secrets
+from fedlens.core.random import UNSIGNED, Identity, Secrets
 from fedlens.core.schema import Schema
 from fedlens.core.types import is_client
 from fedlens.core.wire.census import MOST_EXAMPLES, SiteCensus
@@ -28,9 +28,11 @@ from fedlens.data.catalogue import data_directory
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import ExamplesHere
 from fedlens.engines.inline import inline
+from fedlens.identity.keys import KeyPair
 from fedlens.run.build import Built, build
 from fedlens.settings.plan import Plan
 from fedlens.site.approvals import Approvals, Matter
+from fedlens.site.client_identity import client_identity
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.settings import SiteSettings
@@ -61,18 +63,25 @@ class Workplace:
     _code: Mapping[str, bytes] = field(repr=False)
 
     @classmethod
-    def open(cls, local: LocalData, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Workplace:
+    def open(
+        cls,
+        local: LocalData,
+        rows: Mapping[str, int],
+        sizes: Mapping[str, Any],
+        identity: Identity = UNSIGNED,
+    ) -> Workplace:
         """Builds the experiment of `local.contract` over the roster.
 
         Args:
             rows: `rows` of the message of the experiment.
             sizes: the payload in its body: examples and held_out, int64 [clients]; mean and std, or None; images.
+            identity: that of the clients of this site.
 
         Raises `ConfigError` or `DataError` if the experiment does not fit the data, or the roster other data.
         """
         roster = _roster(local, rows, sizes)
         code = local.contract.code()
-        secrets = {row: Secrets() for row in rows.values()}
+        secrets = {row: Secrets(identity=identity) for row in rows.values()}
         with own_names(code):
             planned = local.contract.plan()
             built = _built(planned, roster, local, rows)
@@ -155,6 +164,7 @@ class Proposal:
         folder: that of the site.
         run: the run that the server proposes it for.
         terms: what the server says of it besides.
+        key: the identity key of the site.
     """
 
     contract: Contract
@@ -162,14 +172,22 @@ class Proposal:
     folder: Path
     run: str
     terms: ExperimentTerms
+    key: KeyPair
     _local: LocalData | None = None
 
     @classmethod
     def read(
-        cls, text: str, settings: SiteSettings, site: str, folder: Path, run: str, terms: ExperimentTerms
+        cls,
+        text: str,
+        settings: SiteSettings,
+        site: str,
+        folder: Path,
+        run: str,
+        terms: ExperimentTerms,
+        key: KeyPair,
     ) -> Proposal:
         """The proposal in a text. Raises `ConfigError` for what sites refuse, see `read_contract`."""
-        return cls(read_contract(text, settings), site, folder, run, terms)
+        return cls(read_contract(text, settings), site, folder, run, terms, key)
 
     @property
     def digest(self) -> str:
@@ -200,10 +218,12 @@ class Proposal:
         return self._local.census()
 
     def open(self, rows: Mapping[str, int], sizes: Mapping[str, Any]) -> Workplace:
-        """Builds the experiment over the roster; see `Workplace.open`."""
+        """Builds the experiment over the roster, `owners` in `sizes`; see `Workplace.open` and `client_identity`."""
         if self._local is None:
             self._local = LocalData.open(self.contract, self.site, self.folder, self.run)
-        return Workplace.open(self._local, rows, sizes)
+        fewest, owners = self.contract.site.allow.min_cohort, sizes.get("owners")
+        identity = client_identity(self.key, self.site, self.terms, rows.values(), owners, fewest)
+        return Workplace.open(self._local, rows, sizes, identity)
 
 
 def _built(planned: Plan, roster: Roster, local: LocalData, rows: Mapping[str, int]) -> Built:

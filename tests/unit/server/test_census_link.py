@@ -411,6 +411,10 @@ def test_the_peers_of_a_frozen_run_are_those_of_its_roster(tmp_path: Path) -> No
     )  # fmt: skip
     resumed.sites.collect(0, ())
     assert peers_told(resumed, "a") == {"a"}
+    owners = [
+        read_payload(link.bodies["a"], Caps(1000))["owners"].tolist() for link in (run.link, resumed.link)
+    ]
+    assert owners == [[0, 1], [0, -1]]
 
 
 def test_a_site_whose_log_goes_back_is_suspended_until_it_is_accepted(tmp_path: Path) -> None:

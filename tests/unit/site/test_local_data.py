@@ -14,6 +14,7 @@ from fedlens.base.errors import ConfigError, DataError, FedlensError
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.dataset import channel_moments
 from fedlens.data.partition.roster import Roster
+from fedlens.identity.keys import KeyPair
 from fedlens.site import local_data
 from fedlens.site.contract import Contract, read_contract, site_part
 from fedlens.site.local_data import LocalData
@@ -164,21 +165,26 @@ def test_without_the_list_nothing_is_computed(tmp_path: Path) -> None:
 def test_a_proposal_is_read_approved_counted_and_opened(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     text = contract_of(settings).text
-    proposal = Proposal.read(text, settings, "ward", tmp_path, RUN, ExperimentTerms())
+    key = KeyPair.make()
+    terms = ExperimentTerms(peers={"clinic": KeyPair.make().public, "ward": key.public})
+    proposal = Proposal.read(text, settings, "ward", tmp_path, RUN, terms, key)
     roster = Roster.of([proposal.census()])
     assert proposal.digest == roster.contract
-    sizes = {"examples": roster.examples, "held_out": roster.held_out, "images": 16}
+    sizes = {"examples": roster.examples, "held_out": roster.held_out, "images": 16, "owners": np.array([1])}
     mean, std = roster.moments or (None, None)
     place = proposal.open({"ward": 0}, {**sizes, "mean": mean, "std": std})
     assert place.examples(0) == (12, 4)
     assert place.program.secrets_of(0).simulation is None
     assert place.program.secrets_of(0) is place.secrets[0]
+    identity = place.secrets[0].identity
+    assert (identity.owners, identity.min_cohort) == ({0: "ward"}, 3)
+    assert identity.verify(0, b"keys", identity.sign(b"keys"))
     for other in (1, "@train", "@test"):
         with pytest.raises(KeyError):
             place.program.data_of(other)
     for rows, counted in (({"ward": 0}, [15]), ({"ward": 1}, [16]), ({"other": 0}, [16])):
         wrong = {**sizes, "examples": np.array(counted), "held_out": np.array([0]), "mean": mean, "std": std}
-        with pytest.raises(DataError, match="start a new run"):
+        with pytest.raises(DataError, match=r"start a new run|other clients of 'ward'"):
             proposal.open(rows, wrong)
 
 
