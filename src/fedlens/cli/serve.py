@@ -49,6 +49,14 @@ Without = Annotated[
         help="Begin again without these sites (ward-a,ward-b), from the last checkpoint before their first answer.",
     ),
 ]
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="DATE", help="The last day of the run, in UTC, as 2027-01-31; sites approve it."),
+]
+Agreement = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The data use agreement; the sites see and approve its SHA-256."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -68,6 +76,8 @@ def serve(
     changes: Changes = None,
     bind: Bind = None,
     sites: Enough = None,
+    until: Until = None,
+    agreement: Agreement = None,
     out: Out = None,
     without: Without = None,
     passphrase_file: PassphraseFile = None,
@@ -106,6 +116,8 @@ def serve(
             log_to_stderr,
             report,
             without.split(",") if without else (),
+            until,
+            agreement,
         )
         return serve(served, progress)
 

@@ -122,7 +122,7 @@ def decide(
 
         from fedlens.base.errors import ConfigError
         from fedlens.base.shell_command import shell_command
-        from fedlens.files.atomic_files import write_durably
+        from fedlens.files.atomic_files import write_atomically
         from fedlens.identity.keys import KeyPair
         from fedlens.identity.private_files import write_private
         from fedlens.site.review import Review
@@ -162,7 +162,7 @@ def decide(
             )
         _check_digest(approve, proposed)
         own = KeyPair.read(key, key_passphrase(key, passphrase_file))
-        write_durably(out, proposed.decide(own, reject).to_bytes())
+        write_atomically(out, proposed.decide(own, reject).to_bytes())
         taken: dict[str, Any] = {"import": out.name}
         say(f"written: {out}; at the site: {shell_command('site', 'review', **taken)}")
 

@@ -37,7 +37,15 @@ _APPENDED = ("metrics.jsonl", "clients.jsonl")
 _PLAIN_NAME = re.compile(r"[^/\\\x00-\x1f]+")
 _SEARCH_DEPTH = 3
 # What a run that ended before its first file leaves: its lock, and files of a server that gathered its sites.
-_BEFORE_A_RUN = {".lock", "serve.lock", "serve.json", "serve.log.jsonl", "answers.jsonl", "roster.json"}
+_BEFORE_A_RUN = {
+    ".lock",
+    "serve.lock",
+    "serve.json",
+    "serve.log.jsonl",
+    "answers.jsonl",
+    "roster.json",
+    "journal",
+}
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class CensusLink(Link):
         self._sites: dict[str, _Site] = {}
         self._records: list[SiteRecord] = []
         self._read_at: int | None = None
-        self._terms = ExperimentTerms()
+        self._terms = ExperimentTerms(record.until, record.agreement)
 
     # -- the four methods of a link -------------------------------------------------------------------------------
 
@@ -131,8 +131,15 @@ class CensusLink(Link):
     def collect(self, seconds: float, waiting: Collection[bytes], /) -> list[Arrived]:
         """The messages that have arrived, without censuses, which are checked here.
 
-        Raises `RoundDropped` if a site was revoked with `--drop` in a round that it answered in.
+        Raises `RoundDropped` if a site was revoked with `--drop` in a round that it answered in, and `RunFailed` after
+        the last day of the run.
         """
+        if self._terms.ended(time()):
+            raise RunFailed(
+                f"the last day of the run, {self._terms.until} (UTC), is over",
+                where="--until",
+                hint="'fedlens serve' with a later --until resumes it once the sites have approved that",
+            )
         self._look()
         arrived = [each for each in self._link.collect(seconds, waiting) if self._follows(each)]
         others = [each for each in arrived if not self._take(each)]

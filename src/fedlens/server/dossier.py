@@ -24,9 +24,9 @@ from fedlens.pages.left_clients import carried, left_clients
 from fedlens.pages.render import page_text, write_page
 from fedlens.privacy.guarantee import guarantee
 from fedlens.results.run import read_run
+from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.server.serve import plan_at_sites
 from fedlens.server.serve_record import ServeRecord
-from fedlens.server.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.settings.config_source import Source
 from fedlens.site.contract import site_part
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from time import monotonic, time
@@ -15,12 +16,14 @@ from fedlens import api
 from fedlens.base.errors import ConfigError, FedlensError
 from fedlens.base.shell_command import shell_command
 from fedlens.core.engine_base import EngineBase
+from fedlens.core.wire.terms import ExperimentTerms, is_day
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import with_held_out
 from fedlens.engines.network import NetworkEngine
 from fedlens.files.atomic_files import refused
 from fedlens.files.chained_log import ChainedLog
 from fedlens.files.lock import locked
+from fedlens.files.regular_file import open_regular
 from fedlens.result import Result
 from fedlens.run.journal_file import JournalFile
 from fedlens.run.rundir import RunDir
@@ -62,6 +65,8 @@ class Served:
         out: the run directory.
         data_dir, download: for a dataset at the server.
         sites: freeze the roster once so many sites have answered.
+        until: the last day of the run (UTC), as "2027-01-31"; that of the first start without it.
+        agreement: the file of the data use agreement, whose SHA-256 the sites see.
         log_to_stderr: write the log to standard error in place of the run directory.
         without: the sites that have left, which are neither told nor asked.
     """
@@ -78,6 +83,8 @@ class Served:
     log_to_stderr: bool = False
     report: bool = True
     without: Sequence[str] = ()
+    until: str | None = None
+    agreement: Path | None = None
 
 
 def serve(served: Served, progress: ServeProgress) -> Result:
@@ -114,6 +121,7 @@ def serve(served: Served, progress: ServeProgress) -> Result:
         **({"without": without} if without else {}),
     }  # another run than one with them
     new = ServeRecord.new(settings, registry.root, site_part(config))
+    new = _with_terms(new, served)
     with ExitStack() as stack:
         allow_connections()
         sockets = listening_sockets(served.bind, registry.port)
@@ -130,6 +138,22 @@ def serve(served: Served, progress: ServeProgress) -> Result:
             if old.path != directory.path.resolve():
                 purge(old)
         return _Server(served, config, registry, sockets, directory, record, progress).run()
+
+
+def _with_terms(new: ServeRecord, served: Served) -> ServeRecord:
+    """The record with the terms of the command. Raises `ConfigError` for a day that is over, and a missing file."""
+    if served.until is not None and (not is_day(served.until) or ExperimentTerms(served.until).ended(time())):
+        hint = "give today or a later day, such as 2027-01-31"
+        raise ConfigError(f"'{served.until}' is no last day of a run", where="--until", hint=hint)
+    if served.agreement is None:
+        return replace(new, until=served.until)
+    try:
+        with open_regular(served.agreement) as file:
+            agreement = hashlib.sha256(file.read()).hexdigest()
+    except OSError as error:
+        what = f"the agreement {served.agreement} cannot be read: {error.strerror}"
+        raise ConfigError(what, where="--agreement") from None
+    return replace(new, until=served.until, agreement=agreement)
 
 
 def plan_at_sites(source: Source) -> Plan:

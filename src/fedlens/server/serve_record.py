@@ -27,6 +27,7 @@ class ServeRecord:
         experiment: SHA-256 of the settings as the user wrote them, in hexadecimal.
         root: SHA-256 of the federation's root certificate, in hexadecimal.
         contract: the settings that the sites approve, as TOML. They stay, whatever later versions would write.
+        until, agreement: those of `ExperimentTerms`.
     """
 
     run: str
@@ -34,6 +35,8 @@ class ServeRecord:
     experiment: str
     root: str
     contract: str
+    until: str | None = None
+    agreement: str | None = None
 
     @classmethod
     def new(cls, settings: Mapping[str, Any], root: bytes, contract: str) -> ServeRecord:
@@ -46,6 +49,10 @@ class ServeRecord:
         """SHA-256 of the contract, in hexadecimal."""
         return hashlib.sha256(self.contract.encode()).hexdigest()
 
+    def with_terms(self, other: ServeRecord) -> ServeRecord:
+        """The record with the terms that another one has; the sites have to approve what is new in them."""
+        return replace(self, until=other.until or self.until, agreement=other.agreement or self.agreement)
+
     def same(self, other: ServeRecord) -> bool:
         """Whether both are of the same experiment in the same federation."""
         return (self.experiment, self.root) == (other.experiment, other.root)
@@ -56,12 +63,16 @@ class ServeRecord:
         content = read_json(run.serve_path)
         if content is None:
             return None
-        kinds = {each.name: int if each.name == "attempt" else str for each in fields(cls)}
-        if content.keys() != kinds.keys() or not all(type(content[n]) is kind for n, kind in kinds.items()):
+        given = {"until": None, "agreement": None, **content}  # runs of earlier versions have no terms
+        kinds: dict[str, tuple[type, ...]] = {
+            each.name: (int,) if each.name == "attempt" else (str,) for each in fields(cls)
+        }
+        kinds |= {name: (str, type(None)) for name in ("until", "agreement")}
+        if given.keys() != kinds.keys() or not all(type(given[n]) in kind for n, kind in kinds.items()):
             raise RunDirectoryError(
                 "serve.json is damaged", where=str(run.serve_path), hint="copy it again, or start a new run"
             )
-        return cls(**content)
+        return cls(**given)
 
     def started(self, run: RunDir) -> ServeRecord:
         """The record with one attempt more, written to the disk."""
@@ -100,13 +111,13 @@ def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir,
                 where=str(out),
                 hint="name another directory with --out, or undo the change of the settings",
             )
-        return run, kept
+        return run, kept.with_terms(new)
     if out is None:
         for path in sorted((Path("runs") / name).glob("*/serve.json"), reverse=True):
             run = RunDir(path.parent)
             kept = ServeRecord.read(run)
             if kept is not None and kept.same(new) and not _finished(run):
-                return run, kept
+                return run, kept.with_terms(new)
     return RunDir.create(out, name, None), new
 
 

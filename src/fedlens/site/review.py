@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 from typing import Any
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError
+from fedlens.base.format import size
 from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
+from fedlens.base.registry import own_names
 from fedlens.base.shell_command import quoted_command
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name, read_root
 from fedlens.identity.fingerprint import fingerprint_words
 from fedlens.identity.keys import KeyPair
+from fedlens.models.weights_setting import NONE
+from fedlens.run.trial_round import TrialRound, trial_round
 from fedlens.site.approvals import Approvals, Decision, Matter
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.settings import SiteSettings
 
 _LARGEST = 2**22
+_FEWEST, _MOST = 3, 10  # clients of a round with made-up images
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,37 @@ class Review:
         """Why the site does not compute it now; None if it is approved."""
         return self.approvals.missing(self.matter, time())
 
+    def trial(self) -> TrialRound | None:
+        """A round with made-up images, of names that are fedlens's own; None if the experiment names a file.
+
+        Raises `ConfigError` or `RunFailed` for an experiment that cannot run.
+        """
+        if self.contract.files():
+            return None
+        settings: dict[str, Any] = {**self.contract.settings}
+        if isinstance(model := settings.get("model"), Mapping) and "weights" in model:
+            settings["model"] = {**model, "weights": NONE}  # whose files are not opened
+        with own_names({}):
+            planned = replace(self.contract, settings=settings).plan()
+            return trial_round(planned, max(_FEWEST, min(_MOST, len(self.terms.peers))), at_site=True)
+
+    def leaves(self) -> list[str]:
+        """What a client sends, one operation a line, and what leaves beyond updates, as sentences."""
+        try:
+            trial = self.trial()
+        except FedlensError as error:
+            return [printable(f"not shown: {error}", line_feeds=False)]
+        if trial is None:
+            return [f"not shown: the experiment uses {', '.join(self.contract.files())}"]
+        sums = ", and sums over the pixels of its images" if self.contract.sums_moments else ""
+        found = [f"census: the names of the site's clients, their numbers of images{sums}"]
+        for op in trial.rows:
+            shapes = [f"{name} ({shape})" for name, shape in trial.shapes.get(op, {}).items()]
+            metrics = sorted(trial.metrics.get(op, ()))
+            sent = "; ".join([*shapes, *([f"metrics {', '.join(metrics)}"] if metrics else [])])
+            found.append(f"{op}: {sent or 'numbers'}, {size(trial.sent.get(op, 0))}")
+        return [printable(line, line_feeds=False) for line in (*found, *trial.built.algorithm.discloses)]
+
     def to_plain(self) -> dict[str, Any]:
         """What a program reads: settings, terms, peers with their words."""
         matter, terms = self.matter, self.terms
@@ -65,6 +102,7 @@ class Review:
             "until": terms.until,
             "agreement": terms.agreement,
             "peers": words,
+            "leaves": self.leaves(),
             "settings": dict(self.contract.settings),
         }
 
@@ -81,6 +119,8 @@ class Review:
             f"data use agreement, SHA-256: {plain['agreement'] or 'none'}",
             f"sites that take part ({len(peers)}), each with its eight words:",
             *peers,
+            "what a client sends, as a round with made-up images does:",
+            *(f"    {line}" for line in plain["leaves"]),
             f"digest: {plain['digest']}",
         ]
 

@@ -102,6 +102,33 @@ def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text
     assert "this site has approved it" not in ran("site", "review")
 
 
+def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: SiteKeys, text: str) -> None:
+    line = ran("site", "decide", "--key", "officer.pem", "--new-key").partition("site.toml: ")[2].strip()
+    assert Path("officer.pem").stat().st_mode & 0o777 == 0o600
+    assert "in a new file" in refused("site", "decide", "--key", "officer.pem", "--new-key")
+    write_site(FOLDER, allow={"reviewers": 2})
+    with (FOLDER / "site.toml").open("a") as file:
+        file.write(f"\n[reviewers]\n{line}\n")
+    digest = propose(server, text)
+    assert "1 reviewer has approved" in ran("site", "review", "--approve", digest)
+    ran("site", "review", "--export", "experiment.json")
+    assert f"digest: {digest}" in (shown := ran("site", "decide", "experiment.json"))
+    assert f"--approve {digest[:12]}" in shown
+    decide = ("site", "decide", "experiment.json", "--out", "decision.json")
+    assert "needs a key" in refused(*decide, "--approve", digest)
+    assert "does not propose" in refused(*decide, "--key", "officer.pem", "--approve", "0" * 64)
+    ran(*decide, "--key", "officer.pem", "--approve", digest)
+    assert "imported: approved" in ran("site", "review", "--import", "decision.json")
+    assert json.loads(ran("site", "review", "--json"))["approved"]
+    ran(*decide, "--key", "officer.pem", "--reject", "no consent")
+    said = ran("site", "review", "--import", "decision.json")
+    assert f"the experiment {digest[:12]} was rejected by officer: no consent" in said
+    assert not json.loads(ran("site", "review", "--json"))["approved"]
+    assert "exclude one another" in refused("site", "review", "--approve", digest, "--reject", "no")
+    Path("decision.json").write_text("{}")
+    assert "no decision on an experiment" in refused("site", "review", "--import", "decision.json")
+
+
 def test_a_review_opens_and_imports_nothing(
     server: Server, site: SiteKeys, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from fedlens.engines.network import Waits
 from fedlens.files import jsonl
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.site_keys import SiteKeys
+from fedlens.server import census_link
 from fedlens.server.census_link import CensusLink, RoundDropped
 from fedlens.server.event_log import EventLog
 from fedlens.server.serve_record import ServeRecord
@@ -460,3 +461,18 @@ def test_a_site_that_hides_its_log_is_suspended(tmp_path: Path, lines: Any) -> N
     run.census("a", details={"log_lines": lines})
     assert not run.sites.online()
     assert run.federation.registry.site("a").reason == "its message has no state of its log"
+
+
+def test_a_run_ends_after_its_last_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(tmp_path, "a")
+    run.sites = CensusLink(
+        run.link, run.federation.registry, run.federation.key,
+        replace(run.record, until="2099-01-31", agreement="0a" * 32), EventLog(run.path), clock=lambda: 0.0,
+    )  # fmt: skip
+    monkeypatch.setattr(census_link, "time", lambda: 4073587200.0 - 1)
+    run.sites.collect(0, ())
+    terms = ExperimentTerms.from_plain(run.link.told["a"][-1].details["terms"])
+    assert (terms.until, terms.agreement) == ("2099-01-31", "0a" * 32)
+    monkeypatch.setattr(census_link, "time", lambda: 4073587200.0)  # 2099-02-01, UTC
+    with pytest.raises(RunFailed, match=r"the last day of the run, 2099-01-31 \(UTC\), is over"):
+        run.sites.collect(0, ())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,17 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own" / "notes.txt").touch()
     with pytest.raises(RunDirectoryError, match="not empty"):
         run_to_serve(tmp_path / "own", "wards", NEW)
+
+
+def test_a_resumed_run_keeps_its_terms_until_others_are_given(tmp_path: Path) -> None:
+    first = replace(NEW, until="2027-01-31", agreement="0a" * 32)
+    made("1", first)
+    assert run_to_serve(None, "wards", NEW)[1] == replace(first, attempt=1)
+    later = replace(NEW, until="2027-03-31")
+    run, record = run_to_serve(None, "wards", later)
+    assert (record.until, record.agreement) == ("2027-03-31", "0a" * 32)
+    record.started(run)
+    assert run_to_serve(run.path, "wards", NEW)[1].until == "2027-03-31"
+    old = {key: value for key, value in asdict(NEW).items() if key not in ("until", "agreement")}
+    run.serve_path.write_text(json.dumps(old))  # of a version without terms
+    assert ServeRecord.read(run) == NEW

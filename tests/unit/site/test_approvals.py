@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError
 from fedlens.core.wire.terms import ExperimentTerms
@@ -248,3 +250,40 @@ def test_what_is_shown_has_no_character_that_a_terminal_obeys(site: Site) -> Non
     assert len(review.to_plain()["peers"]["ward-b"].split()) == 8
     with pytest.raises(IdentityError):
         Decision.read(b"{}")
+
+
+def test_a_person_sees_what_a_client_sends(site: Site) -> None:
+    shown = site.review.to_plain()["leaves"]
+    (train,) = [line for line in shown if line.startswith("train: ")]
+    assert "weight" in train
+    assert "metrics " in train
+    assert all(line in "\n".join(site.review.lines()) for line in shown)
+
+
+def test_looking_opens_no_file_that_the_experiment_names(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("raise SystemExit('it was imported')")
+    os.mkfifo(tmp_path / "w.safetensors")  # who opens it waits for ever
+    files = {
+        name: hashlib.sha256((tmp_path / "nets.py").read_bytes()).hexdigest()
+        for name in ("nets.py", "w.safetensors")
+    }
+    settings = write_site(tmp_path, files=files)
+    for model in ({"name": "nets.py:net"}, {"name": "mlp", "weights": "w.safetensors"}):
+        text = tomli_w.dumps({**site.review.contract.settings, "model": model})
+        review = replace(site.review, contract=read_contract(text, settings))
+        (named,) = [name for name in files if name in text]
+        assert review.to_plain()["leaves"] == [f"not shown: the experiment uses {named}"]
+        assert Review.read(exported(review, tmp_path)).lines() == review.lines()
+
+
+def test_what_cannot_run_is_a_sentence(site: Site) -> None:
+    text = tomli_w.dumps({**site.review.contract.settings, "model": {"name": "resnet18", "depth\x1b[31m": 3}})
+    (line,) = replace(site.review, contract=read_contract(text, site.review.contract.site)).leaves()
+    assert line.startswith("not shown: ")
+    assert line.isprintable()
+
+
+def exported(review: Review, folder: Path) -> Path:
+    path = folder / "experiment.json"
+    path.write_bytes(review.export())
+    return path

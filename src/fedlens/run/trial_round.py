@@ -38,6 +38,7 @@ class TrialRound:
         built: the experiment, as the server builds it.
         rows: those of `fedlens.core.traffic.Traffic`, by operation.
         shapes: of each field that clients sent, by operation and name.
+        metrics: the names of the metrics that clients sent, by operation.
         sent: the bytes of the largest reply, by operation.
         keeps: the names in the states that clients keep.
     """
@@ -45,6 +46,7 @@ class TrialRound:
     built: Built
     rows: Mapping[str, Row] = field(default_factory=dict)
     shapes: dict[str, dict[str, str]] = field(default_factory=dict)
+    metrics: dict[str, set[str]] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
 
@@ -59,6 +61,7 @@ class TrialRound:
             fields |= {LETTER + name: each for name, each in (ask.expect.letter.fields or {}).items()}
         shapes = {name: shape_of(each) for name, each in fields.items()}
         self.shapes.setdefault(ask.op, {}).update({name: shape for name, shape in shapes.items() if shape})
+        self.metrics.setdefault(ask.op, set()).update(answer.metrics)
         self.sent[ask.op] = max(self.sent.get(ask.op, 0), answer.nbytes + nbytes(dict(answer.metrics)))
 
 
@@ -78,11 +81,11 @@ def shape_of(expected: AskedField) -> str:
     return ", ".join([*leaves[:_SHOWN], *([f"and {many(more, 'more tensor')}"] if more > 0 else [])])
 
 
-def trial_round(planned: Plan, clients: int) -> TrialRound:
+def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRound:
     """Trains `clients` clients for one step each, and evaluates the model as the experiment says.
 
-    Raises `ConfigError` for what `fedlens serve` refuses, `DataError` if the server's test data are missing, and
-    `RunFailed` if an operation fails.
+    With `at_site` the plan is the part of the experiment that sites get. Raises `ConfigError` for what `fedlens serve`
+    refuses, `DataError` if the server's test data are missing, and `RunFailed` if an operation fails.
     """
     config, local = planned.config, planned.config.local
     short = {"epochs": local.epochs and 1, "steps": local.steps and 1, "batch_size": "all", "stragglers": 0.0}
@@ -98,7 +101,9 @@ def trial_round(planned: Plan, clients: int) -> TrialRound:
     roster = Roster(names, names, each, np.zeros(clients, np.int64), moments=moments, images=total)
     positions = {row: np.arange(row * IMAGES, (row + 1) * IMAGES) for row in range(clients)}
     here = ExamplesHere(replace(blank, train=examples), positions)
-    trial = TrialRound(build(planned, data_dir, False, engine=inline(), roster=roster))
+    trial = TrialRound(
+        build(planned, data_dir, False, engine=inline(), roster=roster, here=here if at_site else None)
+    )
     shortened, states = replace(planned, config=config), ClientStates()
     built = build(shortened, data_dir, False, engine=inline(), roster=roster, here=here)
     driver = Driver(built.engine, states, trial.answered)
