@@ -12,6 +12,13 @@ from fedlens.cli.options import Debug, RunDirectory
 
 def report(
     directory: RunDirectory,
+    pseudonyms: Annotated[
+        bool,
+        typer.Option(
+            "--pseudonyms",
+            help="Write report-pseudonyms.html, in which sites are 'site 1', 'site 2'; pseudonyms.json has the names.",
+        ),
+    ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -19,7 +26,7 @@ def report(
     with reported(debug):
         from fedlens.pages.run_page import write_report
 
-        page = write_report(directory)
+        page = write_report(directory, pseudonyms)
         say(page)
         if show:
             import webbrowser

@@ -34,6 +34,7 @@ from fedlens.pages.shown_images import may_get_images
 from fedlens.pages.suspicious_labels import label_section
 from fedlens.pages.test_section import section_of_test
 from fedlens.results.bound import bound_beside, bound_sentence
+from fedlens.results.pseudonyms import PseudonymRun
 from fedlens.results.run import Run, read_run, subtable
 from fedlens.settings.keys import flat
 
@@ -47,14 +48,15 @@ _MACHINE = {
 }
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, pseudonyms: bool = False) -> Path:
     """Writes report.html into a run directory and returns its path.
 
-    Works on runs of any status; parts without data are left out.
+    Works on runs of any status; parts without data are left out. With `pseudonyms` the page is another file, without
+    the names of sites and clients; see `PseudonymRun`.
 
     Raises `RunDirectoryError` if `run_dir` is not a run directory.
     """
-    run = read_run(run_dir)
+    run = PseudonymRun.open(run_dir) if pseudonyms else read_run(run_dir)
     command = run.environment.get("command")
     bound = bound_beside(run)
     curves = run_charts(run, bound)
@@ -92,7 +94,7 @@ def write_report(run_dir: Path) -> Path:
         "environment": _shown({key: each for key, each in run.environment.items() if key != "shown"}),
         "machine": [words for key, words in _MACHINE.items() if run.environment.get(key)],
     }
-    return write_page(run.report_path, "run.html.j2", context)
+    return write_page(run.shared_path if pseudonyms else run.report_path, "run.html.j2", context)
 
 
 def _start_time(environment: Mapping[str, Any]) -> str:

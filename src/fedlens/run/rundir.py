@@ -100,6 +100,8 @@ class RunDir:
     client_tests_path = _Inside("client_tests.json")
     predictions_path = _Inside("predictions")
     report_path = _Inside("report.html")
+    shared_path = _Inside("report-pseudonyms.html")
+    pseudonyms_path = _Inside("pseudonyms.json")
     serve_path = _Inside("serve.json")
     serve_log_path = _Inside("serve.log.jsonl")
     answers_path = _Inside("answers.jsonl")
