@@ -60,7 +60,7 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     left = wards.sites[LEFT].site
     assert left is not None
     handles = {handle.encode() for handle in left.states}
-    shutil.copytree(run.recordings_path / "round-000002", run.journal_path)  # as a note of a round
+    shutil.copytree(run.recordings_path / "round-000002", run.journal_path, dirs_exist_ok=True)  # as a note
     assert len(sent) > 4
     assert len(having(run.path, sent)) > 2
     assert "manifest.json" in having(run.path, handles)

@@ -10,13 +10,15 @@ import torch
 
 from fedlens.base.errors import ConfigError, IdentityError
 from fedlens.files.chained_log import read_chained
+from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import one_writer
 from fedlens.site.answers_log import NAME, AnswersLog, AskRefused
+from fedlens.site.client_logs import LOGS, ClientLogs
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.retention import purge_site
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from tests.unit.cli.commands import ran, refused
-from tests.unit.site.ask_kit import answer_of, ask_of
+from tests.unit.site.ask_kit import SITE, answer_of, ask_of
 from tests.unit.site.site_kit import write_site
 
 DAY, NOW = 86_400.0, 1_000_000_000.0
@@ -27,10 +29,12 @@ def answered(folder: Path, run: str, days: float) -> None:
     """A run that asked so many days ago, whose client keeps a state, and whose answer the server may not have."""
     then, ask = NOW - days * DAY, ask_of(run=run, nonce=run.encode().ljust(16))
     log = AnswersLog(folder / "log", folder / "work", lambda: then)
-    log.keep(ask, answer_of(ask, SECRET, log.head), SECRET + run.encode())
+    log.keep(ask, answer_of(ask, SECRET, log.state[1]), SECRET + run.encode())
     log.close()
     state = torch.frombuffer(bytearray(SECRET + run.encode().ljust(32)), dtype=torch.uint8)
     KeptStates(folder / "states", lambda: then).put(ask, {"w": state})
+    logs = ClientLogs(folder / LOGS, FileCipher(SITE))
+    logs.put(run, "a", {"runs": {run: {}}, "models": [*logs.get(run, "a")["models"], run.encode()]})
 
 
 def having(folder: Path, content: bytes) -> list[str]:
@@ -54,12 +58,18 @@ def site(tmp_path: Path) -> Path:
 
 def test_a_run_that_is_due_leaves_no_byte_and_a_line(site: Path) -> None:
     log = (site / "log" / NAME).read_bytes()
-    assert purge_site(site, 30, NOW) == {"old-run": 2}
+    assert purge_site(site, 30, NOW) == {"old-run": 3}
     assert having(site, SECRET + b"old-run") == []
     assert having(site, SECRET + b"new-run") == ["states", "work"]
     assert (site / "log" / NAME).read_bytes().startswith(log)
     line, _, _ = list(read_chained(site / "log" / NAME))[-1]
-    assert (line["kind"], line["run"], line["files"]) == ("purged", "old-run", 2)
+    assert (line["kind"], line["run"], line["files"]) == ("purged", "old-run", 3)
+    logs = ClientLogs(site / LOGS, FileCipher(SITE))
+    assert logs.get("new-run", "a")["runs"] == {"new-run": {}}
+    assert logs.get("old-run", "a") == {
+        "runs": {},
+        "models": [b"old-run", b"new-run"],
+    }  # none is summed again
     assert purge_site(site, 30, NOW) == {}
 
 
@@ -74,7 +84,7 @@ def test_a_purged_answer_is_never_computed_again(site: Path) -> None:
 def test_a_run_is_purged_by_name(site: Path) -> None:
     assert "no run 'other'" in refused("site", "purge", "other", "--folder", site)
     assert "a run or --due" in refused("site", "purge", "--folder", site)
-    assert ran("site", "purge", "new", "--folder", site) == "purged: new-run, 2 files\n"
+    assert ran("site", "purge", "new", "--folder", site) == "purged: new-run, 3 files\n"
     assert having(site, SECRET) == ["states", "work"]
     (site / SITE_FILE).write_text((site / SITE_FILE).read_text() + "[keep]\ndays = 36500\n")
     assert "nothing is due" in ran("site", "purge", "--due", "--folder", site)
