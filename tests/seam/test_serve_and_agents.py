@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,16 @@ import torch
 from safetensors.torch import load_file
 
 from fedlens import Experiment
+from fedlens.base.errors import DataError
 from fedlens.data.datasets.digits import digits
 from fedlens.data.partition.partition import Partition
+from fedlens.files.chained_log import read_chained
 from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.site_heads import SiteHeads
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.server.serve import Served, serve
+from fedlens.site.answers_log import AnswersLog
+from fedlens.site.log_export import AskedLog
 from fedlens.site.start import agent_of
 from tests.link_kit import within
 from tests.seam.test_sites import lines
@@ -156,3 +162,35 @@ def test_a_run_goes_on_when_agents_and_server_begin_anew(tmp_path: Path) -> None
         wards.progress.each_round = lambda round: None
         found = wards.serve()
     same(found, wards.expected())
+    logs_fit(wards, found)
+
+
+def logs_fit(wards: Wards, run: Path) -> None:
+    """Both sides have the same of each answer that counts, and the server knows the end of each site's log."""
+    answers = list(read_chained(run / "answers.jsonl"))
+    heads = {bytes(32).hex(), *(head.hex() for _, head, _ in answers)}
+    taken = {values["answer"]: values for values, _, _ in answers if values.get("decision") == "taken"}
+    seen = SiteHeads(wards.registry.folder)
+    for name in SITES:
+        log = AskedLog.read(wards.folder / name)
+        own = {line["answer"]: line for line in log.asks}
+        theirs = {answer: line for answer, line in taken.items() if line["site"] == name}
+        assert theirs.keys() <= own.keys()
+        assert {line["decision"] for line in own.values()} == {"answered"}
+        for answer, line in theirs.items():
+            for fact in ("ask", "payload", "bytes", "fields", "operation", "round", "client"):
+                assert own[answer][fact] == line[fact], fact
+        assert {line["server_head"] for line in log.asks} <= heads
+        assert {line["approved"] for line in log.asks} == {name}
+        assert not log.server_went_back()
+        kinds = Counter(event["kind"] for event in log.events)
+        assert (kinds["certificate"], kinds["experiment"], kinds["census"]) == (2, 1, 1)
+        state = seen.seen(wards.registry.site(name))
+        path = wards.folder / name / "log" / "asked.jsonl"
+        whole = path.read_bytes().splitlines(keepends=True)
+        for kept, fits in ((whole, True), (whole[:-3], False)):  # a backup
+            path.write_bytes(b"".join(kept))
+            asked = AnswersLog(path.parent, wards.folder / name / "work")
+            with nullcontext() if fits else pytest.raises(DataError, match="what the server saw"):
+                asked.check_seen(json.loads(json.dumps(state)))
+            asked.close()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.display.output import print_columns, reported, say
+from fedlens.cli.display.output import complain, print_columns, reported, say
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.site_review import SITE_FOLDER, SiteFolder, joined_folder
 
@@ -42,6 +42,8 @@ def log(
                 raise
             say(str(damaged))
             raise typer.Exit(1) from None
+        for sentence in read.server_went_back():
+            complain("warning", sentence)
         chain = f"the chain of {read.lines:,} lines holds; its head is {read.head}"
         if export is not None:
             written = export_log(read, export, keys.name, keys.federation)

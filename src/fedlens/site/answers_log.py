@@ -270,7 +270,7 @@ class AnswersLog:
         """
         given = dict(about or {})
         fields: Sequence[str] = given.pop("fields", ())
-        reason, now = answer.details.get("reason"), int(self._clock())
+        reason, now, lines = answer.details.get("reason"), int(self._clock()), ask.details.get("log_lines")
         failed = "refused" if reason in _REFUSED else "failed"
         values = {
             **given,
@@ -282,6 +282,7 @@ class AnswersLog:
             "payload": answer.fields.payload.hex(),
             "bytes": size,
             "server_head": ask.fields.head.hex(),
+            "server_lines": lines if type(lines) is int else None,
             "time": now,
         }
         try:

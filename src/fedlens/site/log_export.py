@@ -24,6 +24,7 @@ from fedlens.site.answers_log import NAME, SENT
 
 HEAD = ("when", "run", "round", "operation", "client", "decision", "reason", "bytes", "fields", "approved by")
 _COLUMNS = (*HEAD, "attempt", "exchange", "slot", "ask", "answer", "payload", "server_head", "head")
+_ORDER = ("run", "attempt", "round", "exchange", "slot")  # in which the server makes asks
 _SHOWN = 5_000  # lines of a page
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -66,6 +67,20 @@ class AskedLog:
             log.asks.append({"decision": decision, **values, **about})
         return log
 
+    def server_went_back(self) -> list[str]:
+        """The runs whose server has asked with an older state of its log than before, as sentences."""
+        found, last = dict[str, str](), dict[str, tuple[int, str]]()
+        for line in sorted(self.asks, key=lambda each: tuple(each[name] for name in _ORDER)):
+            if (lines := line.get("server_lines")) is None:
+                continue
+            now = lines, line["server_head"]
+            before = last.get(line["run"], now)
+            if lines < before[0] or (lines == before[0] and now != before):
+                what = f"has {lines:,} lines, and had {before[0]:,}" if lines < before[0] else "was changed"
+                found.setdefault(line["run"], f"in the ask {line['ask'][:12]} the server's log {what}")
+            last[line["run"]] = now
+        return [f"run {run}: {what}" for run, what in found.items()]
+
     def rows(self, last: int | None = None) -> list[list[str]]:
         """The last asks, or all of them, as texts under `HEAD`."""
         return [_row(line) for line in (self.asks if last is None else self.asks[-last:])]
@@ -96,6 +111,7 @@ class AskedLog:
             "site": site,
             "federation": federation,
             "log": self,
+            "back": self.server_went_back(),
             "runs": runs,
             "left_out": len(self.asks) - len(asks),
             "fields": {line["fields"]: line["listed"] for line in asks if line["listed"]},

@@ -131,6 +131,27 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     assert str(tmp_path) not in text
 
 
+def test_a_server_whose_log_went_back_is_named(tmp_path: Path) -> None:
+    log = AnswersLog(tmp_path / "log", tmp_path / "work")
+
+    def asked(round: int, lines: Any, head: bytes, run: str = "run") -> None:
+        ask = ask_of(details={"log_lines": lines}, round=round, head=head * 32, run=run)
+        log.note(ask, refusal_of(ask))
+
+    for round, lines, head in ((1, 0, b"0"), (3, 9, b"9"), (2, 4, b"4"), (4, 9, b"9"), (5, "x", b"x")):
+        asked(round, lines, head)  # the third one came late
+    assert not AskedLog.read(tmp_path).server_went_back()
+    asked(6, 8, b"8")
+    asked(1, 5, b"5", "other")
+    asked(2, 5, b"6", "other")
+    log.close()
+    other, one = AskedLog.read(tmp_path).server_went_back()
+    assert other.startswith("run other: in the ask ")
+    assert other.endswith("the server's log was changed")
+    assert one.endswith("the server's log has 8 lines, and had 9")
+    assert one in AskedLog.read(tmp_path).as_page("a", "b").replace("&#39;", "'")
+
+
 def test_a_line_of_an_earlier_version_has_a_decision(tmp_path: Path) -> None:
     asks = site_in(tmp_path)
     log = ChainedLog(tmp_path / "log" / "asked.jsonl")

@@ -92,6 +92,7 @@ class Post:
             "shared_size": len(blob),
             "most": plain_schema.most_bytes(expect, self.most),
             "seen": self.seen(site),
+            "log_lines": 0 if self.log is None else self.log.count,
         }
         fields = self._fields(client, id, op, digest)
         message = seal(self.key, "ask", fields, details, body)
