@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,10 +44,10 @@ OWNERS = np.random.default_rng(0).integers(0, len(SITES), 1437)
 class Wards:
     """A server's folder, and three sites that join as soon as a server listens."""
 
-    def __init__(self, folder: Path, algorithm: str) -> None:
+    def __init__(self, folder: Path, algorithm: str, **more: Any) -> None:
         self.folder, self.progress = folder, Followed()
         self.registry: FederationFolder = federation_in(folder)
-        self.more = {"algorithm": algorithm, "rounds": 3, **ALGORITHMS.get(algorithm, {})}
+        self.more = {"algorithm": algorithm, "rounds": 3, **ALGORITHMS.get(algorithm, {}), **more}
         self.settings = at_sites(checkpoint={"seconds": 0}, **self.more)
         self.settings["engine"] = {**self.settings["engine"], "patience": 120.0, "lost": 120.0}
         self.lines: list[str] = []
@@ -144,6 +145,23 @@ def test_a_run_at_sites_has_the_bits_of_a_simulation(algorithm: str, tmp_path: P
     asked = [line for line in log if "kind" not in line]
     assert {line["decision"] for line in asked} == {"answered"}
     assert {line["operation"] for line in asked} >= {"train"}
+
+
+def test_a_secure_sum_at_sites_is_that_without_masks_and_its_list_is_signed(tmp_path: Path) -> None:
+    sums = {"name": "secagg", "bits": 20, "range": 64.0}
+    wards = Wards(tmp_path, "fedavg", aggregate=sums, evaluation={"clients": "none"})
+    with wards.at_work():
+        found = wards.serve()
+    wards.more["aggregate"] = {**sums, "name": "quantized"}
+    plain = wards.expected()
+    first, second = (load_file(path / "model.safetensors") for path in (found, plain))
+    assert all(torch.equal(first[leaf], second[leaf]) for leaf in second)
+    log = [json.loads(line) for line in (tmp_path / "a" / "log" / "asked.jsonl").read_text().splitlines()]
+    asked = [(line["operation"], line["decision"]) for line in log if "kind" not in line]
+    steps = ("keys", "shares", "train", "agree", "unmask")
+    assert asked == [(step, "answered") for _ in range(3) for step in steps]
+    told = json.loads((found / "summary.json").read_text())["disclosures"]
+    assert any("Sites sign their keys and the list of who is in a sum" in line for line in told)
 
 
 def test_a_run_goes_on_when_agents_and_server_begin_anew(tmp_path: Path) -> None:
