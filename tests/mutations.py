@@ -427,6 +427,13 @@ MUTATIONS = [
         "return training",
         "contract/test_takes.py",
     ),
+    Mutation("site/answering.py", "sealed=log is not None", "sealed=False", "unit/site/test_client_logs.py"),
+    Mutation(
+        "site/client_logs.py",
+        'self._write(self._folder / _MODELS, _MODELS, client, {"models": models})',
+        "pass",
+        "unit/site/test_client_logs.py",
+    ),
     Mutation(
         "aggregate/secure/secagg_takes.py", "most=rounds or _MOST", "most=2**60", "contract/test_takes.py"
     ),

@@ -107,7 +107,8 @@ def check_at_sites(config: Config, algorithm: AlgorithmBase, measure: Sequence[s
         raise ConfigError(
             "nothing measures the model: the server has no test images, and no client is asked",
             where="evaluation.clients",
-            hint="set evaluation.clients = 'all', or data.dataset.test to a dataset at the server",
+            hint="set data.dataset.test to a dataset at the server"
+            + ("" if algorithm.blind else ", or evaluation.clients = 'all'"),
         )
 
 
