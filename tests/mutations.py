@@ -165,10 +165,21 @@ MUTATIONS = [
         "unit/site/test_agent.py",
     ),
     Mutation(
+        "site/answering.py", "replace(takes, log=False).fault(asked)", "None", "unit/site/test_agent.py"
+    ),
+    Mutation(
         "site/answering.py",
-        "replace(takes, log=False).fault({**shared, **payload})",
-        "None",
-        "unit/site/test_agent.py",
+        "for sentence in opened.refused(",
+        "for sentence in () and opened.refused(",
+        "unit/site/test_policy.py",
+    ),
+    Mutation("site/answering.py", 'asked.get("work")', 'payload.get("work")', "unit/site/test_policy.py"),
+    Mutation("site/workplace.py", "        refuse(contract, settings)\n", "", "unit/site/test_policy.py"),
+    Mutation(
+        "site/policy.py",
+        'config.aggregate["name"] != _SECURE',
+        'config.aggregate["name"] == "mean"',
+        "unit/site/test_policy.py",
     ),
     Mutation(
         "site/answering.py",

@@ -31,6 +31,7 @@ from fedlens.core.protocol import (
 from fedlens.core.random import Rng
 from fedlens.core.schema import MEASUREMENTS, AskedField, Schema, TreeField, finite_fault
 from fedlens.core.tree import TreeSpec
+from fedlens.core.types import forbidden
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import RATE_SETTINGS, LocalSettings
@@ -111,7 +112,7 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
 
     A client is refused whose measurements cannot be read, or give a share outside [0, 1] (`Task.shares`).
 
-    Raises `RunFailed` if no client answers.
+    Returns nothing if no client answers because sites do not allow it. Raises `RunFailed` if none does otherwise.
     """
     asked, held_out = _chosen(ctx, who), ctx.federation.held_out
     assert held_out is not None  # `refuse_unmeasured` has refused the run otherwise
@@ -120,10 +121,11 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
     most = max(_SPARSE, (ctx.federation.classes + 1) ** 2)
     after: list[Mapping[str, float]] = []
     before: list[Mapping[str, float]] = []
-    reason = "no client was asked"
+    reason, forbids = "no client was asked", False
     for answer in (yield ask):
         if isinstance(answer, Failure):
             reason = answer.reason
+            forbids = forbids or reason == forbidden(EVALUATE_OWN)
             continue
         try:
             sent = downloaded(answer.payload)
@@ -145,6 +147,8 @@ def everywhere(shared: Payload, ctx: RoundContext, task: Task, who: Who, pooled:
         # Added here and not by the operation: a loss that is not finite is a result, not a failed reply.
         values = client_values(int(held_out[int(answer.client)]), of_client, untuned)
         answer.metrics = {**answer.metrics, **values}
+    if not after and forbids:
+        return {}
     if not after:
         raise RunFailed(f"no client could be measured: {reason}")
     metrics: Metrics = {}

@@ -47,3 +47,8 @@ class Obstacle(NamedTuple):
     what: str
     where: str
     hint: str
+
+
+def forbidden(op: str) -> str:
+    """The reason of a failure because the site of a client does not allow the operation, now or later."""
+    return f"the policy of the site does not allow '{op}'"

@@ -13,6 +13,7 @@ from fedlens.base.format import (
     count,
     duration,
     finite,
+    many,
     millions,
     rounds_of,
     setting,
@@ -20,6 +21,7 @@ from fedlens.base.format import (
 )
 from fedlens.base.shell_command import shell_command
 from fedlens.base.summary_text import listed
+from fedlens.core.types import forbidden
 from fedlens.data.catalogue import data_directory
 from fedlens.pages.architecture import cells_of
 from fedlens.pages.client_section import client_section
@@ -87,6 +89,7 @@ def write_report(run_dir: Path, pseudonyms: bool = False) -> Path:
         "images_command": images_command(run) if may_get_images(run) else "",
         "skipped": _skipped(run),
         "failures": _failures(run),
+        "unmeasured": _unmeasured(run),
         "changes": _changes(run),
         "efficiency": efficiency(run),
         "settings": _settings(run),
@@ -129,6 +132,17 @@ def _failures(run: Run) -> list[tuple[str, str, int]]:
         for reason, times in reasons.items()
     ]
     return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
+
+
+def _unmeasured(run: Run) -> str:
+    """A sentence on the clients whose sites do not allow that they are evaluated; empty if there is none."""
+    clients = {client for client, reason, _ in _failures(run) if reason == forbidden("evaluate-own")}
+    if not clients:
+        return ""
+    return (
+        f"{many(len(clients), 'client was', 'clients were')} not evaluated: the policy of the site does not allow it "
+        "([allow] in site.toml)."
+    )
 
 
 def _changes(run: Run) -> list[tuple[str, str, str, str]]:

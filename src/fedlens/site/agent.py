@@ -305,6 +305,8 @@ class Agent:
             await self._census(experiment, census)
         if experiment.opened is None and rows is not None:
             experiment.opened = await self._locally(experiment, self._open, proposed, rows, experiment.body)
+            if experiment.opened is not None:
+                self._tell_refused(experiment.opened)
 
     def _approved(self, experiment: _Experiment, proposed: Proposed) -> bool:
         """Whether it may be computed now; says once what it waits for."""
@@ -375,6 +377,12 @@ class Agent:
         opened = proposed.open(rows, sizes)
         self._answering.largest = int(max(sizes["examples"]))
         return opened
+
+    def _tell_refused(self, opened: Opened) -> None:
+        """Says which operations of the experiment the policy of the site refuses."""
+        asked = [op for op in opened.program.ops if opened.takes(op) is not None]
+        for sentence in [sentence for op in asked for sentence in opened.refused(op)]:
+            self._tell("policy", f"this site does not answer: {sentence}")
 
     def _close_experiment(self) -> None:
         if self._experiment is not None and self._experiment.opened is not None:

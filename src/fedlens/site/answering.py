@@ -61,6 +61,13 @@ class Opened(Protocol):
     def takes(self, op: str) -> Schema | None:
         """What a client may be asked by this operation; None if nothing."""
 
+    def refused(self, op: str, row: int | None = None, work: int | None = None) -> Sequence[str]:
+        """Why the policy of the site refuses an operation: for any client, or for that in a row and its work."""
+
+    @property
+    def reports_metrics(self) -> bool:
+        """Whether losses and counts may leave the site."""
+
     def close(self) -> None:
         """Frees its memory."""
 
@@ -225,8 +232,11 @@ class Answering:
         if sizes[fields.operation == EVALUATE_OWN] < self._min_examples:
             raise AskRefused("data", f"'{fields.client}' has fewer examples than min_examples")
         shared, payload, expect = self._read(ask, bodies)
-        if (fault := replace(takes, log=False).fault({**shared, **payload})) is not None:
+        asked = {**shared, **payload}
+        if (fault := replace(takes, log=False).fault(asked)) is not None:
             raise AskRefused("refused", f"'{fields.operation}' is asked with what it does not take: {fault}")
+        for sentence in opened.refused(fields.operation, row, asked.get("work")):
+            raise AskRefused("policy", sentence)
         with self._writing:
             self._check_running()
             state = self._states.get(ask)
@@ -234,8 +244,12 @@ class Answering:
             payload["log"] = self._logs.get(fields.run, fields.client)
         expect = replace(self._bounded(expect, sizes[0]), log=takes.log)
         item = Item(Id(fields.round, fields.exchange, fields.slot), row, payload, state)
-        with opened.computing():
-            answer = self._runner(opened.program).answer(fields.operation, shared, item, expect)
+        try:
+            with opened.computing():
+                answer = self._runner(opened.program).answer(fields.operation, shared, item, expect)
+        except AskRefused:  # it was given up, and may have left its cache half written
+            self._executor = None
+            raise
         if isinstance(answer, Failure):
             raise AskRefused(
                 "memory" if any(each in answer.reason for each in _MEMORY) else "operation", answer.reason
@@ -243,6 +257,8 @@ class Answering:
         behind = answer.metrics.get("examples", 0.0)
         if 0 < behind < self._min_examples:
             raise AskRefused("data", f"{behind:g} examples are behind the answer, fewer than min_examples")
+        if not opened.reports_metrics:
+            answer.metrics = {}
         log = answer.payload.get("log", payload["log"]) if takes.log else None
         answer.payload = {n: value for n, value in answer.payload.items() if log is None or n != "log"}
         return answer, log

@@ -142,6 +142,13 @@ class Contract:
         found = {name: self.site.file(name) for name in sorted(named)}
         return {name: line for name, line in found.items() if line is not None}
 
+    def names(self, registry: Registry) -> list[str]:
+        """The names in the settings of things of this registry."""
+        tables = [
+            one for key, each in NAMED.items() if each is registry for one in _tables(self.settings, key)
+        ]
+        return [str(one.get("name") if isinstance(one, Mapping) else one) for one in tables]
+
     def code(self) -> dict[str, bytes]:
         """The Python files among them, by name. Raises `ConfigError` for one that is missing or another one."""
         return {name: self.site.content(line) for name, line in self.files().items() if name.endswith(".py")}

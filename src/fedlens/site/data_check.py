@@ -14,6 +14,7 @@ from fedlens.settings.make_partition import read_dataset
 from fedlens.site.contract import read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.network_check import Step
+from fedlens.site.policy import refuse
 from fedlens.site.settings import SITE_FILE, SiteSettings
 
 _SHOWN = 20  # classes or clients that are named
@@ -54,6 +55,7 @@ def _data(settings: SiteSettings) -> str:
 def _experiment(path: Path, settings: SiteSettings, site: str) -> str:
     """The clients that an approved experiment has here. What is counted for a run stays as it is."""
     contract = read_contract(path.read_text("utf-8"), settings)
+    refuse(contract, settings)
     with tempfile.TemporaryDirectory() as scratch:
         local = LocalData.open(contract, site, Path(scratch), "check")
     named = [f"{name} {len(local.clients[name]):,}" for name in local.names[:_SHOWN]]

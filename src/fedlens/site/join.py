@@ -44,6 +44,11 @@ _TEXT = """\
 [allow]
 # The fewest examples behind each number that is sent.
 min_examples = 8
+# What an experiment may be: 'fedlens site review' says which line refuses it.
+# algorithms = ["fedavg", "fedprox"]
+# max_rounds = 100
+# max_epochs = 5
+# secure_sum = "only"
 
 [compute]
 device = "auto"

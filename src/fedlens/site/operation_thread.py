@@ -6,12 +6,51 @@ import asyncio
 import ctypes
 import queue
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _PATIENCE = 10.0  # seconds for one step of PyTorch
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Gives up what runs in the block after so many seconds: `TimeoutError` is raised at its next step in Python.
+
+    A step of PyTorch is not interrupted. Raises `TimeoutError` at the end of the block, too, if the code in it has
+    caught the first one.
+    """
+    if seconds is None:
+        yield
+        return
+    lock, thread, state = threading.Lock(), threading.get_ident(), {"ended": False, "late": False}
+
+    def interrupt() -> None:
+        with lock:
+            if not state["ended"]:
+                state["late"] = True
+                _raise_in(thread, TimeoutError)
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        while not state["ended"]:
+            with suppress(TimeoutError), lock:  # it may be raised as late as here, once
+                _raise_in(thread, None)
+                state["ended"] = True
+    if state["late"]:
+        raise TimeoutError
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raises an exception at the next step of a thread in Python; None takes back one that was not raised yet."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 class OperationThread:
@@ -72,6 +111,5 @@ class OperationThread:
         """
         self._calls.put(None)
         if self._busy:
-            thread, error = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, error)
+            _raise_in(self._thread.ident or 0, SystemExit)
         self._thread.join(_PATIENCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,24 +60,43 @@ class SiteAllow(_Table):
     `fedlens.site.policy` refuses what it does not allow before an operation runs.
     """
 
-    operations: list[str] | None = Field(None, description="the operations that may be asked of clients")
-    algorithms: list[str] | None = Field(None, description="the algorithms that an experiment may name")
-    models: list[str] | None = Field(None, description="the models that an experiment may name")
+    operations: list[str] | None = Field(
+        None, description="the operations that a server may ask for, such as `train` and `evaluate-own`"
+    )
+    algorithms: list[str] | None = Field(
+        None, description="the algorithms that an experiment may name; one of `[files]` by FILE.py:NAME"
+    )
+    models: list[str] | None = Field(
+        None, description="the models that an experiment may name, also within others"
+    )
     max_rounds: int | None = Field(None, ge=1, description="the most rounds of an experiment")
     max_epochs: int | None = Field(
-        None, ge=1, description="the most passes over a client's images that one operation may make"
+        None,
+        ge=1,
+        description="the most epochs that one operation trains, such as a round or the tuning of a measured model",
     )
-    max_seconds: float | None = Field(None, gt=0, description="the longest time of one operation")
+    max_seconds: float | None = Field(
+        None, gt=0, description="the longest time of one operation, which is given up then"
+    )
     min_examples: int = Field(8, ge=1, description="the fewest examples behind each number that is sent")
-    min_steps: int | None = Field(None, ge=1, description="the fewest local steps behind an update")
-    min_batch: int | None = Field(None, ge=1, description="the smallest batch, and the smallest client")
+    min_steps: int | None = Field(
+        None, ge=1, description="the fewest local steps behind an update; a gradient over all images is one"
+    )
+    min_batch: int | None = Field(
+        None, ge=1, description="the fewest images in a batch, and at a client that trains"
+    )
     min_cohort: int = Field(3, ge=2, description="the fewest sites in a secure sum")
     secure_sum: Literal["any", "only"] = Field(
         "any", description="'only' refuses each operation that reads examples outside a secure sum"
     )
-    report_metrics: bool = Field(True, description="false: no losses and counts leave the site")
+    report_metrics: bool = Field(
+        True, description="false: nothing is evaluated, and updates have no losses and counts beside them"
+    )
     max_epsilon: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="the largest epsilon of one example, over all runs"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="the largest epsilon of one image; no algorithm adds noise for each image yet, so this refuses all",
     )
     reviewers: int = Field(1, ge=1, le=9, description="how many people must approve an experiment")
 
@@ -168,9 +188,11 @@ class SiteSettings:
             path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, reviewers, source
         )
 
-    def where(self, key: str) -> str:
-        """The file and line of a setting, such as "site.toml, line 12: allow.max_rounds"."""
-        return self._source.locate(key)
+    def not_allowed(self, what: str, line: str) -> str:
+        """A sentence that a line of `[allow]` does not allow something, with its value and place."""
+        value, number = self.allow.model_dump()[line], self._source.lines.get(f"allow.{line}")
+        place = "by default" if number is None else f"in {self.path}, line {number}"
+        return f"{what} is not allowed: [allow] {line} = {json.dumps(value)}, {place}"
 
     def file(self, name: str) -> str | None:
         """The line of `[files]` for a name in an experiment: the same name, or a path that ends in it; or None.

@@ -31,10 +31,13 @@ from fedlens.engines.inline import inline
 from fedlens.identity.keys import KeyPair
 from fedlens.run.build import Built, build
 from fedlens.settings.plan import Plan
+from fedlens.site.answers_log import AskRefused
 from fedlens.site.approvals import Approvals, Matter
 from fedlens.site.client_identity import client_identity
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import LocalData
+from fedlens.site.operation_thread import time_limit
+from fedlens.site.policy import refuse, refused, work_of
 from fedlens.site.settings import SiteSettings
 
 _CLIENTS = 2**20  # what a site computes the split of held-out examples over
@@ -136,14 +139,30 @@ class Workplace:
         """What a client may be asked by this operation; None if nothing."""
         return self.built.algorithm.takes(op)
 
+    def refused(self, op: str, row: int | None = None, work: int | None = None) -> list[str]:
+        """Why `[allow]` of `site.toml` refuses an operation: for any client, or for that in a row and its work."""
+        examples = None if row is None else self.examples(row)[0]
+        return refused(work_of(op, self.built.algorithm.ops[op], examples, work), self.local.settings)
+
+    @property
+    def reports_metrics(self) -> bool:
+        """Whether losses and counts may leave the site."""
+        return self.local.settings.allow.report_metrics
+
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """For the time of an operation: options of PyTorch, and names of fedlens's own tables alone."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.local.settings.compute.threads)
+        """For the time of an operation: options of PyTorch, and names of fedlens's own tables alone.
+
+        Raises `AskRefused` at the end if it has taken longer than `[allow]` says; see `time_limit`.
+        """
+        before, settings = torch.get_num_threads(), self.local.settings
+        torch.set_num_threads(settings.compute.threads)
         try:
-            with own_names(self._code), self.program.computing():
+            with own_names(self._code), self.program.computing(), time_limit(settings.allow.max_seconds):
                 yield
+        except TimeoutError:
+            sentence = settings.not_allowed("an operation that takes longer", "max_seconds")
+            raise AskRefused("policy", sentence) from None
         finally:
             torch.set_num_threads(before)
 
@@ -186,8 +205,10 @@ class Proposal:
         terms: ExperimentTerms,
         key: KeyPair,
     ) -> Proposal:
-        """The proposal in a text. Raises `ConfigError` for what sites refuse, see `read_contract`."""
-        return cls(read_contract(text, settings), site, folder, run, terms, key)
+        """The proposal in a text. Raises `ConfigError` for what sites refuse, or this one; see `read_contract`."""
+        contract = read_contract(text, settings)
+        refuse(contract, settings)
+        return cls(contract, site, folder, run, terms, key)
 
     @property
     def digest(self) -> str:

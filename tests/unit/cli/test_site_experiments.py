@@ -170,6 +170,10 @@ def test_the_data_are_checked_without_and_with_an_experiment(
     write_site(FOLDER, {"clients": "patient"})
     assert "2 clients: ward-a/p1 4, ward-a/p2 4" in ran("site", "check")
     assert sorted(path.name for path in (FOLDER / "approved").iterdir()) == before  # no run was counted
+    write_site(FOLDER, allow={"max_rounds": 1, "models": []})
+    said = runner.invoke(app, ["site", "check"]).stdout
+    assert f"FAILED  experiment {digest[:12]}: the model" in said
+    assert "not allowed: [allow] models = [], in" in said
     write_site(FOLDER, {"clients": "hospital"})
     answer = runner.invoke(app, ["site", "check"])
     assert answer.exit_code == 1

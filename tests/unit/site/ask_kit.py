@@ -65,6 +65,7 @@ class OpenedProgram:
     reads: list[int] = field(default_factory=list)
     closed: int = 0
     rounds: int = 20
+    reports_metrics: bool = True
 
     def __post_init__(self) -> None:
         own = {row: Secrets() for row in self.rows.values()}
@@ -76,6 +77,9 @@ class OpenedProgram:
 
     def examples(self, client: int) -> Sequence[int]:
         return self.sizes[client]
+
+    def refused(self, op: str, row: int | None = None, work: int | None = None) -> Sequence[str]:
+        return ()
 
     @contextmanager
     def computing(self) -> Iterator[None]:

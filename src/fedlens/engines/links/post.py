@@ -13,6 +13,7 @@ from fedlens.base.errors import DecodingError, FedlensError, one_line
 from fedlens.core.protocol import Id, Letter, Outcome, Payload
 from fedlens.core.schema import Schema
 from fedlens.core.states import AT_SITE
+from fedlens.core.types import forbidden
 from fedlens.core.wire import plain_schema
 from fedlens.core.wire.message import Caps, Message, read_payload, seal, write_payload
 from fedlens.engines.links.link import Arrived, Link
@@ -22,7 +23,7 @@ from fedlens.identity.keys import KeyPair
 from fedlens.identity.signing import SignedFields
 
 REASONS = frozenset(
-    {"operation", "refused", "data", "state", "memory", "disk", "busy", "stopped", "contract"}
+    {"operation", "refused", "policy", "data", "state", "memory", "disk", "busy", "stopped", "contract"}
 )
 """Why a site does not reply. The text of an error stays in its log: the name of a file may be that of a patient."""
 LOGGED = frozenset({"run", "attempt", "round", "exchange", "slot", "client", "operation"})
@@ -152,6 +153,8 @@ class Post:
         if details.get("outcome") != "reply":
             reason = details.get("reason")
             arrived.file.close()
+            if reason == "policy":
+                return forbidden(ask.fields.operation)
             known = isinstance(reason, str) and reason in REASONS
             return f"the site gives no reply: {reason}" if known else "the site gives no reply"
         try:
