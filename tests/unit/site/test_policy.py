@@ -33,10 +33,12 @@ from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.inline import inline
+from fedlens.identity.file_cipher import FileCipher
 from fedlens.run.build import build
 from fedlens.run.round_context import round_context
 from fedlens.site.answering import Answering
 from fedlens.site.answers_log import AnswersLog
+from fedlens.site.client_logs import ClientLogs
 from fedlens.site.contract import read_contract, site_part
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.local_data import LocalData
@@ -222,7 +224,8 @@ class Answers:
     def __post_init__(self) -> None:
         self.started: list[str] = []
         self.log, notes = AnswersLog(self.folder / "log", self.folder / "work"), SiteLog(self.folder / "log")
-        self.answering = Answering(SITE, self.log, KeptStates(self.folder / "states"), notes)
+        states, logs = KeptStates(self.folder / "states"), ClientLogs(self.folder / "logs", FileCipher(SITE))
+        self.answering = Answering(SITE, self.log, states, logs, notes)
         counted = {name: self._counted(name, op) for name, op in self.place.program.ops.items()}
         data = self.place.program.data
         self.place.program = replace(
