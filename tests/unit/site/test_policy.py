@@ -148,11 +148,11 @@ def test_an_experiment_beyond_a_line_is_refused_before_data_are_read(
     text, folder = site_part(plan_at_server({**PLAIN, **changes}).config), folders["a"]
     settings = write_site(folder, allow={line: wrong})
     with pytest.raises(ConfigError, match=named_line(folder, line)):
-        Proposal.read(text, settings, "a", folder, RUN, ExperimentTerms())
+        Proposal.read(text, settings, "a", folder, RUN, ExperimentTerms(), SITE)
     (sentence,) = refusals(read_contract(text, settings), settings)
     assert re.search(named_line(folder, line), sentence)
     settings = write_site(folder, allow={} if right is None else {line: right})
-    assert Proposal.read(text, settings, "a", folder, RUN, ExperimentTerms()).digest
+    assert Proposal.read(text, settings, "a", folder, RUN, ExperimentTerms(), SITE).digest
     assert refusals(read_contract(text, settings), settings) == []
 
 
