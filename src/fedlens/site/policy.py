@@ -31,7 +31,7 @@ _SECURE = "secagg"
 
 
 @dataclass(frozen=True)
-class Work:
+class OperationWork:
     """What an operation does at a client. A number is None if it depends on a client that is not known yet.
 
     Attributes:
@@ -53,7 +53,7 @@ class Work:
     known: bool = True
 
 
-def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = None) -> Work:
+def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = None) -> OperationWork:
     """The work of an operation. Only classes of fedlens are known: one that inherits from them may do more.
 
     Args:
@@ -68,22 +68,22 @@ def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = 
     if kind is EncodedTrain:
         return work_of(name, inside.train, examples, asked)
     if kind in (RoundKeys, SendShares, Unmask):
-        return Work(name, summed=True)
+        return OperationWork(name, summed=True)
     if kind in (CountClasses, Mix, Show):
-        return Work(name)
+        return OperationWork(name)
     if kind is EvaluateHeld:
         return work_of(name, inside.evaluate, examples)
     if kind is EvaluateOwn:
         tuned = None if inside.tune is None else _epochs(inside.tune.settings, examples)
-        return Work(name, tuned, measures=True)
+        return OperationWork(name, tuned, measures=True)
     if kind is Gradient:
-        return Work(name, 1, 1, examples)
+        return OperationWork(name, 1, 1, examples)
     if kind is Send and inside.settings is not None:  # one step of a round
-        return Work(name, None, 1, _batch(inside.settings, examples))
+        return OperationWork(name, None, 1, _batch(inside.settings, examples))
     train = inside.rule.train if kind is Send else inside
     if type(train) in (Train, BatchedTrain) and train.rule.solve is None:
         return _training(name, train.settings, examples, asked, train.rule.traits.full_gradients)
-    return Work(name, known=False)
+    return OperationWork(name, known=False)
 
 
 def _training(
@@ -92,11 +92,11 @@ def _training(
     examples: int | None = None,
     asked: int | None = None,
     gradient: bool = False,
-) -> Work:
+) -> OperationWork:
     """Local training. With `gradient` it also sends a gradient over all images, which is one step of its own."""
     steps = local.steps if examples is None else local.steps_at(local.examples or examples, asked)
     epochs, batch = _epochs(local, examples, asked), _batch(local, examples)
-    return Work(name, epochs, 1 if gradient else steps, batch)
+    return OperationWork(name, epochs, 1 if gradient else steps, batch)
 
 
 def _epochs(local: LocalSettings, examples: int | None, asked: int | None = None) -> float | None:
@@ -121,16 +121,16 @@ class _Experiment:
     models: list[str]
 
     @property
-    def training(self) -> tuple[Work, Work]:
+    def training(self) -> tuple[OperationWork, OperationWork]:
         """Local training, and the tuning of a model that is measured, as the settings say, for any client."""
         tuned = self.config.algorithm.get("epochs")
         epochs = float(tuned) if isinstance(tuned, int) else None
-        return _training("train", self.config.local), Work(EVALUATE_OWN, epochs)
+        return _training("train", self.config.local), OperationWork(EVALUATE_OWN, epochs)
 
 
 # What is wrong with an experiment or an operation, for the value of the line in `[allow]`; None if it is allowed.
 _OfExperiment = Callable[[_Experiment, Any], str | None]
-_OfOperation = Callable[[Work, Any], str | None]
+_OfOperation = Callable[[OperationWork, Any], str | None]
 
 
 def _algorithm(experiment: _Experiment, allowed: list[str]) -> str | None:
@@ -160,34 +160,34 @@ def _private(experiment: _Experiment, most: float) -> str | None:
     return "training without noise for each example, whose epsilon is infinite,"
 
 
-def _operation(work: Work, allowed: list[str]) -> str | None:
+def _operation(work: OperationWork, allowed: list[str]) -> str | None:
     return None if work.op in allowed else f"the operation '{work.op}'"
 
 
-def _unknown(work: Work) -> str | None:
+def _unknown(work: OperationWork) -> str | None:
     return None if work.known else f"'{work.op}', whose training does not follow from [local],"
 
 
-def _too_long(work: Work, most: int) -> str | None:
+def _too_long(work: OperationWork, most: int) -> str | None:
     long = work.epochs is not None and work.epochs > most
     return f"'{work.op}' with {work.epochs:g} epochs" if long else _unknown(work)
 
 
-def _too_short(work: Work, least: int) -> str | None:
+def _too_short(work: OperationWork, least: int) -> str | None:
     few = work.steps is not None and work.steps < least
     return f"'{work.op}' with {many(work.steps or 0, 'local step')}" if few else _unknown(work)
 
 
-def _too_small(work: Work, least: int) -> str | None:
+def _too_small(work: OperationWork, least: int) -> str | None:
     small = work.batch is not None and work.batch < least
     return f"'{work.op}' with batches of {work.batch}" if small else _unknown(work)
 
 
-def _unsummed(work: Work, which: str) -> str | None:
+def _unsummed(work: OperationWork, which: str) -> str | None:
     return None if which == "any" or work.summed else f"'{work.op}' outside a secure sum"
 
 
-def _measuring(work: Work, reports: bool) -> str | None:
+def _measuring(work: OperationWork, reports: bool) -> str | None:
     return f"'{work.op}', which sends losses and counts," if work.measures and not reports else None
 
 
@@ -229,7 +229,7 @@ def refuse(contract: Contract, settings: SiteSettings) -> None:
         raise ConfigError("; ".join(sentences), hint="reject the experiment, or change the line")
 
 
-def refused(work: Work, settings: SiteSettings) -> list[str]:
+def refused(work: OperationWork, settings: SiteSettings) -> list[str]:
     """Why the site does not run an operation; empty if it does."""
     return _sentences(settings, {line: rule[1] for line, rule in RULES.items()}, work)
 
