@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
-from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys, SendShares, Unmask
+from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
 from fedlens.algorithms.client_evaluation import EVALUATE_OWN, EvaluateOwn
 from fedlens.algorithms.fedir import CountClasses
 from fedlens.algorithms.full_gradients import Gradient
@@ -67,7 +67,7 @@ def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = 
         return replace(work_of(name, inside.train, examples, asked), summed=True)
     if kind is EncodedTrain:
         return work_of(name, inside.train, examples, asked)
-    if kind in (RoundKeys, SendShares, Unmask):
+    if kind in (RoundKeys, SendShares, Agree, Unmask):
         return OperationWork(name, summed=True)
     if kind in (CountClasses, Mix, Show):
         return OperationWork(name)
