@@ -13,7 +13,7 @@ from PIL import Image
 from fedlens.data.boxes import Boxes
 from fedlens.data.dataset import Dataset, Examples
 from fedlens.data.images import ImageFiles, Paths
-from fedlens.site.classes import in_classes
+from fedlens.site.local_data import in_classes
 from fedlens.site.settings import SiteCompute, SiteData, SiteSettings
 
 LOCAL, CLASSES = ("dog", "cat", "blur", "puppy"), ("cat", "dog", "horse")
