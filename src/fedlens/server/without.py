@@ -39,9 +39,8 @@ def begin_without(
             last = _last_without(base, sites)
             if last is not None:
                 _copy(base, directory, last)
-                return replace(
-                    record, experiment=new.experiment
-                ), f"it goes on after round {last} of {base.path}"
+                record = replace(record, experiment=new.experiment).with_terms(new)
+                return record, f"it goes on after round {last} of {base.path}"
         return new, f"it begins from the start: {base.path} has no checkpoint without them"
     return new, "it begins from the start: no run of this experiment had them"
 

@@ -330,6 +330,24 @@ def test_a_state_goes_on_from_round_to_round_and_over_a_restart(site: Site) -> N
     site.play(second)
 
 
+def test_a_run_that_is_due_is_purged_while_the_site_works(site: Site) -> None:
+    site.limits = SiteLimits(keep_days=30)
+    kept = site.folder / "states"
+
+    async def first(server: Server) -> None:
+        await server.answered(server.ask())
+        assert list(kept.glob("*.safetensors"))
+        site.clock += 29 * 86_400.0
+
+    async def second(server: Server) -> None:
+        assert list(kept.glob("*.safetensors"))
+        site.clock += 2 * 86_400.0
+        await server.until(lambda: not list(kept.glob("*.safetensors")))
+
+    site.play(first)
+    site.play(second)
+
+
 def test_the_next_ask_acknowledges_an_answer(site: Site) -> None:
     async def part(server: Server) -> None:
         for slot in range(3):
