@@ -25,6 +25,7 @@ from fedlens.models.weights_setting import NONE
 from fedlens.run.trial_round import TrialRound, trial_round
 from fedlens.site.approvals import Approvals, Decision, Matter
 from fedlens.site.contract import Contract, read_contract
+from fedlens.site.policy import refusals, refuse
 from fedlens.site.settings import SiteSettings
 
 _LARGEST = 2**22
@@ -104,6 +105,7 @@ class Review:
             "peers": words,
             "leaves": self.leaves(),
             "settings": dict(self.contract.settings),
+            "refused": refusals(self.contract, self.contract.site),
         }
 
     def lines(self) -> list[str]:
@@ -122,6 +124,7 @@ class Review:
             "what a client sends, as a round with made-up images does:",
             *(f"    {line}" for line in plain["leaves"]),
             f"digest: {plain['digest']}",
+            *(f"refused: {printable(sentence, line_feeds=False)}" for sentence in plain["refused"]),
         ]
 
     def export(self) -> bytes:
@@ -169,7 +172,12 @@ class Review:
         )
 
     def keep(self, decision: Decision) -> None:
-        """Keeps a decision at the site. Raises `ConfigError` for one of another experiment or of a stranger."""
+        """Keeps a decision at the site.
+
+        Raises `ConfigError` for one of another experiment or of a stranger, or if `[allow]` refuses what it approves.
+        """
+        if decision.approves:
+            refuse(self.contract, self.contract.site)
         fits = decision.matter.lapsed if decision.approves else decision.matter.foreign
         if (other := fits(self.matter)) is not None:
             raise ConfigError(
@@ -190,5 +198,10 @@ class Review:
         return decision
 
     def decide(self, key: KeyPair, reason: str | None) -> Decision:
-        """A signed decision on it: a rejection if there is a reason, else an approval."""
+        """A signed decision on it: a rejection if there is a reason, else an approval.
+
+        Raises `ConfigError` for the approval of what `[allow]` of the site refuses.
+        """
+        if reason is None:
+            refuse(self.contract, self.contract.site)
         return Decision.make(key, self.matter, reason, time())

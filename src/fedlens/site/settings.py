@@ -191,7 +191,7 @@ class SiteSettings:
     def not_allowed(self, what: str, line: str) -> str:
         """A sentence that a line of `[allow]` does not allow something, with its value and place."""
         value, number = self.allow.model_dump()[line], self._source.lines.get(f"allow.{line}")
-        place = "by default" if number is None else f"in {self.path}, line {number}"
+        place = f"in {self.path}" + ("" if number is None else f", line {number}")
         return f"{what} is not allowed: [allow] {line} = {json.dumps(value)}, {place}"
 
     def file(self, name: str) -> str | None:

@@ -102,6 +102,24 @@ def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text
     assert "this site has approved it" not in ran("site", "review")
 
 
+def test_what_the_policy_refuses_is_shown_and_cannot_be_approved(
+    server: Server, site: SiteKeys, text: str
+) -> None:
+    ran("site", "decide", "--key", "officer.pem", "--new-key")
+    write_site(FOLDER, allow={"max_rounds": 1})
+    digest = propose(server, text)
+    said = "an experiment of 2 rounds is not allowed: [allow] max_rounds = 1, in "
+    assert f"refused: {said}" in ran("site", "review")
+    assert said in refused("site", "review", "--approve", digest)
+    ran("site", "review", "--export", "proposal.json")
+    decide = ["site", "decide", "proposal.json", "--key", "officer.pem", "--out", "decision.json"]
+    assert said in refused(*decide, "--approve", digest)
+    assert not (FOLDER / "approved" / f"{digest}.toml").exists()
+    write_site(FOLDER, allow={"max_rounds": 2})
+    assert "refused:" not in ran("site", "review")
+    assert f"approved: {digest}" in ran("site", "review", "--approve", digest)
+
+
 def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: SiteKeys, text: str) -> None:
     line = ran("site", "decide", "--key", "officer.pem", "--new-key").partition("site.toml: ")[2].strip()
     assert Path("officer.pem").stat().st_mode & 0o777 == 0o600
