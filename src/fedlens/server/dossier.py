@@ -25,6 +25,7 @@ from fedlens.pages.render import page_text, write_page
 from fedlens.privacy.guarantee import guarantee
 from fedlens.results.run import read_run
 from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
+from fedlens.server.retention import ServedRuns
 from fedlens.server.serve import plan_at_sites
 from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config_source import Source
@@ -71,6 +72,7 @@ def write_dossier(
         "sites": sites,
         "purpose": purpose,
         "images": IMAGES,
+        "keeps_days": ServedRuns(federation.folder).days,
         "keeps": trial.keeps,
         "messages": list(_messages(trial)),
         "promise": promise,

@@ -9,6 +9,7 @@ import pytest
 
 from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.server.dossier import write_dossier
+from fedlens.server.retention import ServedRuns
 from fedlens.settings.config_source import Source
 from tests.unit.identity.federation_kit import federation_in, joined
 from tests.unit.server.serve_kit import NAMES, Wards
@@ -93,8 +94,11 @@ def test_it_names_the_accepted_sites_and_marks_what_nobody_has_said(tmp_path: Pa
         assert "ward-a. Each receives" in text
         assert "ward-b" not in text
         assert text.count("to be filled in") == 15
+        assert "removed 365 days after" in text
+    ServedRuns(federation.folder).keep(30)
     told, _ = write_dossier(tmp_path / "out", federation, settings(), purpose="Find nodules.")
     assert "**Purpose:** Find nodules.\n" in told.read_text()
+    assert "removed 30 days after" in told.read_text()
 
 
 def test_names_cannot_be_markup(tmp_path: Path) -> None:
