@@ -59,6 +59,8 @@ class TrialRound:
         fields = dict(ask.expect.fields or {})
         if ask.expect.letter is not None:
             fields |= {LETTER + name: each for name, each in (ask.expect.letter.fields or {}).items()}
+        if ask.expect.log:  # it stays at the client
+            self.rows.get(ask.op, {}).get("up", {}).pop("log", None)
         shapes = {name: shape_of(each) for name, each in fields.items()}
         self.shapes.setdefault(ask.op, {}).update({name: shape for name, shape in shapes.items() if shape})
         self.metrics.setdefault(ask.op, set()).update(answer.metrics)
@@ -66,14 +68,14 @@ class TrialRound:
 
 
 def shape_of(expected: AskedField) -> str:
-    """The shape of a field in words; "" of a number.
+    """The shape of a field in words, with n for a free extent; "" of a number.
 
     >>> import torch
     >>> shape_of(TensorField((-1, 64), torch.float32))
-    'a row for each image × 64'
+    'n × 64'
     """
     if isinstance(expected, TensorField):
-        return " × ".join("a row for each image" if n < 0 else str(n) for n in expected.shape)
+        return " × ".join("n" if n < 0 else str(n) for n in expected.shape)
     if not isinstance(expected, TreeField):
         return ""
     leaves = [f"{name} {'×'.join(map(str, shape)) or 1}" for name, (shape, _) in expected.leaves.items()]
@@ -107,6 +109,7 @@ def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRoun
     shortened, states = replace(planned, config=config), ClientStates()
     built = build(shortened, data_dir, False, engine=inline(), roster=roster, here=here)
     driver = Driver(built.engine, states, trial.answered)
+    trial.rows = driver.tally.traffic.rows
     built.engine.open(built.program, states)
     try:
         state = built.algorithm.init(built.model, built.federation)
@@ -117,6 +120,5 @@ def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRoun
         driver.drive(built.algorithm.evaluate(state, round_context(built, number)), number)
     finally:
         built.engine.close()
-    trial.rows = driver.tally.traffic.rows
     trial.keeps = tuple(sorted({name for row in range(clients) for name in states.get(row)}))
     return trial

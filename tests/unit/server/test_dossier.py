@@ -16,6 +16,7 @@ from tests.unit.server.serve_kit import NAMES, Wards
 
 MEASURED = {"evaluation": {"clients": "all"}}
 AT_SERVER = {"evaluation": {"clients": "none"}}
+SECURE = {**AT_SERVER, "aggregate": "secagg"}
 PRIVATE = {**AT_SERVER, "privacy": {"clip": 0.1, "noise_multiplier": 2.0, "delta": 1e-3}}
 SEEDED = {**AT_SERVER, "privacy": {**PRIVATE["privacy"], "noise": "seeded"}}
 GKT = {**MEASURED, "algorithm": {"name": "fedgkt", "client": "mlp", "cut": "1"}}
@@ -40,8 +41,8 @@ def settings(**changes: Any) -> Source:
     return Source(values)
 
 
-def text_of(source: Source | Path, folder: Path, **options: Any) -> str:
-    markdown, page = write_dossier(folder / "out", federation_in(folder), source, **options)
+def text_of(source: Source | Path, folder: Path) -> str:
+    markdown, page = write_dossier(folder / "out", federation_in(folder), source, clients=3)
     assert page.name == "dossier.html"
     return markdown.read_text(encoding="utf-8")
 
@@ -66,11 +67,16 @@ def text_of(source: Source | Path, folder: Path, **options: Any) -> str:
             ["the unit is one client", "After 5 rounds the model is", "clipped updates", "at most what epsilon = "],
             ["no noise is added", "a table \\[privacy\\]", "one image decide a sum", "sums over the held-out"],
         ),
+        (
+            SECURE,
+            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| unmask |", "sum of few"],
+            ["the server reads what each client sends", "plain update", "log (", "one image decide a sum"],
+        ),
         (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise of the system"], ["at most what epsilon"]),
         ({**MEASURED, "algorithm": "push-sum"}, ["asks for single steps"], ["Single images"]),
         (
             GKT,
-            ["letter.targets: a row for each image", "Single images", "images can be reconstructed",
+            ["letter.targets: n", "Single images", "images can be reconstructed",
              "Numbers computed from each of them are sent", "min\\_examples is 1"],
             ["They stay at the sites", "plain update"],
         ),
