@@ -26,6 +26,7 @@ from fedlens.settings.plan import Plan
 
 IMAGES = 8
 """How many made-up images each client has."""
+_CONTRACT = "0" * 64  # of a real one, algorithms read whether there is any
 _SHOWN = 8  # tensors of a tree that are named
 _MOST_ROUNDS = 1000  # of a selection that may draw no client
 
@@ -59,8 +60,9 @@ class TrialRound:
         fields = dict(ask.expect.fields or {})
         if ask.expect.letter is not None:
             fields |= {LETTER + name: each for name, each in (ask.expect.letter.fields or {}).items()}
-        if ask.expect.log:  # it stays at the client
-            self.rows.get(ask.op, {}).get("up", {}).pop("log", None)
+        if ask.logged and (row := self.rows.get(ask.op)):  # a log stays at its client, and is in these bytes
+            row["up"].pop("log", None)
+            row["bytes_up"] = 0
         shapes = {name: shape_of(each) for name, each in fields.items()}
         self.shapes.setdefault(ask.op, {}).update({name: shape for name, shape in shapes.items() if shape})
         self.metrics.setdefault(ask.op, set()).update(answer.metrics)
@@ -100,7 +102,7 @@ def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRoun
     ones = (1.0,) * blank.input_shape[0]
     moments = (ones, ones) if config.sums_moments else None
     each = np.full(clients, IMAGES)
-    roster = Roster(names, names, each, np.zeros(clients, np.int64), moments=moments, images=total)
+    roster = Roster(names, names, each, np.zeros(clients, np.int64), _CONTRACT, moments, total)
     positions = {row: np.arange(row * IMAGES, (row + 1) * IMAGES) for row in range(clients)}
     here = ExamplesHere(replace(blank, train=examples), positions)
     trial = TrialRound(

@@ -77,7 +77,7 @@ def write_dossier(
         "messages": list(_messages(trial)),
         "promise": promise,
         "risks": list(_risks(trial, promise)),
-        "run": None,
+        **dict.fromkeys(("run", "until", "agreement")),
         **of_run,
     }
     text = folder / "dossier.md"
@@ -97,6 +97,8 @@ def _facts_of_run(directory: Path) -> dict[str, Any]:
         "run": run,
         "source": settings_of(run, None),
         "digest": record.digest,
+        "until": record.until,
+        "agreement": record.agreement,
         "sites": sorted(set(roster.sites)),
         "clients": len(roster),
         "examples": int(roster.examples.sum() + roster.held_out.sum()),

@@ -69,7 +69,8 @@ def text_of(source: Source | Path, folder: Path) -> str:
         ),
         (
             SECURE,
-            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| unmask |", "sum of few"],
+            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| agree |", "sum of few",
+             "Sites sign their keys"],
             ["the server reads what each client sends", "plain update", "log (", "one image decide a sum"],
         ),
         (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise of the system"], ["at most what epsilon"]),
@@ -99,7 +100,7 @@ def test_it_names_the_accepted_sites_and_marks_what_nobody_has_said(tmp_path: Pa
     for text in (markdown.read_text(), page.read_text()):
         assert "ward-a. Each receives" in text
         assert "ward-b" not in text
-        assert text.count("to be filled in") == 15
+        assert text.count("to be filled in") == 17
         assert "removed 365 days after" in text
     ServedRuns(federation.folder).keep(30)
     told, _ = write_dossier(tmp_path / "out", federation, settings(), purpose="Find nodules.")
@@ -123,13 +124,14 @@ def test_names_cannot_be_markup(tmp_path: Path) -> None:
 def test_a_run_gives_its_sites_images_and_messages(tmp_path: Path) -> None:
     wards = Wards(tmp_path)
     with wards.at_work():
-        run = wards.serve().directory
+        run = wards.serve(until="2099-01-31").directory
     markdown, _ = write_dossier(tmp_path / "out", wards.federation.registry, run)
     text = markdown.read_text()
     assert "finished after 3 rounds" in text
     assert f"{', '.join(NAMES)}. Each receives" in text
     assert "1,437 images of 3 clients at 3 sites" in text
     assert "| train | 1–3 |" in text
+    assert "**Last day:** 2099-01-31, in UTC" in text
 
 
 def test_what_serve_refuses_has_no_dossier(tmp_path: Path) -> None:
