@@ -261,7 +261,7 @@ def _federation(
         data.kind,
         task.most_counts(data.input_shape),
         None if parties is None else party_facts(partition, parties.align),
-        data.at_sites,
+        isinstance(partition, Roster),  # also at a site, which has its own examples
         partition.contract if isinstance(partition, Roster) else "",
     )
 
