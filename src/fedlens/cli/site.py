@@ -177,7 +177,7 @@ def purge(
     ] = None,
     due: Annotated[
         bool,
-        typer.Option("--due", help="Purge all runs that asked for the last time more than [keep] days ago."),
+        typer.Option("--due", help="Purge all runs that asked for the last time more than keep.days ago."),
     ] = False,
     folder: Folder = _FOLDER,
     debug: Debug = False,

@@ -64,7 +64,7 @@ def show(
     folder: SiteFolder = SITE_FOLDER,
     debug: Debug = False,
 ) -> None:
-    """Show one answer: its line, and norm and histogram of each value of its body if [keep] sent kept it."""
+    """Show one answer: its line, and norm and histogram of each value of its body if keep.sent is set."""
     with reported(debug):
         from fedlens.site.log_export import AskedLog, body_rows
 

@@ -102,7 +102,7 @@ def decide(
         typer.Option(metavar="KEY", help="The file of your private key, which stays on this machine."),
     ] = None,
     new_key: Annotated[
-        bool, typer.Option("--new-key", help="Make the key, and print the line for [reviewers] of site.toml.")
+        bool, typer.Option("--new-key", help="Make the key, and print its line for site.toml.")
     ] = False,
     approve: Approve = None,
     reject: Reject = None,
@@ -115,7 +115,7 @@ def decide(
 ) -> None:
     """Decide on an experiment of a site on your own machine, with your own key; needs no network.
 
-    The site takes the decision with --import of 'fedlens site review' if your key is in [reviewers] of its site.toml.
+    The site takes the decision with --import of 'fedlens site review' if its site.toml names your key as a reviewer.
     """
     with reported(debug, as_json) as output:
         import base64
