@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError, RunFailed
-from fedlens.core.wire.message import Message
+from fedlens.core.wire.message import PROTOCOL, Message
 from fedlens.engines.links.connections import listen
 from fedlens.engines.links.https import HttpsLink
 from fedlens.identity.authority import DAY
@@ -341,7 +341,7 @@ def test_many_connections_of_one_site_close_its_oldest(tmp_path: Path) -> None:
         opened = []
         for _ in range(10):
             end = context.wrap_socket(socket.create_connection((HOST, federation.port)), server_hostname=HOST)
-            end.sendall(b"HEAD /next HTTP/1.1\r\nHost: a\r\nfedlens-protocol: 1\r\n\r\n")
+            end.sendall(f"HEAD /next HTTP/1.1\r\nHost: a\r\nfedlens-protocol: {PROTOCOL}\r\n\r\n".encode())
             assert end.recv(12) == b"HTTP/1.1 204"
             opened.append(end)
         assert len([each for each in link._connections if each.group == "ward-a"]) == 3
@@ -441,7 +441,7 @@ def test_faults_of_a_site_are_counted_and_do_not_fill_the_log(
 
 def test_another_protocol_is_refused_with_its_name(federation: Federation, link: HttpsLink) -> None:
     context = client_context(federation.site("ward-a").folder)
-    answer = within(lambda: request(federation, context, "GET", "/next", {"fedlens-protocol": "2"}))
+    answer = within(lambda: request(federation, context, "GET", "/next", {"fedlens-protocol": str(PROTOCOL + 1)}))
     assert (answer[0], answer[1]["fedlens-reason"], answer[2]) == (426, "protocol", b"")
 
 

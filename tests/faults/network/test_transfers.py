@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlens.core.wire.message import MOST_HEAD, MessageError
+from fedlens.core.wire.message import MOST_HEAD, PROTOCOL, MessageError
 from fedlens.engines.links import uploads
 from fedlens.engines.links.https import HttpsLink
 from fedlens.engines.links.uploads import Upload
@@ -66,7 +66,7 @@ def test_a_cut_body_goes_on_where_it_ended(federation: Federation, link: HttpsLi
         _, writer = await asyncio.open_connection(HOST, federation.port, ssl=context)
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         writer.write(
-            f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: 1\r\n{lines}\r\n".encode()
+            f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: {PROTOCOL}\r\n{lines}\r\n".encode()
             + data[:1_000_000]
         )
         await writer.drain()
@@ -143,7 +143,7 @@ def test_an_answer_that_was_cut_at_a_limit_goes_on(federation: Federation, link:
         context, path = client_context(site.folder), f"/answer/{ask.digest.hex()}"
         lines = f"Content-Range: bytes 0-{whole - 1}/{whole}\r\nContent-Length: {whole}\r\n"
         _, writer = await asyncio.open_connection(HOST, federation.port, ssl=context)
-        writer.write(f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: 1\r\n{lines}\r\n".encode() + first)
+        writer.write(f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: {PROTOCOL}\r\n{lines}\r\n".encode() + first)
         await writer.drain()
         received = "0"
         while int(received) < len(first):

@@ -514,6 +514,22 @@ def test_nothing_is_told_before_a_person_approves(site: Site) -> None:
     assert sum("site review" in line for line in site.lines) == 1
 
 
+def test_a_rejection_ends_a_run_that_was_approved(site: Site) -> None:
+    async def part(server: Server) -> None:
+        ask = server.ask()
+        sent = server.open[ask.digest]
+        assert await server.reason(ask) is None
+        site.approved = False
+        server.open[ask.digest] = sent  # the server has lost the answer, and gets no other copy
+        assert await server.reason(ask) == "contract"
+        assert await server.reason(server.ask(slot=1)) == "contract"
+        site.approved = True
+        assert await server.reason(server.ask(slot=2)) is None
+
+    site.play(part)
+    assert site.operation.calls == 2
+
+
 def test_a_census_comes_again_with_each_message_and_each_start(site: Site) -> None:
     async def part(server: Server) -> None:
         server.propose(None)
