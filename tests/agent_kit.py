@@ -158,8 +158,12 @@ class SitesOverTls:
             link.send(name, message, {message.fields.payload: body})
         return list(told.values())
 
-    def goodbye(self, link: Link, outcome: str = "finished", attempt: int = 1) -> None:
-        """The run has ended, and so do the agents."""
+    def goodbye(self, link: HttpsLink, outcome: str = "finished", attempt: int = 1) -> None:
+        """The run has ended, and so do the agents, before the link may be closed."""
         key, root, details = self.federation.key, self.federation.root, {"outcome": outcome}
+        told = {}
         for name in self.names:
-            link.send(name, control(key, root, "goodbye", details, b"", "run", attempt), {})
+            told[name] = control(key, root, "goodbye", details, b"", "run", attempt)
+            link.send(name, told[name], {})
+        while not self.ended and any(link.keeps(name, message.digest) for name, message in told.items()):
+            link.collect(0.05, ())

@@ -441,7 +441,9 @@ def test_faults_of_a_site_are_counted_and_do_not_fill_the_log(
 
 def test_another_protocol_is_refused_with_its_name(federation: Federation, link: HttpsLink) -> None:
     context = client_context(federation.site("ward-a").folder)
-    answer = within(lambda: request(federation, context, "GET", "/next", {"fedlens-protocol": str(PROTOCOL + 1)}))
+    answer = within(
+        lambda: request(federation, context, "GET", "/next", {"fedlens-protocol": str(PROTOCOL + 1)})
+    )
     assert (answer[0], answer[1]["fedlens-reason"], answer[2]) == (426, "protocol", b"")
 
 

@@ -143,7 +143,9 @@ def test_an_answer_that_was_cut_at_a_limit_goes_on(federation: Federation, link:
         context, path = client_context(site.folder), f"/answer/{ask.digest.hex()}"
         lines = f"Content-Range: bytes 0-{whole - 1}/{whole}\r\nContent-Length: {whole}\r\n"
         _, writer = await asyncio.open_connection(HOST, federation.port, ssl=context)
-        writer.write(f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: {PROTOCOL}\r\n{lines}\r\n".encode() + first)
+        writer.write(
+            f"PUT {path} HTTP/1.1\r\nHost: a\r\nfedlens-protocol: {PROTOCOL}\r\n{lines}\r\n".encode() + first
+        )
         await writer.drain()
         received = "0"
         while int(received) < len(first):
