@@ -124,9 +124,19 @@ def _options_are_set() -> bool:
 
 
 def lays_out_channels_last(module: nn.Module) -> bool:
-    """Whether a module has 2-d convolutions, all of them in fp32: what `channels_last = "auto"` applies to."""
+    """Whether `channels_last = "auto"` applies to a module: it has 2-d convolutions, all of them in fp32.
+
+    Not to one with a 1 x 1 convolution with a stride and a number of channels that is no multiple of 8: its gradient by
+    oneDNN 3.12 writes beyond its memory then, on processors with AVX2 alone.
+    """
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    return bool(convolutions) and all(layer.weight.dtype == torch.float32 for layer in convolutions)
+    return bool(convolutions) and all(
+        layer.weight.dtype == torch.float32 and not _overruns(layer) for layer in convolutions
+    )
+
+
+def _overruns(layer: nn.Conv2d) -> bool:
+    return set(layer.kernel_size) == {1} and set(layer.stride) != {1} and layer.in_channels % 8 > 0
 
 
 def channels_last_pays(device: torch.device) -> bool:

@@ -61,6 +61,8 @@ def test_the_layout_of_convolutions_follows_the_processor(
     assert not auto.lays_out(module, torch.device("cuda"))
     assert not auto.lays_out(nn.Linear(2, 2), CPU)
     assert not auto.lays_out(Watched().double(), CPU)
+    assert not auto.lays_out(nn.Conv2d(4, 8, 1, stride=2), CPU)  # oneDNN would write beyond its memory
+    assert auto.lays_out(nn.Conv2d(8, 8, 1, stride=2), CPU) is expected
     assert Arithmetic(channels_last=True).lays_out(nn.Linear(2, 2), CPU)
     auto.fit(module, CPU)(torch.randn(2, 3, 8, 8))
     assert module.came is expected
