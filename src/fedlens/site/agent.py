@@ -401,7 +401,9 @@ class Agent:
             if (known := self._experiment) is None or not known.of(ask) or known.opened is None:
                 await self._look()  # it came before the ask
             known = self._experiment
-            if known is not None and known.proposed is not None and not self._approved(known, known.proposed):
+            if known is None or known.proposed is None or not known.of(ask):
+                raise AskRefused("contract", "no experiment of this run is approved and open")
+            if not self._approved(known, known.proposed):
                 raise AskRefused("contract", f"the experiment may not be computed: {known.waits}")
             answer, outcome = await self._call(self._log.find, ask), "again"
             if answer is None:
@@ -440,7 +442,8 @@ class Agent:
         except MessageError as error:
             refused = AskRefused("refused", f"its shared body is refused: {error.what}")
             return await self._call(self._answering.failed, ask, refused)
-        return await self._call(self._answering.answered, opened, ask, bodies)
+        missing = None if experiment is None or experiment.proposed is None else experiment.proposed.missing
+        return await self._call(self._answering.answered, opened, ask, bodies, missing)
 
     async def _send(self) -> None:
         """Sends answers in their order. One that the server does not wait for any more is dropped."""

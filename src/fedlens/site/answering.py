@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -128,12 +128,19 @@ class Answering:
 
     # -- one ask --------------------------------------------------------------------------------------------------
 
-    def answered(self, opened: Opened | None, ask: Message, bodies: list[bytes]) -> tuple[Any, str]:
+    def answered(
+        self,
+        opened: Opened | None,
+        ask: Message,
+        bodies: list[bytes],
+        missing: Callable[[], str | None] | None = None,
+    ) -> tuple[Any, str]:
         """The bytes of an answer, which may be sent, and its outcome: "reply", or the reason of a failure.
 
         Args:
             opened: the experiment; None if the site has none that this ask could belong to.
             bodies: the ask's own body, and the one that is shared; it is emptied, so that they can be freed.
+            missing: says why the experiment may not be computed any more, once the operation has ended.
 
         Raises `RunFailed` if the answer cannot be kept: then none goes out.
         """
@@ -155,12 +162,14 @@ class Answering:
         with self._writing:
             self._check_running()
             try:
+                if missing is not None and (why := missing()) is not None:
+                    raise AskRefused("contract", f"the experiment may not be computed: {why}")
                 if log is not None:
                     self._logs.put(ask.fields.run, ask.fields.client, log)
                 details["state"] = None if state is None else self._states.put(ask, state)
                 del state
                 return self._kept(ask, details, content, fields, sealed=log is not None), "reply"
-            except (RunFailed, StateLost) as error:
+            except (RunFailed, StateLost, AskRefused) as error:
                 refusal: FedlensError = error
             except MessageError as error:
                 refusal = AskRefused("operation", f"the answer cannot be sent: {error.what}")

@@ -59,7 +59,7 @@ class SecAgg(BlindSum):
         """The operations of its asks. That of *Masked* takes the place of plain training."""
         terms = self.terms
         return {
-            KEYS: lambda train: RoundKeys(),
+            KEYS: lambda train: RoundKeys(terms),
             SHARES: lambda train: SendShares(terms),
             MASKED: lambda train: MaskedTrain(EncodedTrain(train, self.vectors), terms),
             AGREE: lambda train: Agree(terms),

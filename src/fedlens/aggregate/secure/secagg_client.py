@@ -7,6 +7,7 @@ for ever. The log has the attempt in progress of each run, and the SHA-256 of ev
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -114,6 +115,24 @@ def _check_sites(what: str, clients: Collection[ClientId], client: Client) -> No
         )
 
 
+def _check_shares(attempt: keys.Attempt, needed: int, client: Client) -> None:
+    """Raises `SecureSumRefused` if another site has so many clients that it can open a sum of its own with the server.
+
+    Of n clients at most 2t - n - 1 may work with the server (t must last), and those of a site work together. A site
+    with one client is always accepted.
+    """
+    owners = client.secrets.identity.owners
+    if owners is None:
+        return
+    others = Counter(owners[each] for each in attempt.cohort if owners[each] != owners[client.id])
+    most, cohort = max(others.values(), default=0), len(attempt.cohort)
+    if most > max(1, bound := 2 * needed - cohort - 1):
+        raise keys.SecureSumRefused(
+            f"another site has {most} of the {cohort} clients of the cohort, and with the server more than {bound} can "
+            f"open the update of one client, where {needed} must last"
+        )
+
+
 def _step(payload: Payload, client: Client, *after: str) -> _Step:
     """The attempt of this ask. Raises `SecureSumRefused` unless the last step that was answered is one of `after`."""
     attempt, log, entry = _announced(payload, client)
@@ -132,9 +151,11 @@ class RoundKeys:
 
     A later attempt deletes the secrets of the one before. Raises `SecureSumRefused` for a round whose sum the client
     has helped to open, for an earlier one, for an attempt that is not later than the last, for peers that the client
-    does not know or of too few sites, and, outside a simulation, for a model that was in an opened sum before. A
-    simulation says so in `seen` instead.
+    does not know, of too few sites, or too many of them of one, and, outside a simulation, for a model that was in an
+    opened sum before. A simulation says so in `seen` instead.
     """
+
+    terms: keys.Terms
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `keys` [80], the `signature` of them, and `seen`."""
@@ -150,6 +171,7 @@ class RoundKeys:
         if client.id not in attempt.cohort:
             raise keys.SecureSumRefused("the cohort leaves out the client")
         _check_sites("clients of the cohort", attempt.cohort, client)
+        _check_shares(attempt, self.terms.needed(len(attempt.cohort)), client)
         seen = _seen(attempt, log, client)
         client.secrets.forget(keys.of_run(attempt.run))
         step = _Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)

@@ -114,9 +114,9 @@ class SumFederation:
         return Terms(self.threshold, repr(self.layout.ranges), "train", self.contract)
 
     def ops(self, site: Site) -> Mapping[str, Any]:
-        """The four operations at a site."""
+        """The operations at a site."""
         return {
-            KEYS: RoundKeys(),
+            KEYS: RoundKeys(self.terms),
             SHARES: SendShares(self.terms),
             MASKED: MaskedTrain(FixedWords(self.layout), self.terms),  # type: ignore[arg-type]
             AGREE: Agree(self.terms),
