@@ -23,7 +23,8 @@ class PseudonymRun(Run):
     """A run whose sites are "site 1", "site 2", and their clients "site 2/1", in everything that is read of it.
 
     The numbers are drawn at random, since those of sorted names could be guessed. They stay: `pseudonyms.json` of the
-    run directory has each name, for its owner alone. Rows are in the order of the pseudonyms.
+    run directory has each name, for its owner alone. Rows are in the order of the pseudonyms. Names are found in upper
+    and lower case, not inside other words.
 
     Raises `RunDirectoryError` when its names are needed and its data were not at sites.
     """
@@ -58,12 +59,22 @@ class PseudonymRun(Run):
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         longest = sorted(self.pseudonyms, key=len, reverse=True)
-        return re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, longest))})(?![A-Za-z0-9])")
+        names = "|".join(map(re.escape, longest))
+        # ASCII: else "ſ" would match "s", and has another lower case.
+        return re.compile(rf"(?<![A-Za-z0-9_])(?:{names})(?![A-Za-z0-9_])", re.IGNORECASE | re.ASCII)
+
+    @cached_property
+    def _lower(self) -> dict[str, str]:
+        return {name.lower(): pseudonym for name, pseudonym in self.pseudonyms.items()}
+
+    def _pseudonym(self, found: re.Match[str]) -> str:
+        name = found[0]
+        return self.pseudonyms.get(name) or self._lower[name.lower()]
 
     def _hidden(self, value: Any) -> Any:
         """A plain value with pseudonyms in all texts; keys stay."""
         if isinstance(value, str):
-            return self._pattern.sub(lambda found: self.pseudonyms[found[0]], value)
+            return self._pattern.sub(self._pseudonym, value)
         if isinstance(value, Mapping):
             return {key: self._hidden(each) for key, each in value.items()}
         return [self._hidden(each) for each in value] if isinstance(value, list) else value

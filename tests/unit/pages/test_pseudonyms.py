@@ -80,6 +80,17 @@ def test_clients_are_counted_within_their_site(tmp_path: Path) -> None:
     assert len(orders) > 1  # an order by name would tell the names
 
 
+def test_names_are_found_in_any_case_and_not_inside_words(tmp_path: Path) -> None:
+    names = ("test", "ward-c", "Straße")
+    Roster.of([SiteCensus(name, [CountedClient(name, 1)]) for name in names]).save(tmp_path / "roster.json")
+    run = PseudonymRun(tmp_path)
+    test, ward, street = (run.pseudonyms[name] for name in names)
+    note = "Test, WARD-C's and Ward-C/1 in Straße: test_accuracy, my_test, latest"
+    RunDir(tmp_path).write_summary({"notes": [note]})
+    hidden = f"{test}, {ward}'s and {ward}/1 in {street}: test_accuracy, my_test, latest"
+    assert (run.read_summary() or {})["notes"] == [hidden]
+
+
 def test_a_run_without_sites_is_a_sentence(tmp_path: Path) -> None:
     data = {"dataset": "digits", "partition": {"name": "iid", "clients": 2}}
     made = Experiment(rounds=1, model="linear", local={"steps": 1, "lr": 0.1}, data=data)
