@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from collections.abc import Collection
 from dataclasses import replace
 
+from fedlens.base.errors import ConfigError
 from fedlens.data.partition.roster import Roster
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
@@ -29,6 +31,8 @@ def begin_without(
         sites: the names of those that have left.
         runs: those that the federation has served.
         experiment: digest of the settings without `sites`.
+
+    Raises `ConfigError` if the run sums securely and had an answer.
     """
     for base in (RunDir(path) for path in reversed(runs.paths)):
         record = ServeRecord.read(base)
@@ -36,6 +40,10 @@ def begin_without(
         if record is None or not same or not any(has_site(base, site) for site in sites):
             continue
         with held(base):
+            if _summed(base, new):
+                what = "the run sums securely, and sites never sum a model twice"
+                hint = "serve a new experiment with another seed"
+                raise ConfigError(what, where=str(base.path), hint=hint)
             last = _last_without(base, sites)
             if last is not None:
                 _copy(base, directory, last)
@@ -43,6 +51,13 @@ def begin_without(
                 return record, f"it goes on after round {last} of {base.path}"
         return new, f"it begins from the start: {base.path} has no checkpoint without them"
     return new, "it begins from the start: no run of this experiment had them"
+
+
+def _summed(base: RunDir, new: ServeRecord) -> bool:
+    """Whether the models of a run may be in a secure sum: without a log of answers they may."""
+    if tomllib.loads(new.contract)["aggregate"]["name"] != "secagg":
+        return False
+    return any(rounds_with(base, site) != [] for site in set(Roster.load(base.roster_path).sites))
 
 
 def _last_without(base: RunDir, sites: Collection[str]) -> int | None:
