@@ -43,6 +43,7 @@ class Matter:
         rounds: how many rounds it has.
         until, agreement: those of the terms.
         peers: SHA-256 of the identity key of each site that takes part, by name.
+        files: SHA-256 of each file of `[files]` that the experiment names, by that name.
     """
 
     root: str
@@ -53,11 +54,15 @@ class Matter:
     until: str | None
     agreement: str | None
     peers: Mapping[str, str]
+    files: Mapping[str, str]
 
     def lapsed(self, now: Matter) -> str | None:
         """What has changed since this was approved, as a sentence; None if the approval still holds."""
         if (foreign := self.foreign(now)) is not None:
             return foreign
+        for name in sorted({*self.files, *now.files}):
+            if self.files.get(name) != now.files.get(name):
+                return f"the approved file {printable(name, line_feeds=False)} has changed since the approval"
         new = [name for name in now.peers if name not in self.peers]
         other = [name for name in now.peers if self.peers.get(name, now.peers[name]) != now.peers[name]]
         if new or other:
@@ -147,13 +152,14 @@ def matter_of(value: Any) -> Matter:
     match value:
         case {
             "root": root, "site": str(site), "run": str(run), "experiment": experiment, "rounds": int(rounds),
-            "until": until, "agreement": agreement, "peers": dict(peers),
+            "until": until, "agreement": agreement, "peers": dict(peers), "files": dict(files),
         } if (
-            len(value) == 8 and is_digest(root) and is_digest(experiment)
+            len(value) == 9 and is_digest(root) and is_digest(experiment)
             and (until is None or is_day(until)) and (agreement is None or is_digest(agreement))
             and len(peers) <= MOST_PEERS and all(map(is_digest, peers.values()))
+            and all(map(is_digest, files.values()))
         ):  # fmt: skip
-            return Matter(root, site, run, experiment, rounds, until, agreement, peers)
+            return Matter(root, site, run, experiment, rounds, until, agreement, peers, files)
     raise _damaged()
 
 
@@ -195,9 +201,10 @@ class Approvals:
     def matter(self, contract: Contract, terms: ExperimentTerms, run: str) -> Matter:
         """What is decided about a proposed experiment."""
         rounds, root = contract.settings.get("rounds"), hashlib.sha256(self.root).hexdigest()
+        files = {name: contract.site.files[line] for name, line in contract.files().items()}
         return Matter(
             root, self.site, run, contract.digest, rounds if type(rounds) is int else 0,
-            terms.until, terms.agreement, terms.fingerprints,
+            terms.until, terms.agreement, terms.fingerprints, files,
         )  # fmt: skip
 
     def put(self, decision: Decision, contract: Contract) -> Path:

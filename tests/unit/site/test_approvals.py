@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from fedlens.base.errors import ConfigError, FedlensError, IdentityError
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.site_keys import SiteKeys
-from fedlens.site.approvals import Approvals, Decision
-from fedlens.site.contract import read_contract, site_part
+from fedlens.site.approvals import Approvals, Decision, matter_of
+from fedlens.site.contract import Contract, read_contract, site_part
 from fedlens.site.review import Review
 from tests.unit.identity.federation_kit import NOW, federation_in, joined
 from tests.unit.site.site_kit import plan_at_server, write_site
@@ -105,6 +105,34 @@ def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> N
     # The file of an approval in the folder of another experiment counts for nothing there.
     shutil.copytree(path.parent, path.parent.with_name(other_contract.digest))
     assert "the decision is on another experiment" in site.missing(contract=other_contract)
+
+
+def test_an_approval_binds_the_files_that_the_experiment_names(site: Site) -> None:
+    text = tomli_w.dumps({**site.review.contract.settings, "model": {"name": "mine.py:net"}})
+
+    def contract(digest: str, **more: str) -> Contract:
+        return read_contract(text, write_site(site.folder, files={"mine.py": digest, **more}))
+
+    site.review = replace(site.review, contract=contract("0a" * 32))
+    assert site.review.matter.files == {"mine.py": "0a" * 32}
+    site.decide()
+    assert not site.missing(
+        contract=contract("0a" * 32, **{"other.py": "0c" * 32})
+    )  # it does not name this one
+    changed = site.missing(contract=contract("0b" * 32))
+    assert (
+        changed == "the approved file mine.py has changed since the approval; look again: fedlens site review"
+    )
+    site.decide(reason="no")
+    assert "was rejected" in site.missing(contract=contract("0b" * 32))
+
+
+@pytest.mark.parametrize("files", [None, [], {"mine.py": 7}, {"mine.py": "0a"}])
+def test_a_matter_without_the_digests_of_its_files_is_damaged(site: Site, files: Any) -> None:
+    plain = {**asdict(site.review.matter), "files": {"mine.py": "0a" * 32}}
+    assert matter_of(plain).files == {"mine.py": "0a" * 32}
+    with pytest.raises(IdentityError, match="damaged"):
+        matter_of({**plain, "files": files})
 
 
 def test_a_new_approval_takes_the_place_of_one_that_lapsed(site: Site) -> None:
