@@ -144,9 +144,7 @@ class Contract:
 
     def names(self, registry: Registry) -> list[str]:
         """The names in the settings of things of this registry."""
-        tables = [
-            one for key, each in NAMED.items() if each is registry for one in _tables(self.settings, key)
-        ]
+        tables = [one for _, each, one in _named(self.settings) if each is registry]
         return [str(one.get("name") if isinstance(one, Mapping) else one) for one in tables]
 
     def code(self) -> dict[str, bytes]:
@@ -190,9 +188,8 @@ def read_contract(text: str, site: SiteSettings) -> Contract:
         raise _refused(
             "data.dataset.name", f"the dataset is not '{AT_SITES}'", "the data of a site are its own"
         )
-    for key, registry in NAMED.items():
-        for table in _tables(settings, key):
-            _check_name(table, key, registry, site)
+    for key, registry, table in _named(settings):
+        _check_name(table, key, registry, site)
     for key, value in _texts(settings, ""):
         _check_text(key, value, site)
     return Contract(text, settings, site)
@@ -210,6 +207,18 @@ def _check_keys(table: Mapping[str, Any], key: str) -> None:
         if not isinstance(value, Mapping):
             raise _refused(below, "this must be a table", "ask the server for the text that it makes itself")
         _check_keys(value, below)
+
+
+def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, Registry, Any]]:
+    """Every table or name of a thing in the settings, with its key and its registry; models also in a `base`."""
+    for key, registry in NAMED.items():
+        waiting = [(key, table) for table in _tables(settings, key)]
+        while waiting:
+            place, table = waiting.pop(0)
+            yield place, registry, table
+            below = f"{place}.base"
+            if registry is MODELS and isinstance(table, Mapping) and below not in NAMED:
+                waiting += [(below, base) for base in _tables(table, "base")]
 
 
 def _tables(settings: Mapping[str, Any], key: str) -> list[Any]:

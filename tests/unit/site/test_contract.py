@@ -94,6 +94,20 @@ PLACES = (
 )
 
 
+@pytest.mark.parametrize("place", ["model", "client"])
+def test_a_base_at_any_depth_is_a_model_that_is_named(text: str, site: SiteSettings, place: str) -> None:
+    def settings(name: str) -> str:
+        model: Any = {"name": name}
+        for _ in range(3):
+            model = {"name": "projection", "base": model}
+        changed = {"model": model} if place == "model" else {"algorithm": {"name": "fedgkt", "client": model}}
+        return tomli_w.dumps({**parse_toml(text), **changed})
+
+    assert "small-cnn" in read_contract(settings("small-cnn"), site).names(MODELS)
+    with pytest.raises(ConfigError, match="the model 'subprocess' is not fedlens's own"):
+        read_contract(settings("subprocess"), site)
+
+
 def registries() -> list[Registry]:
     """Every table of names in fedlens."""
     found: dict[int, Registry] = {}
