@@ -29,6 +29,7 @@ SENT = "sent"
 """The folder of a site for the bodies of answers with `[keep] sent`."""
 _FORMER = "answers.jsonl"  # the name in folders that were made before there was `asked.jsonl`
 _SEALED = ".sealed"  # ends the name of an encrypted answer
+_SENT_BODY = ".safetensors"  # ends the name of a body in `sent`
 _REFUSED = frozenset({"refused", "contract", "policy"})
 
 
@@ -74,6 +75,8 @@ class AnswersLog:
         self._cipher, self._sent = cipher, None if sent is None else private_folder(sent)
         self._runs: dict[str, _Run] = {}
         self._waiting: set[bytes] = set()  # the asks whose answers are in files
+        # The bodies in `sent` that no line has named yet.
+        self._unnamed = {path.stem: path for path in sent.glob(f"*{_SENT_BODY}")} if sent is not None else {}
         try:
             if (former := folder / _FORMER).exists() and not self._path.exists():
                 former.rename(self._path)
@@ -150,6 +153,7 @@ class AnswersLog:
     def _known(self, values: Mapping[str, Any]) -> None:
         if "kind" in values:
             return
+        self._unnamed.pop(values.get("answer", ""), None)
         run = self._runs.setdefault(values["run"], _Run())
         if values["attempt"] > run.attempt:
             run.attempt, run.asks = values["attempt"], {}
@@ -167,12 +171,17 @@ class AnswersLog:
         return sealed if (sealed := path.with_suffix(_SEALED)).exists() else path
 
     def _sweep(self) -> None:
-        """Removes what a kill left: answers that are not in the log, and temporary files."""
+        """Removes what a kill left: answers and bodies that are not in the log, and temporary files."""
         sweep(self._bodies)
         named = {digest.hex() for digest in self._waiting}
         for path in self._bodies.iterdir():
             if path.stem not in named:
                 path.unlink()
+        if self._sent is not None:
+            sweep(self._sent)
+            for path in self._unnamed.values():
+                path.unlink(missing_ok=True)
+        self._unnamed = {}
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -232,7 +241,7 @@ class AnswersLog:
 
         Raises `RunFailed` if the disk refuses; nothing is answered then, and the log is as before.
         """
-        path = self._bodies / ask.digest.hex()
+        path, sent = self._bodies / ask.digest.hex(), None
         parts = [answer.head, body]
         if sealed:
             assert self._cipher is not None
@@ -246,13 +255,14 @@ class AnswersLog:
                         left = left[file.write(left) :]
                 os.fsync(file.fileno())
             if self._sent is not None and body and not sealed:
-                write_private(self._sent / f"{answer.digest.hex()}.safetensors", body)
+                sent = self._sent / f"{answer.digest.hex()}{_SENT_BODY}"
+                write_private(sent, body)
             self.note(ask, answer, len(body), about)
         except RunFailed:
-            path.unlink(missing_ok=True)
+            _remove(path, sent)
             raise
         except OSError as error:
-            path.unlink(missing_ok=True)
+            _remove(path, sent)
             raise refused(error, "an answer", self._path) from error
         return self._stored(ask.digest)
 
@@ -307,3 +317,9 @@ class AnswersLog:
         for digest in self._waiting - set(unsent):
             self._body(digest).unlink(missing_ok=True)
             self._waiting.discard(digest)
+
+
+def _remove(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None:
+            path.unlink(missing_ok=True)
