@@ -127,7 +127,7 @@ class LocalData:
         """
         path = self._record.with_name(self._record.name.replace(".examples.json", ".division"))
         if not path.exists():
-            write_private(path, division.encode())
+            write_private(private_folder(path.parent) / path.name, division.encode())
         elif read_private(path) != division.encode():
             raise DataError(
                 "the server has other clients or sizes than before, so other images of this site would be held out",
