@@ -55,7 +55,7 @@ def begin_without(
 
 def _summed(base: RunDir, new: ServeRecord) -> bool:
     """Whether the models of a run may be in a secure sum: without a log of answers they may."""
-    if tomllib.loads(new.contract)["aggregate"]["name"] != "secagg":
+    if tomllib.loads(new.contract).get("aggregate", {}).get("name") != "secagg":
         return False
     return any(rounds_with(base, site) != [] for site in set(Roster.load(base.roster_path).sites))
 

@@ -401,7 +401,7 @@ class Agent:
             if (known := self._experiment) is None or not known.of(ask) or known.opened is None:
                 await self._look()  # it came before the ask
             known = self._experiment
-            if known is None or known.proposed is None or not known.of(ask):
+            if known is None or known.proposed is None or known.message.fields.run != fields.run:
                 raise AskRefused("contract", "no experiment of this run is approved and open")
             if not self._approved(known, known.proposed):
                 raise AskRefused("contract", f"the experiment may not be computed: {known.waits}")

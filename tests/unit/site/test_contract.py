@@ -233,11 +233,10 @@ def test_within_own_names_no_table_looks_elsewhere(foreign: list[str]) -> None:
 def test_a_model_within_a_model_is_fedlens_own_when_it_is_built(
     text: str, site: SiteSettings, foreign: list[str]
 ) -> None:
-    # The reader looks two tables deep; this one is a word, so that only the block refuses it.
-    base = {"name": "projection", "base": {"name": "projection", "base": PLUGIN}}
+    base = {"name": "projection", "base": {"name": "projection"}}
     contract = read_contract(put(parse_toml(text), "model", base), site)
     with own_names({}), pytest.raises(ConfigError, match=f"'{PLUGIN}' is not fedlens's own"):
-        contract.plan().chosen["model"].factory((1, 8, 8), 2, base=base["base"])
+        contract.plan().chosen["model"].factory((1, 8, 8), 2, base={"name": "projection", "base": PLUGIN})
     assert MODULE not in sys.modules
 
 

@@ -116,20 +116,18 @@ def _check_sites(what: str, clients: Collection[ClientId], client: Client) -> No
 
 
 def _check_shares(attempt: keys.Attempt, needed: int, client: Client) -> None:
-    """Raises `SecureSumRefused` if another site has so many clients that it can open a sum of its own with the server.
+    """Raises `SecureSumRefused` if another site has so many clients that their shares alone open the secrets of others.
 
-    Of n clients at most 2t - n - 1 may work with the server (t must last), and those of a site work together. A site
-    with one client is always accepted.
+    The clients of a site work together, so that with the server it could read the update of one client.
     """
     owners = client.secrets.identity.owners
     if owners is None:
         return
     others = Counter(owners[each] for each in attempt.cohort if owners[each] != owners[client.id])
-    most, cohort = max(others.values(), default=0), len(attempt.cohort)
-    if most > max(1, bound := 2 * needed - cohort - 1):
+    if (most := max(others.values(), default=0)) >= needed:
         raise keys.SecureSumRefused(
-            f"another site has {most} of the {cohort} clients of the cohort, and with the server more than {bound} can "
-            f"open the update of one client, where {needed} must last"
+            f"another site has {most} of the {len(attempt.cohort)} clients of the cohort, and {needed} can open the "
+            "update of one client with the server"
         )
 
 
