@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from collections.abc import Collection
 from dataclasses import replace
 
 from fedlens.base.errors import ConfigError
+from fedlens.base.parse_text import parse_toml
 from fedlens.data.partition.roster import Roster
 from fedlens.run import checkpoint
 from fedlens.run.rundir import RunDir
@@ -55,7 +55,7 @@ def begin_without(
 
 def _summed(base: RunDir, new: ServeRecord) -> bool:
     """Whether the models of a run may be in a secure sum: without a log of answers they may."""
-    if tomllib.loads(new.contract).get("aggregate", {}).get("name") != "secagg":
+    if parse_toml(new.contract).get("aggregate", {}).get("name") != "secagg":
         return False
     return any(rounds_with(base, site) != [] for site in set(Roster.load(base.roster_path).sites))
 
