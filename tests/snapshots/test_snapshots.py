@@ -80,7 +80,7 @@ def test_every_card_of_a_page_is_in_a_snapshot() -> None:
         for title in match
         if title
     }
-    titles.discard("Sites that were not evaluated")  # of a run over sites: `tests/unit/server/test_serve.py`
+    titles.discard("Sites that were not evaluated")  # of a run over sites: `tests/unit/site/test_policy.py`
     assert len(titles) > 30
     assert sorted(title for title in titles if f"# {title}" not in pages) == []
 

@@ -210,11 +210,12 @@ class Approvals:
     def put(self, decision: Decision, contract: Contract) -> Path:
         """Keeps a decision, in place of an earlier one of the same reviewer. Returns the path of its file.
 
-        Raises `ConfigError` if the key is not that of a reviewer, or a later decision of it is kept.
+        Raises `ConfigError` if the key is not that of a reviewer, and for an approval if a later decision of it is
+        kept. A rejection counts whatever the clocks say.
         """
         name = self._reviewer(decision)
         for kept in self._kept(decision.matter.experiment):
-            if kept.reviewer == decision.reviewer and kept.time > decision.time:
+            if decision.approves and kept.reviewer == decision.reviewer and kept.time > decision.time:
                 raise ConfigError(f"a later decision of {name} is here", hint="let the reviewer decide again")
         note = private_folder(self.folder / "approved") / f"{contract.digest}.toml"
         path = private_folder(note.with_suffix("")) / f"{fingerprint_of(decision.reviewer).hex()[:16]}.json"

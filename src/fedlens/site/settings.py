@@ -55,7 +55,7 @@ class SiteData(_Table):
 
 
 class SiteAllow(_Table):
-    """The table `[allow]`: what this site computes. A line that is left out sets no limit.
+    """The table `[allow]`: what this site computes. A line without a default sets no limit if it is left out.
 
     `fedlens.site.policy` refuses what it does not allow before an operation runs.
     """
@@ -78,7 +78,11 @@ class SiteAllow(_Table):
     max_seconds: float | None = Field(
         None, gt=0, description="the longest time of one operation, which is given up then"
     )
-    min_examples: int = Field(8, ge=1, description="the fewest examples behind each number that is sent")
+    min_examples: int = Field(
+        8,
+        ge=1,
+        description="the fewest examples of a client behind an update or a result; one class may have fewer",
+    )
     min_steps: int | None = Field(
         None, ge=1, description="the fewest local steps behind an update; a gradient over all images is one"
     )

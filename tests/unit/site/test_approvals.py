@@ -208,6 +208,13 @@ def test_a_file_that_others_can_write_or_a_link_counts_for_nothing(site: Site) -
         site.missing()
 
 
+def test_a_rejection_counts_whatever_a_clock_says(site: Site) -> None:
+    site.decide()
+    assert not site.missing()
+    site.decide(None, "no", after=-3600)
+    assert "was rejected by" in site.missing()
+
+
 def test_a_rejection_ends_an_approval_and_an_old_approval_does_not_come_back(site: Site) -> None:
     site.ask_for(1, officer=OFFICER)
     site.decide()

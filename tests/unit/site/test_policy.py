@@ -479,3 +479,4 @@ def test_a_run_goes_on_without_evaluations_and_its_page_says_so(
     page = (result.directory / "report.html").read_text()
     said = {1: "1 client was not evaluated", 2: "2 clients were not evaluated"}[len(which)]
     assert f"{said}: the policy of the site does not allow it" in page
+    assert "Sites that were not evaluated" in page
