@@ -450,6 +450,8 @@ def test_every_path_lies_in_the_directory_under_its_published_name(run: RunDir) 
         "client_tests_path": "client_tests.json",
         "clients_path": "clients.jsonl",
         "participation_path": "participation.jsonl",
+        "pseudonyms_path": "pseudonyms.json",
+        "shared_path": "report-pseudonyms.html",
         "config_path": "config.toml",
         "environment_path": "environment.json",
         "evaluation_path": "evaluation.npz",
