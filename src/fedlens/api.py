@@ -197,6 +197,9 @@ def resume(
         if (day := (summary or {}).get("purged")) is not None:
             what = f"the run was purged on {day}, so it has no checkpoint"
             raise RunDirectoryError(what, where=str(run.path), hint="start a new run")
+        if (other := (summary or {}).get("superseded")) is not None:
+            what = "the run goes on elsewhere, without a site"
+            raise RunDirectoryError(what, where=str(run.path), hint=f"resume the run in {other}")
         round, about = checkpoint.peek(run.checkpoint_path) or (0, {})
 
         checked_plan = partial(_plan_to_resume, run, config, source, round, about, accept_changes)

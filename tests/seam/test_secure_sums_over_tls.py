@@ -17,9 +17,11 @@ from fedlens.core.protocol import Answer, Ask, ClientStates, Failure, RoundConte
 from fedlens.core.random import Rng
 from fedlens.core.states import AT_SITE, Journal
 from fedlens.engines.inline import inline
+from fedlens.identity.file_cipher import FileCipher
 from fedlens.run.build import Built, build
 from fedlens.settings.config_source import Source
 from fedlens.settings.plan import plan_of
+from fedlens.site.client_logs import LOGS, ClientLogs
 from tests.agent_kit import SitesOverTls
 from tests.seam.test_sites_over_tls import over
 from tests.unit.engines.test_network import roster_of, same
@@ -120,6 +122,10 @@ def test_it_is_the_sum_without_masks_to_the_bit(tmp_path: Path) -> None:
     assert states.snapshot().keys() == its_states.snapshot().keys()
     assert all(AT_SITE in kept for kept in states.snapshot().values())
     assert not any(driver.journal.log_of(client) for client in range(4))
+    for name, keys in sites.keys.items():  # the shares that opened the last sum are gone
+        logs = ClientLogs(tmp_path / "sites" / name / LOGS, FileCipher(keys.identity()))
+        entry = logs.get("run", name)["runs"]["run"]
+        assert (entry["step"], entry.get("answer")) == ("unmasked", None)
 
 
 def test_whoever_drops_out_the_others_are_summed(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedlens.base.errors import ConfigError
+
 Precision = Literal["fp32", "bf16", "fp16", "tf32"]
 Layout = bool | Literal["auto"]
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -39,7 +41,11 @@ class Arithmetic:
 
         With "auto": if its 2-d convolutions are in fp32 and the CPU has AVX2 or AVX-512, where this was measured to be
         faster. The choice depends on no timing, so runs are reproducible to the bit.
+
+        Raises `ConfigError` if it is set, and such a layer would end the process; see `lays_out_channels_last`.
         """
+        if self.channels_last is True and device.type == "cpu":
+            _refuse_overrun(module)
         if self.channels_last != "auto":
             return self.channels_last
         return channels_last_pays(device) and lays_out_channels_last(module)
@@ -137,6 +143,19 @@ def lays_out_channels_last(module: nn.Module) -> bool:
 
 def _overruns(layer: nn.Conv2d) -> bool:
     return set(layer.kernel_size) == {1} and set(layer.stride) != {1} and layer.in_channels % 8 > 0
+
+
+def _refuse_overrun(module: nn.Module) -> None:
+    layers = [
+        name for name, layer in module.named_modules() if isinstance(layer, nn.Conv2d) and _overruns(layer)
+    ]
+    if layers and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        raise ConfigError(
+            f"the layer '{layers[0]}' is a 1 x 1 convolution with a stride and a number of channels that is no "
+            "multiple of 8, and on this processor its gradient with the channels innermost ends the process",
+            where="engine.channels_last",
+            hint="set it to 'auto' or false",
+        )
 
 
 def channels_last_pays(device: torch.device) -> bool:

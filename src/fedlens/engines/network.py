@@ -78,7 +78,8 @@ def network(
         Field(
             gt=0,
             le=1,
-            description="largest share of one site in all examples, and in the weights of each round's updates",
+            description="largest share of one site in all examples, and in the weights of each round's updates; in a "
+            "secure sum, whose weights are hidden, in the examples of its clients",
         ),
     ] = 0.5,
     threads: Threads = 1,

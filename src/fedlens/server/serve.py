@@ -32,6 +32,7 @@ from fedlens.server.progress import ServeProgress
 from fedlens.server.retention import ServedRuns, purge
 from fedlens.server.serve_record import ServeRecord, digest_of, is_begun, run_to_serve
 from fedlens.server.without import begin_without
+from fedlens.settings.algorithm_check import check_algorithm
 from fedlens.settings.config import Config, read_config
 from fedlens.settings.config_source import Source, read_source
 from fedlens.settings.plan import Plan, plan
@@ -157,7 +158,10 @@ def _with_terms(new: ServeRecord, served: Served) -> ServeRecord:
 
 
 def plan_at_sites(source: Source) -> Plan:
-    """The plan of an experiment whose data are at sites. Raises `ConfigError` if they are not, or as `plan` does."""
+    """The plan of an experiment whose data are at sites.
+
+    Raises `ConfigError` if they are not, or as `plan` and `check_algorithm` do.
+    """
     planned = plan(read_config(source.values, source.locate), source)
     if not planned.config.at_sites:
         raise ConfigError(
@@ -165,6 +169,7 @@ def plan_at_sites(source: Source) -> Plan:
             where=source.locate("data.dataset"),
             hint="set data.dataset.name = 'sites' and engine.name = 'network', or use 'fedlens run'",
         )
+    check_algorithm(planned)
     return planned
 
 

@@ -123,7 +123,7 @@ def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir,
 
 def _finished(run: RunDir) -> bool:
     summary = run.read_summary() or {}
-    return summary.get("status") == "finished" or "purged" in summary
+    return summary.get("status") == "finished" or not summary.keys().isdisjoint(("purged", "superseded"))
 
 
 def is_begun(run: RunDir) -> bool:

@@ -23,8 +23,9 @@ def begin_without(
 
     The last run of the experiment with one of the sites gives its last checkpoint before their first answer. The new
     run goes on from it under the same identity, so that the states at other sites are those of the checkpoint; the rows
-    of the sites stay in the roster, and are never asked. Without such a checkpoint, or if images of the sites are in
-    the mean and the deviation, it begins from the start, with a roster of the others.
+    of the sites stay in the roster, and are never asked. The old run is superseded, and not resumed any more. Without
+    such a checkpoint, if another run goes on from it, or if images of the sites are in the mean and the deviation, it
+    begins from the start, with a roster of the others.
 
     Args:
         directory: of the new run, and `new` its record.
@@ -44,8 +45,13 @@ def begin_without(
                 what = "the run sums securely, and sites never sum a model twice"
                 hint = "serve a new experiment with another seed"
                 raise ConfigError(what, where=str(base.path), hint=hint)
+            summary = base.read_summary() or {}
+            if (other := summary.get("superseded")) is not None:
+                return new, f"it begins from the start: {base.path} goes on in {other}"
             last = _last_without(base, sites)
             if last is not None:
+                # First: sites would take both for one run.
+                base.write_summary({**summary, "superseded": str(directory.path.resolve())})
                 _copy(base, directory, last)
                 record = replace(record, experiment=new.experiment).with_terms(new)
                 return record, f"it goes on after round {last} of {base.path}"

@@ -27,7 +27,7 @@ from fedlens.site.client_logs import LOGS, ClientLogs
 from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.operation_thread import OperationThread
-from fedlens.site.retention import purge_due
+from fedlens.site.retention import SiteRun, purge_due, runs_in_log
 from fedlens.site.site_log import SiteLog
 
 WAITED_FOR = frozenset({"pending", "suspended"})
@@ -243,7 +243,8 @@ class Agent:
         self._tell("goodbye", f"the run has {'finished' if outcome == 'finished' else 'stopped'}")
         if outcome == "finished":
             self._log.acknowledge(self._sending.have)
-            await self._call(self._answering.ended, run)
+            asked = runs_in_log(self._folder).get(run, SiteRun()).clients
+            await self._call(self._answering.ended, run, asked)
         if self._experiment is not None and self._experiment.message.fields.run == run:
             self._close_experiment()
         if self._once:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -116,11 +116,12 @@ class Answering:
         if self._stopped:
             raise RunFailed("the site stops")
 
-    def ended(self, run: str) -> None:
-        """Removes the states of a run that has ended, but for those in its checkpoints."""
+    def ended(self, run: str, clients: Iterable[str]) -> None:
+        """Removes the states of a run that has ended, but for those in its checkpoints, and its clients' answers."""
         with self._writing:
             self._check_running()
             self._states.ended(run)
+            self._logs.acknowledge(run, clients)
 
     def forget(self) -> None:
         """Drops what the last experiment left in memory."""
@@ -235,6 +236,8 @@ class Answering:
             raise AskRefused("contract", f"'{fields.client}' is no client of this site")
         if (fields.run, fields.attempt, fields.round) != self._round:
             opened.reread()
+            if takes.log:
+                self._logs.acknowledge(fields.run, opened.rows, fields.round)
             self._round = fields.run, fields.attempt, fields.round
         row = opened.rows[fields.client]
         sizes = opened.examples(row)

@@ -8,6 +8,9 @@ once is refused in any other run. Names of runs and clients are hashed in paths.
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from fedlens.base.errors import DecodingError, one_line
@@ -68,6 +71,17 @@ class ClientLogs:
         if (models := log.get("models", [])) != self._models(client):
             self._write(self._folder / _MODELS, _MODELS, client, {"models": models})
         self._write(self._folder / _hashed(run), run, client, {"runs": runs})
+
+    def acknowledge(self, run: str, clients: Iterable[str], round: float = math.inf) -> None:
+        """Removes the answers in the logs of a run that opened sums before `round`: the server has saved those rounds.
+
+        What was answered stays refused. Raises `RunFailed` if the disk refuses; a file that is damaged stays.
+        """
+        for client in clients:
+            with suppress(StateLost):
+                entry = dict(self.get(run, client)["runs"].get(run, {}))
+                if entry.get("attempt", {}).get("round", 0) < round and entry.pop("answer", None) is not None:
+                    self._write(self._folder / _hashed(run), run, client, {"runs": {run: entry}})
 
     def _models(self, client: str) -> list[bytes]:
         models: list[bytes] = self._read(self._folder / _MODELS, _MODELS, client).get("models", [])

@@ -21,9 +21,10 @@ _BODIES = ("work", "sent")  # folders with bodies of answers, whose names begin 
 
 @dataclass
 class SiteRun:
-    """A run in the log of a site: when it asked last, in seconds since 1970, and the digests in its lines."""
+    """A run in the log of a site: when it asked last, in seconds since 1970, whom, and the digests in its lines."""
 
     last: float = 0.0
+    clients: set[str] = field(default_factory=set)
     digests: set[str] = field(default_factory=set)
 
 
@@ -34,6 +35,7 @@ def runs_in_log(folder: Path) -> dict[str, SiteRun]:
         if "kind" not in line:
             run = runs.setdefault(line["run"], SiteRun())
             run.last = line["time"]
+            run.clients.add(line["client"])
             run.digests |= {line["ask"], line["answer"], line["payload"]}
     return runs
 

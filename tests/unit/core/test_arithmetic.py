@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fedlens.base.errors import ConfigError
 from fedlens.core import arithmetic
 from fedlens.core.arithmetic import Arithmetic, gradients_of
 
@@ -66,6 +67,23 @@ def test_the_layout_of_convolutions_follows_the_processor(
     assert Arithmetic(channels_last=True).lays_out(nn.Linear(2, 2), CPU)
     auto.fit(module, CPU)(torch.randn(2, 3, 8, 8))
     assert module.came is expected
+
+
+@pytest.mark.parametrize("processor", ["AVX2", "AVX512"])
+def test_a_layout_that_would_end_the_process_is_refused(
+    processor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
+    forced, module = Arithmetic(channels_last=True), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 8, 1, stride=2))
+    assert forced.lays_out(nn.Conv2d(8, 8, 1, stride=2), CPU)
+    assert forced.lays_out(module, torch.device("cuda"))
+    if processor == "AVX512":
+        assert forced.lays_out(module, CPU)
+        return
+    with pytest.raises(
+        ConfigError, match=r"the layer '1' is a 1 x 1.*\(engine.channels_last\); set it to 'auto' or false"
+    ):
+        forced.fit(module, CPU)
 
 
 def test_gradients_of_a_16_bit_pass_are_those_of_the_weights_type() -> None:

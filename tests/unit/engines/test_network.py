@@ -15,10 +15,11 @@ import torch
 from fedlens.algorithms.averaging import Averaging
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import Ask, ClientStates, Reply, Request, RoundContext
+from fedlens.core.protocol import Ask, ClientStates, Id, Reply, Request, RoundContext
 from fedlens.core.random import Rng
-from fedlens.core.schema import tensors_in
+from fedlens.core.schema import Schema, TensorField, tensors_in
 from fedlens.core.wire.census import CountedClient, SiteCensus
+from fedlens.data.partition.quorum import Quorum
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.devices import Computing
 from fedlens.engines.inline import inline
@@ -236,6 +237,21 @@ def test_no_site_has_more_of_the_weights_than_it_may() -> None:
     list(network.driver.exchange(Ask("evaluate-own", [Request(int(sizes.argmax()))], {}), 2, 0))
     assert network.engine.too_few(others, failed=1) is None  # a measurement weighs nothing
     network.engine.close()
+
+
+def test_in_a_secure_sum_a_client_weighs_its_examples() -> None:
+    roster = Roster.of(
+        SiteCensus(name, [CountedClient(name, size)]) for name, size in (("a", 10), ("b", 10), ("c", 30))
+    )
+    quorum, masked = Quorum(roster, 2, 0.6), Schema({"vector": TensorField((2,), torch.int32)})
+    for rows, fault in (
+        (range(3), None),
+        (range(1, 3), "'c' has 75.0% of all weights, and at most 60.0% is allowed"),
+    ):
+        quorum.begin()
+        for row in rows:
+            quorum.counted(Reply(Id(1, 2, row), row, {"vector": torch.ones(2, dtype=torch.int32)}), masked)
+        assert quorum.fault(rows, 0) == fault
 
 
 def test_each_ask_has_a_line_in_the_log_of_answers(tmp_path: Path) -> None:

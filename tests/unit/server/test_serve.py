@@ -23,8 +23,9 @@ from fedlens.files.lock import locked
 from fedlens.run.rundir import RunDir
 from fedlens.server import sockets
 from fedlens.server.census_link import CensusLink
-from fedlens.server.serve import Served, serve
+from fedlens.server.serve import Served, plan_at_sites, serve
 from fedlens.server.serve_record import ServeRecord
+from fedlens.settings.config_source import read_source
 from tests.unit.identity.federation_kit import federation_in
 from tests.unit.server.serve_kit import (
     NAMES,
@@ -266,6 +267,7 @@ def test_a_round_is_repeated_without_a_site_that_was_revoked_and_dropped(tmp_pat
         ({"federation": "empty"}, "no site, and no open invitation"),
         ({"bind": "127.0.0.1"}, "write HOST:PORT"),
         ({"sites": 1}, "a round needs 2 sites, and 1 are to be enough"),
+        ({"changes": ["aggregate.name='secagg'"]}, "evaluation.clients measures the model at each"),
     ],
 )
 def test_what_cannot_be_served_binds_no_port(
@@ -284,6 +286,17 @@ def test_what_cannot_be_served_binds_no_port(
         serve(served, Followed())
     assert not bound
     assert not (tmp_path / "run").exists()
+
+
+def test_secure_sums_need_test_images_before_a_port_is_bound(tmp_path: Path) -> None:
+    changes = ["algorithm='fedavg'", "aggregate.name='secagg'", "evaluation.clients='none'"]
+    source = read_source(str(Wards(tmp_path).experiment), changes)
+    plan_at_sites(source)
+    del source.values["data"]["dataset"]["test"]
+    with pytest.raises(
+        ConfigError, match=r"nothing measures the model.*evaluation.clients\); set data.dataset.test"
+    ):
+        plan_at_sites(source)
 
 
 def test_a_directory_without_a_roster_is_free_for_other_settings(tmp_path: Path) -> None:

@@ -8,16 +8,26 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedlens.base.errors import ConfigError
+from fedlens.api import resume
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.core.wire.census import CountedClient, SiteCensus
 from fedlens.data.partition.roster import Roster
 from fedlens.files.chained_log import ChainedLog
 from fedlens.run.rundir import RunDir
 from fedlens.server.retention import ServedRuns
-from fedlens.server.serve_record import ServeRecord, digest_of
+from fedlens.server.serve_record import ServeRecord, digest_of, run_to_serve
 from fedlens.server.without import begin_without
 
 SETTINGS = {"name": "wards"}
+DATA = {"dataset": "digits", "partition": {"name": "iid", "clients": 3}}
+EXPERIMENT = {
+    **SETTINGS,
+    "rounds": 2,
+    "model": "mlp",
+    "algorithm": "fedavg",
+    "data": DATA,
+    "local": {"lr": 0.1, "steps": 1},
+}
 
 
 def record(aggregate: str, **settings: Any) -> ServeRecord:
@@ -41,6 +51,30 @@ def served(folder: Path, aggregate: str, *rounds: int) -> tuple[RunDir, ServedRu
     record(aggregate).started(run)
     runs.add(run.path)
     return run, runs
+
+
+def test_a_run_that_goes_on_without_a_site_is_not_resumed(tmp_path: Path) -> None:
+    """Both would have one identity, so sites would take them for one run."""
+    base, runs = served(tmp_path, "mean")
+    base.config_path.write_text(tomli_w.dumps(EXPERIMENT))
+    base.environment_path.unlink()
+    assert "it goes on after round 1" in begun(tmp_path, runs, "mean")
+    with pytest.raises(RunDirectoryError, match=f"goes on elsewhere.*resume the run in {tmp_path / 'new'}"):
+        resume(base.path)
+    assert f"from the start: {base.path} goes on in {tmp_path / 'new'}" in begun(
+        tmp_path, runs, "mean", "other"
+    )
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_server_begins_a_new_run_after_one_that_goes_on_without_a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base, runs = served(tmp_path / "runs" / "wards", "mean")
+    assert run_to_serve(None, "wards", record("mean"))[0].path == base.path.relative_to(tmp_path)
+    begun(tmp_path, runs, "mean")
+    assert run_to_serve(None, "wards", record("mean"))[0].path.name != "base"
 
 
 def begun(folder: Path, runs: ServedRuns, aggregate: str, out: str = "new") -> str:

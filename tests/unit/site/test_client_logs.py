@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_a_run_is_purged_and_the_models_of_its_sums_stay(tmp_path: Path) -> None
     assert logs.get("other", "a") == log("other", b"model 1", step="unmasked")
 
 
+def test_an_answer_goes_once_its_round_is_saved_and_is_refused_then(tmp_path: Path) -> None:
+    logs = logs_in(tmp_path)
+    for client, round in (("v", 2), ("w", 3)):
+        attempt = {"round": round}
+        logs.put(
+            "a", client, log("a", b"m", step="unmasked", attempt=attempt, asked=b"digest", answer=b"shares")
+        )
+    logs._path(logs_of_run(tmp_path, "a"), "damaged").write_bytes(b"x")
+    clients = ("v", "damaged", "w", "never asked")
+    for before, kept in ((2, ["v", "w"]), (3, ["w"]), (math.inf, [])):
+        logs.acknowledge("a", clients, before)
+        entries = {client: logs.get("a", client)["runs"]["a"] for client in "vw"}
+        assert [client for client, entry in entries.items() if "answer" in entry] == kept
+    assert entries["w"] == {"step": "unmasked", "attempt": {"round": 3}, "asked": b"digest"}
+    assert logs.get("a", "w")["models"] == [b"m"]
+
+
 def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
     logs = logs_in(tmp_path)
     with pytest.raises(StateLost, match="another run"):
@@ -136,4 +154,11 @@ def test_the_server_neither_sends_a_log_nor_gets_one(tmp_path: Path) -> None:
     assert answered(2, log={"runs": {}})[0] == "refused"
     assert len(seen) == 2
     assert logs.get("run", "a") == log("run", b"model 1", step="2")
+    for round in (1, 2):  # an ask of a later round says that the server has saved the one before
+        logs.put("run", "a", log("run", b"model 1", attempt={"round": 1}, answer=b"shares"))
+        ask = ask_of(
+            body := write_payload({}), details={"expect": to_plain(Schema())}, attempt=2, round=round
+        )
+        assert answering.answered(opened, ask, [body])[1] == "reply"
+        assert ("answer" in seen[-1]["runs"]["run"]) is (round == 1)
     kept.close()

@@ -88,6 +88,15 @@ class Terms:
         return max(SURVIVORS, int(exact.to_integral_value(ROUND_CEILING)))
 
 
+def helpers(cohort: int, needed: int) -> int:
+    """How many clients of a cohort may work with an active server: the largest c with 2t > n + c.
+
+    >>> helpers(4, 3), helpers(5, 3)
+    (1, 0)
+    """
+    return max(0, 2 * needed - cohort - 1)
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt at the secure sum of a round, as the server announces it.

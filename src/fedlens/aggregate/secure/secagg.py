@@ -12,7 +12,7 @@ from pydantic import Field
 from fedlens.aggregate.mean import AggregateContext
 from fedlens.aggregate.secure.blind_sum import RANGES, Bits, BlindSum, Ranges
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
-from fedlens.aggregate.secure.keys import SURVIVORS, SecureSumRefused, Terms, digest
+from fedlens.aggregate.secure.keys import SURVIVORS, SecureSumRefused, Terms, digest, helpers
 from fedlens.aggregate.secure.quantized import Of, OfTau, Weights, computed
 from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
 from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, masked_sum
@@ -88,7 +88,7 @@ class SecAgg(BlindSum):
         """How many clients may drop out, and how many may work with the server."""
         n = self.vectors.cohort
         t = self.terms.needed(n)
-        colluding = max(0, 2 * t - n - 1)  # 2t > n + c, ePrint 2017/281, section 4.1
+        colluding = helpers(n, t)
         whom = f"more than {colluding}" if colluding else "any"
         return (
             f"Secure sums of {n} clients need {t} of them to the end, so {n - t or 'none'} may drop out. At real "

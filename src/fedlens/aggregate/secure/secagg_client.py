@@ -116,18 +116,22 @@ def _check_sites(what: str, clients: Collection[ClientId], client: Client) -> No
 
 
 def _check_shares(attempt: keys.Attempt, needed: int, client: Client) -> None:
-    """Raises `SecureSumRefused` if another site has so many clients that their shares alone open the secrets of others.
+    """Raises `SecureSumRefused` if the clients of another site alone are too many of those that may help the server.
 
-    The clients of a site work together, so that with the server it could read the update of one client.
+    Each honest client signs one list of survivors, and k helpers sign any number of lists. Two lists with t signatures
+    each need 2 (t - k) of the n - k honest clients, so there are none if k < 2t - n (ePrint 2017/281, section 4.1).
+    With two lists, each honest client's seed and masking key open, and so its update. A site of one client passes in
+    any case: `SecAgg.notes` say how many may help.
     """
     owners = client.secrets.identity.owners
     if owners is None:
         return
-    others = Counter(owners[each] for each in attempt.cohort if owners[each] != owners[client.id])
-    if (most := max(others.values(), default=0)) >= needed:
+    n, others = len(attempt.cohort), Counter(owners[each] for each in attempt.cohort)
+    most = max((clients for site, clients in others.items() if site != owners[client.id]), default=0)
+    if most > max(1, keys.helpers(n, needed)):
         raise keys.SecureSumRefused(
-            f"another site has {most} of the {len(attempt.cohort)} clients of the cohort, and {needed} can open the "
-            "update of one client with the server"
+            f"another site has {most} of the {n} clients of the cohort, and from 2 x {needed} - {n} on they can open "
+            "the update of one client with the server"
         )
 
 
@@ -409,7 +413,7 @@ class Unmask:
         survivors = list(payload[ATTEMPT]["clients"])
         asked, log = payload[ATTEMPT]["attempt"], payload["log"]
         entry = log.get("runs", {}).get(asked["run"], {})
-        again = entry.get("step") == _UNMASKED and keys.same(entry["asked"], keys.digest([asked, survivors]))
+        again = "answer" in entry and keys.same(entry["asked"], keys.digest([asked, survivors]))
         if again:
             return Outcome({"shares": as_tensor(entry["answer"])})
         step = _step(payload, client, _AGREED if self.terms.contract else _MASKED)

@@ -31,10 +31,15 @@ class Quorum:
         self._weights.clear()
 
     def counted(self, answer: Answer, expect: Schema) -> Answer:
-        """The same answer, with the weight of its update counted if it has one."""
-        if isinstance(answer, Reply) and {"update", "weight"} <= (expect.fields or {}).keys():
-            site = self.roster.sites[int(answer.client)]
-            self._weights.setdefault(answer.id.exchange, Counter())[site] += answer.payload["weight"]
+        """The same answer, with the weight of its update counted if it has one.
+
+        The weight in masked words is not known: the number of examples that the client has told stands for it.
+        """
+        fields = (expect.fields or {}).keys()
+        if isinstance(answer, Reply) and ({"update", "weight"} <= fields or "vector" in fields):
+            row = int(answer.client)
+            weight = answer.payload["weight"] if "weight" in fields else float(self.roster.sizes()[row])
+            self._weights.setdefault(answer.id.exchange, Counter())[self.roster.sites[row]] += weight
         return answer
 
     def fault(self, clients: Iterable[ClientId], failed: int) -> str | None:

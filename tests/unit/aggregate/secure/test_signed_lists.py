@@ -73,20 +73,39 @@ def test_a_client_with_another_contract_opens_nothing() -> None:
 
 
 def test_sites_are_counted_and_not_clients() -> None:
-    """Six clients of three sites: the sum must have clients of all three."""
-    for per_site, op, lost in [(3, None, ()), (2, MASKED, (4, 5)), (2, MASKED, (5,))]:
-        federation = real_sites(6, per_site=per_site)
+    """Eight clients of four sites: the sum must have clients of all four."""
+    for per_site, op, lost in [(4, None, ()), (2, MASKED, (6, 7)), (2, MASKED, (7,))]:
+        federation = real_sites(8, 0.67, per_site, min_cohort=4)
 
         def missing(at: str, k: int, op: Any = op, lost: Any = lost) -> bool:
             return at == op and k in lost
 
-        if lost == (5,):
-            assert federation.drive(federation.asked(), missing)[1] == 5
+        if lost == (7,):
+            assert federation.drive(federation.asked(), missing)[1] == 7
             continue
         with pytest.raises(SecureSumRefused, match=r"0 (senders of keys|signatures)"):
             federation.drive(federation.asked(), missing)
-        what = "clients of the cohort" if op is None else "survivors"
-        assert f"the {what} are of 2 sites, fewer than min_cohort = 3" in federation.failures()
+        what = "clients of the cohort are of 2" if op is None else "survivors are of 3"
+        assert f"the {what} sites, fewer than min_cohort = 4" in federation.failures()
+
+
+@pytest.mark.parametrize(("n", "threshold"), [(4, 0.51), (5, 0.8), (8, 0.67)])
+def test_a_site_with_more_clients_than_may_help_is_refused_by_the_others(n: int, threshold: float) -> None:
+    """With so many, lists open two sums: `test_with_one_helper_more_some_lists_do`. With t, its shares are enough."""
+    may, needed = bound(n, threshold), Terms(threshold, "", "").needed(n)
+    for clients in (may, may + 1, needed):
+        owners = {k: "large" if k < clients else f"site {k}" for k in range(n)}
+        federation = SumFederation(n, threshold, contract=CONTRACT).signed_by(owners, min_cohort=2)
+        if clients == may:
+            assert federation.drive(federation.asked())[1] == n
+            continue
+        with pytest.raises(SecureSumRefused, match=r"(senders of keys|survivors) of"):
+            federation.drive(federation.asked())
+        others = [reason for reason in federation.failures() if "another site has" in reason]
+        assert others == [
+            f"another site has {clients} of the {n} clients of the cohort, and from 2 x {needed} - {n} on they can "
+            "open the update of one client with the server"
+        ] * (n - clients)
 
 
 # -- an active server ---------------------------------------------------------------------------------------------
