@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedlens.core.protocol import Answer, Reply, Schema
 from fedlens.core.types import ClientId, is_client
@@ -38,7 +39,7 @@ class Quorum:
         fields = (expect.fields or {}).keys()
         if isinstance(answer, Reply) and ({"update", "weight"} <= fields or "vector" in fields):
             row = int(answer.client)
-            weight = answer.payload["weight"] if "weight" in fields else float(self.roster.sizes()[row])
+            weight: Any = answer.payload["weight"] if "weight" in fields else float(self.roster.sizes()[row])
             self._weights.setdefault(answer.id.exchange, Counter())[self.roster.sites[row]] += weight
         return answer
 
