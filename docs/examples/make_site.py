@@ -1,7 +1,7 @@
 """Copies the scans of one hospital of make_scans.py to a folder of its own, as a site of a federation has them.
 
 python make_scans.py scans
-python make_site.py scans Bonn ward-b/scans
+python make_site.py scans Bonn ward-a/scans
 """
 
 import csv

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -54,9 +54,23 @@ def validated(
     try:
         return model.model_validate(dict(values), strict=strict)
     except ValidationError as error:
-        fields = model.model_fields
-        known = known or (lambda _: list(fields))
-        raise explained(error, values, key, locate, known, elsewhere, fields) from None
+        known = known or (lambda table: fields_at(model, table))
+        raise explained(error, values, key, locate, known, elsewhere, model.model_fields) from None
+
+
+def fields_at(model: type[BaseModel], table: str) -> list[str]:
+    """The settings of a table below a model, by its key, such as `data.partition`; empty for one of a named thing."""
+    for part in table.split(".") if table else ():
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        tables = [each for each in (annotation, *get_args(annotation)) if _is_table(each)]
+        if not tables:
+            return []
+        model = tables[0]
+    return list(model.model_fields)
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def explained(

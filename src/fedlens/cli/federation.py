@@ -19,7 +19,7 @@ from fedlens.cli.passphrases import (
     RootPassphraseFile,
     key_passphrase,
     new_passphrase,
-    read_passphrase,
+    root_passphrase,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def create(
             raise IdentityError(f"{folder} exists already", hint="take another name")
         root = None
         if not offline:
-            root = read_passphrase(f"a passphrase for the root of {folder.name}", root_passphrase_file, True)
+            root = root_passphrase(f"a passphrase for the root of {folder.name}", root_passphrase_file, True)
         keys = new_passphrase(folder, encrypt, passphrase_file)
         made = FederationFolder.create(folder, (host, port), root, keys)
         if offline:
@@ -75,7 +75,7 @@ def create(
             f"made: {folder}, whose sites call {made.host}:{made.port}",
             f"Move {folder / 'root'} to a place without a network, or keep its passphrase away from this machine: who "
             "has both can make a server that every site accepts. The root is needed again in two years, to rotate.",
-            f"next: {shell_command('federation', 'invite', folder, 'SITE')}",
+            f"next: {shell_command('federation', 'invite', folder, 'SITE', out='SITE.invitation')}",
         )
 
 
@@ -107,7 +107,7 @@ def sign(
         if first and values["above"] > 0:
             what = f"{root} has no root, and the server has issuer {values['above']} of one"
             raise IdentityError(what, hint="name the folder of the root with --root")
-        passphrase = read_passphrase(f"a passphrase for the root in {root}", root_passphrase_file, new=first)
+        passphrase = root_passphrase(f"a passphrase for the root in {root}", root_passphrase_file, new=first)
         if first:
             make_root(root, values["federation"], passphrase, time())
             say(f"made the root of {values['federation']}: {root}")
@@ -161,7 +161,7 @@ def rotate(
         if not (folder / "root" / "root.pem").exists():
             _carry(federation)
             return
-        federation.rotate(read_passphrase(_ROOT, root_passphrase_file))
+        federation.rotate(root_passphrase(_ROOT, root_passphrase_file))
         _say_issuer(federation)
 
 
@@ -179,23 +179,35 @@ def invite(
         bool,
         typer.Option("--same-key", help="Invite a site whose certificate has expired: its key stays valid."),
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write it to a new file, which only you can read."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write an invitation to standard output: `fedlens federation invite hospitals ward-a > ward-a.invitation`.
+    """Write an invitation: `fedlens federation invite hospitals ward-a --out ward-a.invitation`.
 
-    It is a secret, works once, and for 72 hours. Bring it to the site as you would bring a password. If standard output
-    is a file, only you can read it from then on.
+    It is a secret, works once, and for 72 hours. Bring it to the site as you would bring a password. Without --out it
+    goes to standard output; if that is a file, only you can read it from then on.
     """
     with reported(debug):
         from fedlens.base.errors import ConfigError
         from fedlens.identity.authority import day
+        from fedlens.identity.private_files import write_private
 
         if replace and same_key:
             raise ConfigError("--replace and --same-key contradict each other", hint="leave out one of them")
+        if out is not None and (out.exists() or not out.parent.is_dir()):
+            what = f"{out} exists already" if out.exists() else f"{out.parent} is no folder"
+            raise ConfigError(what, where="--out", hint="name a new file in a folder that exists")
         federation = _open(folder)
         invitation = federation.invite(site, replaces=replace, same_key=same_key)
-        _hide_output()
-        say(invitation.text())
+        if out is not None:
+            write_private(out, f"{invitation.text()}\n".encode())
+            say(f"written: {out}, which is a secret: bring it to {site} as you would bring a password")
+        else:
+            _hide_output()
+            say(invitation.text())
         complain("note", f"valid until {day(invitation.expires)}; {federation.host}:{federation.port} answers it "
                  "while the server runs")  # fmt: skip
 
@@ -259,7 +271,7 @@ def revoke(
         from fedlens.base.shell_command import shell_command
 
         _open(folder).revoke(site, drop)
-        again = shell_command("federation", "invite", folder, site, replace=True)
+        again = shell_command("federation", "invite", folder, site, replace=True, out=f"{site}.invitation")
         say(f"{site} is revoked; a new key joins with: {again}")
 
 
@@ -337,7 +349,7 @@ def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> N
         waiting = {name: end for name, end in invited.items() if name not in [each["name"] for each in sites]}
         rows = [
             *([s["name"], s["state"], day(s["since"]), day(s["ends"]), s["words"]] for s in sites),
-            *([name, "invited", "", "", f"until {day(end)}"] for name, end in sorted(waiting.items())),
+            *([name, f"invitation until {day(end)}", "", "", ""] for name, end in sorted(waiting.items())),
         ]
         if rows:
             print_columns(rows, ["site", "state", "since", "certificate ends", "eight words"])

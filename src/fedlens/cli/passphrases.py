@@ -29,8 +29,15 @@ RootPassphraseFile = Annotated[
 ]
 
 
-def read_passphrase(what: str, file: Path | None, new: bool = False) -> bytes:
-    """A passphrase: from `file` if it is given, else typed at the terminal, twice if it is `new`.
+def root_passphrase(what: str, file: Path | None, new: bool = False) -> bytes:
+    """The passphrase of a root; see `read_passphrase`."""
+    return read_passphrase(what, file, new, "--root-passphrase-file")
+
+
+def read_passphrase(
+    what: str, file: Path | None, new: bool = False, option: str = "--passphrase-file"
+) -> bytes:
+    """A passphrase: from `file`, which `option` names, if it is given, else typed, twice if it is `new`.
 
     Raises `IdentityError` for an empty one, two that differ, a file that others can read, and without a terminal.
     """
@@ -39,8 +46,8 @@ def read_passphrase(what: str, file: Path | None, new: bool = False) -> bytes:
     if file is not None:
         read = _read(file)
     else:
-        read = _typed(what)
-        if new and _typed(f"{what}, once more") != read:
+        read = _typed(what, option)
+        if new and _typed(f"{what}, once more", option) != read:
             raise IdentityError("the two passphrases differ", hint="type the same one twice")
     if not read:
         raise IdentityError(f"{what} is empty", hint="type it, or correct the file")
@@ -88,7 +95,7 @@ def _read(file: Path) -> bytes:
         raise IdentityError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _typed(what: str) -> bytes:
+def _typed(what: str, option: str) -> bytes:
     from fedlens.base.errors import IdentityError
 
     try:  # getpass would read standard input, with echo, where there is no terminal
@@ -96,6 +103,6 @@ def _typed(what: str) -> bytes:
         return getpass.getpass(f"{what}: ").encode()
     except OSError:
         what = f"there is no terminal to ask for {what}"
-        raise IdentityError(what, hint="name a file with the passphrase, see --help") from None
+        raise IdentityError(what, hint=f"name a file that has it with {option} FILE") from None
     except EOFError:
         raise IdentityError(f"{what} was not typed") from None

@@ -93,10 +93,11 @@ def check(
         for step in _steps(folder, network, passphrase_file):
             steps.append(vars(step))
             if not as_json:
-                say(f"{'ok    ' if step.ok else 'FAILED'}  {step.name}: {step.what}")
+                mark = "note  " if step.ok is None else "ok    " if step.ok else "FAILED"
+                say(f"{mark}  {step.name}: {step.what}")
                 if step.hint:
                     say(f"        {step.hint}.")
-        good = all(step["ok"] for step in steps)
+        good = all(step["ok"] is not False for step in steps)
         if as_json:
             output.json({"ok": good, "steps": steps})
         if not good:
@@ -218,15 +219,16 @@ def status(folder: Folder = _FOLDER, as_json: Json = False, debug: Debug = False
         if as_json:
             output.json(facts)
             return
+        states = facts.pop("experiments")
         print_columns([(key, str(value)) for key, value in facts.items() if value])
+        lines = [f"experiment {name}: {state}" for name, state in states.items()]
+        say(*(lines or ["no experiment is approved"]))
 
 
 def _facts(folder: Path) -> dict[str, Any]:
     """What `status` shows. Nothing that an approved experiment names is opened."""
     from fedlens.base.errors import IdentityError
-    from fedlens.base.parse_text import parse_toml
     from fedlens.identity.authority import day
-    from fedlens.identity.private_files import read_private
     from fedlens.identity.site_keys import SiteKeys
     from fedlens.site.leave import left_on
     from fedlens.site.site_log import CONTACT
@@ -237,8 +239,6 @@ def _facts(folder: Path) -> dict[str, Any]:
         certificate, words = f"valid until {day(own.not_after)}", keys.words()
     except IdentityError as error:
         certificate, words = str(error), ""
-    notes = {path: parse_toml(read_private(path)) for path in sorted((folder / "approved").glob("*.toml"))}
-    approved = [f"{path.stem[:12]} ({settings.get('name')})" for path, settings in notes.items()]
     contact = folder / CONTACT
     left = left_on(folder)
     return {
@@ -251,9 +251,28 @@ def _facts(folder: Path) -> dict[str, Any]:
         "acceptance": "accepted at the last contact"
         if contact.exists()
         else "see: fedlens site check --network",
-        "approved": ", ".join(approved) or "no experiment",
         "last contact": day(contact.stat().st_mtime) if contact.exists() else "none",
+        "experiments": _experiments(folder),
     }
+
+
+def _experiments(folder: Path) -> dict[str, str]:
+    """The state of each experiment that somebody at the site has approved."""
+    from time import time
+
+    from fedlens.base.parse_text import parse_toml
+    from fedlens.identity.private_files import read_private
+
+    if not (notes := sorted((folder / "approved").glob("*.toml"))):
+        return {}
+    from fedlens.site.approvals import Approvals
+    from fedlens.site.settings import SITE_FILE, SiteSettings
+
+    approvals, states = Approvals.of(folder, SiteSettings.read(folder / SITE_FILE)), dict[str, str]()
+    for path in notes:
+        name = parse_toml(read_private(path)).get("name")
+        states[f"{path.stem[:12]} ({name})"] = approvals.last_missing(path.stem, time()) or "approved"
+    return states
 
 
 def _keys(folder: Path, passphrase_file: Path | None) -> tuple[SiteKeys, bytes | None]:

@@ -64,19 +64,21 @@ def review(
             raise ConfigError(
                 "the server has no experiment for this site now", hint="wait until it proposes one"
             )
-        done = ""
+        done = list[str]()
+        decided = None if proposed is None or decision is None else proposed.decision_in(decision)
         if proposed is not None and (approve is not None or reject is not None):
             _check_digest(approve, proposed)
-            identity = SiteKeys(keys.folder, passphrase).identity()
-            proposed.keep(proposed.decide(identity, reject))
-            done = f"{'approved' if approve else 'rejected'}: {proposed.contract.digest}"
-        elif proposed is not None and decision is not None:
-            kept = proposed.imported(decision)
-            done = f"imported: {'approved' if kept.approves else 'rejected'}: {proposed.contract.digest}"
+            decided = proposed.decide(SiteKeys(keys.folder, passphrase).identity(), reject)
+        if proposed is not None and decided is not None:
+            replaced = proposed.approvals.replaces(decided)
+            proposed.keep(decided)
+            what = "approval" if decided.approves else "rejection"
+            done = [f"kept: the {what} of {proposed.contract.digest}", *([replaced] if replaced else [])]
         elif proposed is not None and export is not None:
             write_private(export, proposed.export())
-            done = f"written: {export}; decide on it with: {shell_command('site', 'decide', export)}"
+            done = [f"written: {export}; decide on it with: {shell_command('site', 'decide', export)}"]
         missing = None if proposed is None else proposed.missing()
+        state = missing or "approved: 'fedlens site start' computes it"
         if as_json:
             shown = None if proposed is None else proposed.to_plain()
             output.json(
@@ -85,12 +87,11 @@ def review(
         elif proposed is None:
             say("the server has no experiment for this site now")
         elif done:
-            say(done, missing or "'fedlens site start' computes it")
+            say(state, *done)
         else:
             own = None if folder == SITE_FOLDER else folder
             command = shell_command("site", "review", approve=proposed.contract.digest[:12], folder=own)
-            say(*proposed.lines(), "")
-            say(f"{missing}\nto approve it: {command}" if missing else "this site has approved it")
+            say(state, "", *proposed.lines(), *(_last_lines(proposed, command) if missing else ()))
 
 
 def decide(
@@ -153,7 +154,7 @@ def decide(
                 out="decision.json",
             )
             output.json(proposed.to_plain()) if as_json else say(
-                *proposed.lines(), "", f"to approve it: {again}"
+                *proposed.lines(), *_last_lines(proposed, again)
             )
             return
         if key is None or out is None:
@@ -165,6 +166,13 @@ def decide(
         write_atomically(out, proposed.decide(own, reject).to_bytes())
         taken: dict[str, Any] = {"import": out.name}
         say(f"written: {out}; at the site: {shell_command('site', 'review', **taken)}")
+
+
+def _last_lines(proposed: Review, command: str) -> list[str]:
+    """How to approve an experiment, or that it cannot be approved."""
+    if proposed.refused:
+        return ["it cannot be approved: reject it, or change the lines of [allow] that refuse it"]
+    return ["", f"to approve it: {command}"]
 
 
 def _check_choice(*given: object) -> None:

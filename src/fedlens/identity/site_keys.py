@@ -116,7 +116,14 @@ class SiteKeys:
         """Raises `IdentityError` if the site's own certificate is not valid: a sentence before connecting."""
         own = self.certificate()
         if now > own.not_after.timestamp():
-            command = shell_command("federation", "invite", self.federation, self.name, same_key=True)
+            command = shell_command(
+                "federation",
+                "invite",
+                self.federation,
+                self.name,
+                same_key=True,
+                out=f"{self.name}.invitation",
+            )
             hint = f"ask the operator of the server for: {command}"
             raise IdentityError(f"the certificate of {self.name} expired on {day(own.not_after)}", hint=hint)
         if now < own.not_before.timestamp():

@@ -157,8 +157,8 @@ class RunDir:
 
     @property
     def run_id(self) -> str:
-        """The name of the directory."""
-        return self.path.resolve().name
+        """The id that sites know, if they computed the run; else the name of the directory."""
+        return str((read_json(self.serve_path) or {}).get("run") or self.path.resolve().name)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -31,8 +31,8 @@ class SiteRow:
 class ServeProgress(ProgressBase):
     """A listener of a run of sites, with defaults that do nothing."""
 
-    def waiting(self, directory: Path, address: str) -> None:
-        """Called when the server listens at an address, before the first census."""
+    def waiting(self, directory: Path, address: str, run: str) -> None:
+        """Called when the server listens at an address, before the first census; `run` is the id that sites see."""
 
     def sites(self, rows: Sequence[SiteRow]) -> None:
         """Receives all sites of the federation, once a second, in another thread."""

@@ -114,7 +114,7 @@ def serve(served: Served, progress: ServeProgress) -> Result:
         raise ConfigError(
             f"the federation {registry.name} has no site, and no open invitation",
             where=str(registry.folder),
-            hint=f"run: {shell_command('federation', 'invite', registry.folder, 'NAME')}",
+            hint=f"run: {shell_command('federation', 'invite', registry.folder, 'NAME', out='NAME.invitation')}",
         )
     without = sorted(registry.site(name).name for name in served.without)
     settings = {
@@ -201,7 +201,8 @@ class _Server:
     def run(self) -> Result:
         """Runs to the end; a round that is dropped is repeated from the last complete one."""
         host, port = self.sockets[0].getsockname()[:2]
-        self.progress.waiting(self.directory.path, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.progress.waiting(self.directory.path, address, self.record.run)
         outcome = None
         try:
             while True:

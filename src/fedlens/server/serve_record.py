@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -22,7 +21,7 @@ class ServeRecord:
     """The identity of a run of sites, which is on the disk before the first site is told of the run.
 
     Attributes:
-        run: the identity in signed messages; no other run has it, whatever its directory is called.
+        run: the id in signed messages, and the name of the directory unless the user names another.
         attempt: how often the run was started. A site answers one ask under the same `Id` and attempt.
         experiment: SHA-256 of the settings as the user wrote them, in hexadecimal.
         root: SHA-256 of the federation's root certificate, in hexadecimal.
@@ -41,8 +40,7 @@ class ServeRecord:
     @classmethod
     def new(cls, settings: Mapping[str, Any], root: bytes, contract: str) -> ServeRecord:
         """The record of a run that was not started yet, of these settings and this root (DER)."""
-        run = f"{new_run_id()}-{secrets.token_hex(8)}"
-        return cls(run, 0, digest_of(settings), hashlib.sha256(root).hexdigest(), contract)
+        return cls(new_run_id(), 0, digest_of(settings), hashlib.sha256(root).hexdigest(), contract)
 
     @property
     def digest(self) -> str:
@@ -118,7 +116,7 @@ def run_to_serve(out: Path | None, name: str, new: ServeRecord) -> tuple[RunDir,
             kept = ServeRecord.read(run)
             if kept is not None and kept.same(new) and not _finished(run):
                 return run, kept.with_terms(new)
-    return RunDir.create(out, name, None), new
+    return RunDir.create(out, name, new.run), new
 
 
 def _finished(run: RunDir) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,7 @@ from pydantic import (
 from fedlens.algorithms.registry import default_table
 from fedlens.base.errors import nearest
 from fedlens.base.registry import import_name
-from fedlens.base.setting_errors import refuse_loose, validated
+from fedlens.base.setting_errors import fields_at, refuse_loose, validated
 from fedlens.core.random import derive
 from fedlens.data.catalogue import keeps_images
 from fedlens.local.settings import LocalSettings
@@ -422,7 +422,7 @@ def read_config(values: Mapping[str, Any], locate: Callable[[str], str] = str) -
     Raises `ConfigError` with the key, and the nearest right name where a name is wrong. The settings of a named
     thing (a partition, an algorithm) are checked when it is built, before any work starts.
     """
-    config = validated(Config, values, "", locate, _fields_at, settings_named)
+    config = validated(Config, values, "", locate, elsewhere=settings_named)
     refuse_loose(values, config, "", locate, finite=True)
     return config
 
@@ -434,7 +434,7 @@ def settings_named(name: str) -> list[str]:
     (['local.lr'], ['data.partition.alpha'], [])
     """
     tables = {"": list(Config.model_fields)}
-    tables |= {f"{key}.": _fields_at(key) for key in Config.model_fields}
+    tables |= {f"{key}.": fields_at(Config, key) for key in Config.model_fields}
     found = [f"{table}{name}" for table, names in tables.items() if name in names]
     return found + [f"{table}.{name}" for table, names in _OF_NAMED.items() if name in names]
 
@@ -451,21 +451,6 @@ _OF_NAMED = {
     "model": ("width",),
     "engine": ("device", "workers", "threads", "precision", "group"),
 }
-
-
-def _fields_at(key: str) -> list[str]:
-    model: type[BaseModel] = Config
-    for part in key.split(".") if key else ():
-        annotation = model.model_fields[part].annotation
-        tables = [kind for kind in (annotation, *get_args(annotation)) if _is_table(kind)]
-        if not tables:
-            return []
-        model = tables[0]
-    return list(model.model_fields)
-
-
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def filled(config: _Settings, tables: Mapping[str, Any]) -> _Settings:

@@ -152,7 +152,13 @@ class Agent:
         self._notes = SiteLog(private_folder(folder) / "log", clock)
         self._key = keys.identity()
         self._experiment: _Experiment | None = None
+        self._finished: str | None = None
         self._renewed, self._purged, self._asked = -math.inf, -math.inf, monotonic()
+
+    @property
+    def resting(self) -> bool:
+        """Whether the last run has finished and no other is proposed: then the server may well be away."""
+        return self._finished is not None
 
     async def run(self) -> None:
         """Works until it is cancelled; with `once`, until a run has ended.
@@ -240,8 +246,11 @@ class Agent:
     async def _goodbye(self, message: Message) -> bool:
         """Ends a run; True if the agent ends with it."""
         run, outcome = message.fields.run, message.details.get("outcome")
-        self._tell("goodbye", f"the run has {'finished' if outcome == 'finished' else 'stopped'}")
-        if outcome == "finished":
+        finished = outcome == "finished"
+        waits = "; waiting for the next experiment, until Ctrl-C" if finished and not self._once else ""
+        self._tell("goodbye", f"the run {one_line(run)} has {'finished' if finished else 'stopped'}{waits}")
+        if finished:
+            self._finished = run
             self._log.acknowledge(self._sending.have)
             asked = runs_in_log(self._folder).get(run, SiteRun()).clients
             await self._call(self._answering.ended, run, asked)
@@ -355,6 +364,8 @@ class Agent:
             raise MessageError("mismatch", "it is no experiment")
         self._log.check_seen(details.get("seen"))
         terms = ExperimentTerms.from_plain(details.get("terms"))
+        if run != self._finished:
+            self._finished = None
         known = None if before is None or before.message.fields.run != run else before.proposed
         if before is not None and known is not None and (known.digest, known.terms) == (digest, terms):
             new.proposed, new.waits = before.proposed, before.waits

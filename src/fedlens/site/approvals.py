@@ -10,16 +10,16 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedlens.base.errors import ConfigError, IdentityError
-from fedlens.base.format import many
 from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
 from fedlens.core.wire.terms import MOST_PEERS, ExperimentTerms, is_day, is_digest
 from fedlens.files.atomic_files import refuse_link
+from fedlens.identity.authority import day
 from fedlens.identity.keys import KeyPair, fingerprint_of
 from fedlens.identity.private_files import private_folder, read_private, write_private
 from fedlens.identity.signing import sign, verify
@@ -253,8 +253,29 @@ class Approvals:
             return f"{lapsed}; {again}"
         if not known:
             return f"the experiment {short} waits for: fedlens site review"
-        have = f"{many(len(known), 'reviewer has', 'reviewers have')} approved the experiment {short}"
-        return f"{have} ({', '.join(known.values())}), and {needed} have to: fedlens site review"
+        others = needed - len(known)
+        waits = "another reviewer" if others == 1 else f"{others} other reviewers"
+        return (
+            f"{len(known)} of {needed} approvals; waits for {waits} (approved by {', '.join(known.values())})"
+        )
+
+    def last_missing(self, experiment: str, now: float) -> str | None:
+        """`missing` of what the last decision on an experiment was made on; a server may propose something else now."""
+        try:
+            last = max(self._kept(experiment), key=lambda each: each.time, default=None)
+        except IdentityError as error:
+            return f"the decisions on the experiment {experiment[:12]} do not count: {error}"
+        if last is None:
+            return f"the experiment {experiment[:12]} waits for: fedlens site review"
+        return self.missing(replace(last.matter, experiment=experiment), now)
+
+    def replaces(self, decision: Decision) -> str | None:
+        """Says which rejection of the same reviewer an approval takes the place of; None without one."""
+        for kept in self._kept(decision.matter.experiment):
+            if decision.approves and not kept.approves and kept.reviewer == decision.reviewer:
+                name = self._reviewer(kept)
+                return f"this replaces the rejection by {name} of {day(kept.time)}: {kept.reason}"
+        return None
 
     def approvers(self, matter: Matter) -> list[str]:
         """The names of those whose approval holds for what the server proposes now; none if a decision is damaged."""

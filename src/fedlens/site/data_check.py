@@ -5,13 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from time import time
 
 from fedlens.base.errors import FedlensError
 from fedlens.base.format import many
 from fedlens.base.printable import printable
 from fedlens.data.catalogue import data_directory
 from fedlens.settings.make_partition import read_dataset
-from fedlens.site.contract import read_contract
+from fedlens.site.approvals import Approvals
+from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.network_check import Step
 from fedlens.site.policy import refuse
@@ -35,7 +37,12 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
         yield Step(name, True, _data(settings))
         for path in sorted((folder / "approved").glob("*.toml")):
             name = f"experiment {path.stem[:12]}"
-            yield Step(name, True, _experiment(path, settings, site))
+            contract = read_contract(path.read_text("utf-8"), settings)
+            refuse(contract, settings)
+            if missing := Approvals.of(folder, settings).last_missing(path.stem, time()):
+                yield Step(name, None, missing)
+            else:
+                yield Step(name, True, _experiment(contract, site))
     except FedlensError as error:
         where = f" ({error.where})" if error.where else ""
         yield Step(name, False, f"{error.what}{where}", error.hint or "")
@@ -52,10 +59,8 @@ def _data(settings: SiteSettings) -> str:
     )
 
 
-def _experiment(path: Path, settings: SiteSettings, site: str) -> str:
+def _experiment(contract: Contract, site: str) -> str:
     """The clients that an approved experiment has here. What is counted for a run stays as it is."""
-    contract = read_contract(path.read_text("utf-8"), settings)
-    refuse(contract, settings)
     with tempfile.TemporaryDirectory() as scratch:
         local = LocalData.open(contract, site, Path(scratch), "check")
     named = [f"{name} {len(local.clients[name]):,}" for name in local.names[:_SHOWN]]

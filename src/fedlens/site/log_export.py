@@ -92,7 +92,7 @@ class AskedLog:
         writer.writerow(_COLUMNS)
         for line in self.asks:
             shown = dict(zip(HEAD, _row(line), strict=True))
-            own = {**shown, "run": line["run"], "bytes": line["bytes"], "fields": "; ".join(line["listed"])}
+            own = {**shown, "bytes": line["bytes"], "fields": "; ".join(line["listed"])}
             writer.writerow([_plain({**line, **own}.get(name)) for name in _COLUMNS])
         return text.getvalue()
 
@@ -177,7 +177,7 @@ def _row(line: Mapping[str, Any]) -> list[str]:
     listed = line["listed"]
     return [
         day(line["time"]),
-        line["run"].rpartition("-")[0] or line["run"],
+        line["run"],
         str(line["round"]),
         line["operation"],
         line["client"],

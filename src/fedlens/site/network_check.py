@@ -37,13 +37,13 @@ class Step:
 
     Attributes:
         name: "name", "port", "proxy", "TLS", "certificate", "clock" or "acceptance".
-        ok: whether it worked.
+        ok: whether it worked; None for an experiment that is not approved.
         what: a sentence without a full stop.
         hint: what to do about it; empty if it worked.
     """
 
     name: str
-    ok: bool
+    ok: bool | None
     what: str
     hint: str = ""
 

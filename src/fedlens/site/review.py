@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from time import time
 from typing import Any
@@ -53,8 +54,15 @@ class Review:
         """What is decided."""
         return self.approvals.matter(self.contract, self.terms, self.run)
 
+    @cached_property
+    def refused(self) -> list[str]:
+        """Why it cannot be approved: a sentence for each line of `[allow]` that refuses it."""
+        return refusals(self.contract, self.contract.site)
+
     def missing(self) -> str | None:
-        """Why the site does not compute it now; None if it is approved."""
+        """Why the site does not compute it now; None if it is approved, and allowed."""
+        if self.refused:
+            return f"the experiment {self.contract.digest[:12]} cannot be approved: [allow] of site.toml refuses it"
         return self.approvals.missing(self.matter, time())
 
     def trial(self) -> TrialRound | None:
@@ -105,7 +113,7 @@ class Review:
             "peers": words,
             "leaves": self.leaves(),
             "settings": dict(self.contract.settings),
-            "refused": refusals(self.contract, self.contract.site),
+            "refused": self.refused,
         }
 
     def lines(self) -> list[str]:
@@ -185,17 +193,16 @@ class Review:
             )
         self.approvals.put(decision, self.contract)
 
-    def imported(self, path: Path) -> Decision:
-        """Keeps the decision in a file; see `keep`."""
+    @staticmethod
+    def decision_in(path: Path) -> Decision:
+        """The decision in a file, which is not kept yet. Raises `ConfigError` or `IdentityError` if it is none."""
         try:
             with open_regular(path) as file:
-                decision = Decision.read(file.read(_LARGEST))
+                return Decision.read(file.read(_LARGEST))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
         except IdentityError as error:
             raise IdentityError(error.what, where=str(path), hint="let the reviewer decide again") from None
-        self.keep(decision)
-        return decision
 
     def decide(self, key: KeyPair, reason: str | None) -> Decision:
         """A signed decision on it: a rejection if there is a reason, else an approval.

@@ -40,7 +40,7 @@ def agent_of(
     most, said = settings.compute.max_message * 2**20, [""]
 
     def trouble(sentence: str) -> None:
-        if sentence != said[0]:  # a server that is away fails every few seconds
+        if sentence != said[0] and not agent.resting:  # a server that is away fails every few seconds
             said[0] = sentence
             say(f"the server cannot be reached, and is tried again: {sentence}")
 
@@ -58,7 +58,8 @@ def agent_of(
         return Proposal.read(text, settings, keys.name, folder, run, terms, keys.identity())
 
     limits = SiteLimits(settings.allow.min_examples, most, settings.keep.days, settings.keep.sent)
-    return Agent(folder, keys, connection, read, say, limits, once=once)
+    agent = Agent(folder, keys, connection, read, say, limits, once=once)
+    return agent
 
 
 def work(agent: Agent, folder: Path) -> bool:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from fedlens.base.errors import IdentityError
 from fedlens.cli import passphrases
 from fedlens.cli.main import app
 from fedlens.engines.links.https import HttpsLink
 from fedlens.identity.authority import DAY
 from fedlens.identity.federation_folder import FederationFolder
+from fedlens.identity.invitation import Invitation
 from fedlens.identity.site_keys import SiteKeys
 from tests.link_kit import Federation
 from tests.unit.cli.commands import ran, refused, runner
@@ -157,6 +159,7 @@ def test_names_are_checked(federation: FederationFolder) -> None:
     assert "hospital is not the folder of a federation" in refused("federation", "list", "hospital")
     assert not Path("hospital").exists()
     ran("federation", "invite", "hospitals", "ward-a")
+    assert "ward-a  invitation until 20" in ran("federation", "list", "hospitals")
     said = refused("federation", "accept", "hospitals", "ward-a", "--fingerprint", "a")
     assert "ward-a has not joined yet; its invitation is open until" in said
     keys = SiteKeys.join(Path("a"), invitation := federation.invite("ward-a"))
@@ -271,6 +274,37 @@ def test_keys_with_a_passphrase(
     _private(credentials / "fedlens-passphrase", b"a long secret\n")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
     assert "FAILED  acceptance" in runner.invoke(app, ["site", "check", "--network"]).stdout
+
+
+def test_an_invitation_is_written_to_a_new_file_and_only_if_there_is_one(
+    federation: FederationFolder,
+) -> None:
+    invite, file = ["federation", "invite", "hospitals", "ward-a", "--out"], Path("ward-a.invitation")
+    assert "nowhere is no folder" in refused(*invite, "nowhere/file")
+    assert "bring it to ward-a" in ran(*invite, file)
+    written = file.read_bytes()
+    assert Invitation.read(written, NOW).name == "ward-a"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "ward-a.invitation exists already" in refused(*invite, file, "--replace")
+    assert file.read_bytes() == written
+    bad = ["federation", "invite", "hospitals", "../x", "--out", "other"]
+    assert "is not a name" in refused(*bad)
+    assert not Path("other").exists()
+
+
+def test_a_missing_passphrase_names_its_option(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> int:
+        raise OSError
+
+    monkeypatch.setattr("fedlens.cli.passphrases.os.open", absent)
+    made = ["federation", "create", "new", "--host", HOST]
+    said = refused(*made, "--passphrase-file", "pw")
+    assert "for the root of new" in said
+    assert "with --root-passphrase-file FILE" in said
+    said = refused(*made, "--root-passphrase-file", "/dev/fd/9999", "--encrypt")
+    assert "/dev/fd/9999 cannot be read" in said
+    with pytest.raises(IdentityError, match="with --passphrase-file FILE"):
+        passphrases.new_passphrase(here, True, None)
 
 
 def test_a_passphrase_that_no_key_needs_is_refused(federation: FederationFolder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from fedlens.identity.federation_folder import FederationFolder
 from fedlens.identity.signing import SignedFields
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import proposed_experiment
+from fedlens.site.agent import Agent
 from fedlens.site.contract import site_part
+from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
 from tests.unit.identity.federation_kit import HOST, NOW
@@ -94,12 +97,16 @@ def test_an_experiment_is_read_and_approved(server: Server, site: SiteKeys, text
     for wrong in (digest[:11], "0" * 64, f"{digest}0"):
         assert "does not propose an experiment" in refused("site", "review", "--approve", wrong)
     assert not (FOLDER / "approved").exists()
-    assert f"approved: {digest}" in ran("site", "review", "--approve", digest[:12].upper())
+    approved = "approved: 'fedlens site start' computes it\n"
+    said = ran("site", "review", "--approve", digest[:12].upper())
+    assert said == f"{approved}kept: the approval of {digest}\n"
     assert (FOLDER / "approved" / f"{digest}.toml").read_text() == text
-    assert "this site has approved it" in ran("site", "review")
+    said = ran("site", "review")
+    assert said.startswith(approved)
+    assert "to approve it" not in said
     other = propose(server, text.replace("rounds = 2", "rounds = 3"))
     assert f"digest: {other}" in ran("site", "review")
-    assert "this site has approved it" not in ran("site", "review")
+    assert ran("site", "review").startswith(f"the experiment {other[:12]} waits for: fedlens site review\n")
 
 
 def test_what_the_policy_refuses_is_shown_and_cannot_be_approved(
@@ -109,15 +116,21 @@ def test_what_the_policy_refuses_is_shown_and_cannot_be_approved(
     write_site(FOLDER, allow={"max_rounds": 1})
     digest = propose(server, text)
     said = "an experiment of 2 rounds is not allowed: [allow] max_rounds = 1, in "
-    assert f"refused: {said}" in ran("site", "review")
+    cannot = f"the experiment {digest[:12]} cannot be approved: [allow] of site.toml refuses it"
+    shown = ran("site", "review")
+    assert shown.startswith(f"{cannot}\n")
+    assert "it cannot be approved: reject it, or change the lines" in shown.partition(f"refused: {said}")[2]
+    assert "to approve it" not in shown
+    assert json.loads(ran("site", "review", "--json"))["missing"] == cannot
     assert said in refused("site", "review", "--approve", digest)
     ran("site", "review", "--export", "proposal.json")
     decide = ["site", "decide", "proposal.json", "--key", "officer.pem", "--out", "decision.json"]
     assert said in refused(*decide, "--approve", digest)
+    assert "to approve it" not in ran("site", "decide", "proposal.json")
     assert not (FOLDER / "approved" / f"{digest}.toml").exists()
     write_site(FOLDER, allow={"max_rounds": 2})
     assert "refused:" not in ran("site", "review")
-    assert f"approved: {digest}" in ran("site", "review", "--approve", digest)
+    assert ran("site", "review", "--approve", digest).startswith("approved: ")
 
 
 def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: SiteKeys, text: str) -> None:
@@ -128,7 +141,12 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     with (FOLDER / "site.toml").open("a") as file:
         file.write(f"\n[reviewers]\n{line}\n")
     digest = propose(server, text)
-    assert "1 reviewer has approved" in ran("site", "review", "--approve", digest)
+    half = "1 of 2 approvals; waits for another reviewer (approved by ward-a)"
+    assert ran("site", "review", "--approve", digest).startswith(f"{half}\n")
+    assert ran("site", "review").startswith(f"{half}\n")
+    assert f"experiment {digest[:12]} (run): {half}" in ran("site", "status")
+    assert json.loads(ran("site", "status", "--json"))["experiments"] == {f"{digest[:12]} (run)": half}
+    assert f"note    experiment {digest[:12]}: {half}\n" in ran("site", "check")  # which reads no data for it
     ran("site", "review", "--export", "experiment.json")
     assert f"digest: {digest}" in (shown := ran("site", "decide", "experiment.json"))
     assert f"--approve {digest[:12]}" in shown
@@ -136,12 +154,20 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert "needs a key" in refused(*decide, "--approve", digest)
     assert "does not propose" in refused(*decide, "--key", "officer.pem", "--approve", "0" * 64)
     ran(*decide, "--key", "officer.pem", "--approve", digest)
-    assert "imported: approved" in ran("site", "review", "--import", "decision.json")
+    assert ran("site", "review", "--import", "decision.json").startswith("approved: ")
+    assert f"experiment {digest[:12]} (run): approved\n" in ran("site", "status")
     assert json.loads(ran("site", "review", "--json"))["approved"]
     ran(*decide, "--key", "officer.pem", "--reject", "no consent")
     said = ran("site", "review", "--import", "decision.json")
-    assert f"the experiment {digest[:12]} was rejected by officer: no consent" in said
+    assert said.startswith(f"the experiment {digest[:12]} was rejected by officer: no consent\n")
+    assert f"kept: the rejection of {digest}" in said
+    assert "this replaces" not in said
+    assert "was rejected by officer" in ran("site", "review", "--approve", digest).partition("\n")[0]
     assert not json.loads(ran("site", "review", "--json"))["approved"]
+    ran(*decide, "--key", "officer.pem", "--approve", digest)
+    replaced = ran("site", "review", "--import", "decision.json").splitlines()[2]
+    assert replaced.startswith("this replaces the rejection by officer of 20")
+    assert replaced.endswith(" UTC: no consent")
     assert "exclude one another" in refused("site", "review", "--approve", digest, "--reject", "no")
     Path("decision.json").write_text("{}")
     assert "no decision on an experiment" in refused("site", "review", "--import", "decision.json")
@@ -158,6 +184,21 @@ def test_a_review_opens_and_imports_nothing(
         assert "(experiment: model.name)" in said
         assert name in said
     assert "planted" not in sys.modules
+
+
+def test_after_a_run_nobody_is_told_that_the_server_is_away(
+    site: SiteKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, troubles = list[str](), list[Callable[[str], None]]()
+    monkeypatch.setattr(
+        "fedlens.site.start.ServerConnection", lambda *given, heard: troubles.append(given[3])
+    )
+    agent_of(FOLDER, said.append)
+    troubles[0]("it is closed")
+    assert said == ["the server cannot be reached, and is tried again: it is closed"]
+    monkeypatch.setattr(Agent, "resting", True)
+    troubles[0]("it sends nothing")
+    assert len(said) == 1
 
 
 def test_a_message_that_is_no_experiment_is_refused(server: Server, site: SiteKeys, text: str) -> None:
@@ -228,10 +269,11 @@ def test_a_site_works_until_the_run_has_ended_or_it_is_revoked(
     tell(server, "goodbye", {"outcome": "finished", "run": "run"})
     said = ran("site", "start", "--once")
     assert f"the experiment {digest[:12]} waits for: fedlens site review" in said
-    assert "the run has finished" in said
+    assert "the run run has finished" in said
+    assert "no experiment is approved" in ran("site", "status")
     ran("site", "review", "--approve", digest)
     facts = json.loads(ran("site", "status", "--json"))
-    assert facts["approved"] == f"{digest[:12]} (run)"
+    assert facts["experiments"] == {f"{digest[:12]} (run)": "approved"}
     assert facts["last contact"] != "none"
     server[0].revoke("ward-a")
     assert refused("site", "start").startswith("this site was revoked")

@@ -78,7 +78,7 @@ class Followed(ServeProgress):
         self.rounds: list[int] = []
         self.each_round: Callable[[int], None] = lambda round: None
 
-    def waiting(self, directory: Path, address: str) -> None:
+    def waiting(self, directory: Path, address: str, run: str) -> None:
         self.directory = directory
         self.port.put(int(address.rpartition(":")[2]))
 

@@ -44,8 +44,14 @@ def test_without_one_a_new_run_begins() -> None:
     made("1", OTHER)
     made("2", NEW, "finished")
     run, record = run_to_serve(None, "wards", NEW)
-    assert run.run_id not in ("1", "2")
     assert record == NEW
+    assert run.path == Path("runs/wards") / NEW.run  # people see one id, here and at the sites
+
+
+def test_a_directory_with_another_name_has_the_id_that_sites_see(tmp_path: Path) -> None:
+    run, record = run_to_serve(tmp_path / "own", "wards", NEW)
+    record.started(run)
+    assert (run.path.name, run.run_id) == ("own", NEW.run)
 
 
 def test_each_run_has_an_identity_of_its_own() -> None:

@@ -763,16 +763,24 @@ def test_a_run_ends_with_goodbye_and_the_agent_with_it_if_once(site: Site) -> No
 
     server = asyncio.run(both())
     assert not server.open  # acknowledged
-    assert site.lines[-1] == "the run has finished"
+    assert site.lines[-1] == "the run run has finished"
     assert site.opened[0].closed == 1
     assert not list((site.folder / "work").iterdir())
 
 
-def test_without_once_it_waits_for_the_next_run(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ("stopped", "the run run has stopped"),
+        ("finished", "the run run has finished; waiting for the next experiment, until Ctrl-C"),
+    ],
+)
+def test_without_once_it_waits_for_the_next_run(outcome: str, said: str, site: Site) -> None:
     async def part(server: Server) -> None:
-        message = control(SERVER, ROOT, "goodbye", {"outcome": "stopped"}, b"", "run", 1)
+        message = control(SERVER, ROOT, "goodbye", {"outcome": outcome}, b"", "run", 1)
         server.open[message.digest] = message, b""
         await server.until(lambda: bool(site.lines))
+        assert site.lines == [said]
         server.propose(ROSTER, attempt=2)
         assert await server.reason(server.ask(attempt=2)) is None
 

@@ -149,15 +149,24 @@ def test_two_reviewers_are_two_keys(site: Site) -> None:
     path = site.decide()
     site.decide(after=1)
     shutil.copy(path, path.with_name("copy.json"))
-    assert "1 reviewer has approved the experiment" in site.missing()
+    half = "1 of 2 approvals; waits for another reviewer (approved by keys)"
+    assert site.missing() == half
+    approvals, digest = site.review.approvals, site.review.contract.digest
+    assert approvals.last_missing(digest, NOW) == half
+    assert "waits for: fedlens site review" in str(approvals.last_missing("0a" * 32, NOW))
     path.with_name("copy.json").unlink()
     assert site.review.approvals.approvers(site.review.matter) == ["keys"]  # who is named in the log
     site.decide(OFFICER)
     assert not site.missing()
+    assert approvals.last_missing(digest, NOW) is None
+    shutil.copytree(path.parent, path.parent.with_name("0b" * 32))
+    assert "another experiment" in str(approvals.last_missing("0b" * 32, NOW))
     assert set(site.review.approvals.approvers(site.review.matter)) == {"keys", "officer"}
     assert not site.review.approvals.approvers(replace(site.review, run="run-2").matter)
     site.ask_for(3, officer=OFFICER)
-    assert "2 reviewers have approved" in site.missing()
+    assert site.missing().startswith("2 of 3 approvals; waits for another reviewer (approved by ")
+    site.ask_for(4, officer=OFFICER)
+    assert site.missing().startswith("2 of 4 approvals; waits for 2 other reviewers (approved by ")
 
 
 def test_the_key_of_a_stranger_decides_nothing(site: Site) -> None:
@@ -250,7 +259,7 @@ def test_an_experiment_is_decided_on_another_machine(site: Site, tmp_path: Path)
     assert there.matter == site.review.matter
     assert there.lines() == site.review.lines()
     (tmp_path / "decision.json").write_bytes(there.decide(OFFICER, None).to_bytes())
-    assert site.review.imported(tmp_path / "decision.json").approves
+    site.review.keep(Review.decision_in(tmp_path / "decision.json"))
     assert not site.missing()
 
 

@@ -42,7 +42,9 @@ def test_a_log_is_read_with_who_approved_and_what_left(tmp_path: Path) -> None:
     log = AskedLog.read(tmp_path)
     assert (log.lines, len(log.asks)) == (8, 3)
     assert [line["ask"] for line in log.asks] == [ask.digest.hex() for ask in asks]
+    log.asks[1]["run"] = "20261128-014605-d6ee"
     row = log.rows(last=2)[0]
+    assert row[1] == "20261128-014605-d6ee"  # as people see it everywhere
     assert row[2:] == ["2", "train", "a", "answered", "", "264 B", "2 fields", "reviewer, ward-a"]
     assert log.rows()[-1][5:8] == ["refused", "policy", "0 B"]
     assert log.asks[0]["listed"] == ["update.weight float32[2,2]", "weight number"]

@@ -44,7 +44,7 @@ from fedlens.site.kept_states import KeptStates
 from fedlens.site.local_data import LocalData
 from fedlens.site.operation_thread import time_limit
 from fedlens.site.policy import RULES, refusals, refused, work_of
-from fedlens.site.settings import SITE_FILE, SiteAllow
+from fedlens.site.settings import SITE_FILE, SiteAllow, SiteSettings
 from fedlens.site.site_log import SiteLog
 from fedlens.site.workplace import Proposal, Workplace
 from tests.unit.engines.loopback import Site
@@ -171,6 +171,30 @@ def test_the_model_in_a_model_is_named_too(folders: dict[str, Path]) -> None:
     contract = read_contract(text, settings)
     inner = {**contract.settings, "model": {"name": "mlp", "base": {"name": "linear"}}}
     assert "the model 'linear'" in refusals(replace(contract, settings=inner), settings)[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "line", "said"),
+    [
+        ("allow", "max_epoch = 5", "did you mean 'max_epochs'."),
+        ("allow", "zzz = 5", "known: algorithms, max_epochs, "),
+        ("keep", "zzz = 5", "known: days, sent."),
+        ("compute", "thread = 5", "did you mean 'threads'."),
+        ("data", "zzz = 5", "known: cache, clients, dataset, exclude, labels."),
+    ],
+)
+def test_a_misspelled_line_lists_the_lines_of_its_table(
+    table: str, line: str, said: str, tmp_path: Path
+) -> None:
+    data = '[data]\ndataset = "digits"\n'
+    path = tmp_path / "site.toml"
+    path.write_text(f"{data}{line}\n" if table == "data" else f"{data}[{table}]\n{line}\n")
+    with pytest.raises(ConfigError) as error:
+        SiteSettings.read(path)
+    key, number = line.partition(" ")[0], 3 if table == "data" else 4
+    assert str(error.value).startswith(
+        f"unknown setting '{key}' ({path}, line {number}: {table}.{key}); {said}"
+    )
 
 
 def test_every_line_has_a_rule_or_a_reader() -> None:

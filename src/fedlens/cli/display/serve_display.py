@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _TABLE = 20  # sites in the table: those that need a look come first
 _ORDER = ("refused", "late", "expected", "online")
+_MEANING = {"late": "not heard of for a while", "expected": "not approved yet, or not started"}
 
 
 class ServeDisplay(RunDisplay, ServeProgress):
@@ -26,12 +27,12 @@ class ServeDisplay(RunDisplay, ServeProgress):
         self._rows: Sequence[SiteRow] = ()
         self._states = ""
 
-    def waiting(self, directory: Path, address: str) -> None:
+    def waiting(self, directory: Path, address: str, run: str) -> None:
         """Called when the server listens, before the first census."""
         self.directory = directory
         if self._quiet:
             return
-        self._print(f"listening at {address}, run directory: {directory}", soft_wrap=True)
+        self._print(f"listening at {address}, run {run}, run directory: {directory}", soft_wrap=True)
         self.begin("waiting for the sites", None)
 
     def sites(self, rows: Sequence[SiteRow]) -> None:
@@ -56,7 +57,8 @@ class ServeDisplay(RunDisplay, ServeProgress):
         table = Table("site", "state", "last contact", "clients", "", box=None, pad_edge=False)
         for row in sorted(self._rows, key=lambda row: (_ORDER.index(row.state), row.name))[:_TABLE]:
             ago = "never" if row.ago is None else f"{duration(row.ago)} ago"
-            table.add_row(*map(printable, (row.name, row.state, ago, count(row.clients or None), row.note)))
+            note = row.note or _MEANING.get(row.state, "")
+            table.add_row(*map(printable, (row.name, row.state, ago, count(row.clients or None), note)))
         yield table
         if len(self._rows) > _TABLE:
             yield states_line(self._rows)
@@ -67,11 +69,14 @@ def states_line(rows: Sequence[SiteRow]) -> str:
 
     >>> states_line([SiteRow("a", "online", 1.0, 1), SiteRow("b", "refused", None, 0, "contract")])
     '2 sites: 1 refused (b: contract), 1 online (a)'
+    >>> states_line([SiteRow("c", "expected", None)])
+    '1 site: 1 expected, which means not approved yet, or not started (c)'
     """
     parts = []
     for state in _ORDER:
         named = [f"{row.name}: {row.note}" if row.note else row.name for row in rows if row.state == state]
         if named:
             more = ", ..." if len(named) > 5 else ""
-            parts.append(f"{len(named)} {state} ({', '.join(named[:5])}{more})")
+            means = f", which means {_MEANING[state]}" if state in _MEANING else ""
+            parts.append(f"{len(named)} {state}{means} ({', '.join(named[:5])}{more})")
     return printable(f"{many(len(rows), 'site')}: {', '.join(parts) or 'none has joined yet'}")

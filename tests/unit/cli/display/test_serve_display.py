@@ -22,7 +22,7 @@ def shown(terminal: bool, *all_rows: list[SiteRow], quiet: bool = False) -> str:
     display = ServeDisplay(
         Console(file=out, force_terminal=terminal, width=100, color_system=None), quiet, beating=False
     )
-    display.waiting(Path("runs/wards/1"), "127.0.0.1:8443")
+    display.waiting(Path("runs/wards/1"), "127.0.0.1:8443", "20261128-014605-d6ee")
     for rows in all_rows:
         display.sites(rows)
         display.tick()
@@ -32,9 +32,10 @@ def shown(terminal: bool, *all_rows: list[SiteRow], quiet: bool = False) -> str:
 
 def test_a_line_says_when_a_state_changes() -> None:
     lines = shown(False, ROWS, ROWS, ROWS[:1]).splitlines()
-    assert lines[0] == "listening at 127.0.0.1:8443, run directory: runs/wards/1"
+    assert lines[0] == "listening at 127.0.0.1:8443, run 20261128-014605-d6ee, run directory: runs/wards/1"
     assert lines[1:] == [
-        "3 sites: 1 refused (ward-b: contract), 1 late (ward-c), 1 online (ward-a)",
+        "3 sites: 1 refused (ward-b: contract), 1 late, which means not heard of for a while (ward-c), "
+        "1 online (ward-a)",
         "1 site: 1 online (ward-a)",
     ]
 
@@ -45,6 +46,7 @@ def test_a_terminal_shows_a_table_with_the_troubled_first() -> None:
     assert [row[:2] for row in table[:3]] == [["ward-b", "refused"], ["ward-c", "late"], ["ward-a", "online"]]
     assert "never" in table[0]
     assert "contract" in table[0]
+    assert "not heard of for a while" in text
     assert "waiting for the sites" in text
 
 
@@ -63,7 +65,7 @@ def test_quiet_shows_nothing() -> None:
 def test_a_run_follows_the_wait_and_may_start_again() -> None:
     out = io.StringIO()
     display = ServeDisplay(Console(file=out, width=100), beating=False)
-    display.waiting(Path("runs/wards/1"), "127.0.0.1:8443")
+    display.waiting(Path("runs/wards/1"), "127.0.0.1:8443", "1")
     plan = {
         "directory": "runs/wards/1",
         "rounds": 3,
