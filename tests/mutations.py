@@ -1408,6 +1408,14 @@ MUTATIONS = [
         "    elif False:",
         "unit/aggregate/secure/test_secagg_settings.py",
     ),
+    # -- Arithmetic modulo 2^31 - 1 --
+    Mutation("aggregate/secure/field.py", "TERMS = 64", "TERMS = 65", "unit/aggregate/secure/test_field.py"),
+    Mutation(
+        "aggregate/secure/field.py",
+        "while len(others := np.flatnonzero(values >= q)):",
+        "while len(others := np.flatnonzero(values > q)):",
+        "unit/aggregate/secure/test_field.py",
+    ),
     # -- FedNAS --
     Mutation(
         "algorithms/fednas.py",

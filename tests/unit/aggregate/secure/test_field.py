@@ -1,0 +1,81 @@
+"""Arithmetic modulo 2^31 - 1: exact at its limits, and uniform."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product as pairs
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedlens.aggregate.secure import field
+from fedlens.aggregate.secure.field import TERMS, Q, lagrange, product, residues, uniform
+
+
+def exact(matrix: Any, values: Any) -> Any:
+    return (np.array(matrix, object) @ np.array(values, object) % Q).astype(np.uint32)
+
+
+@pytest.mark.parametrize("terms", [1, 31, 32, 33, 64, 100])
+def test_a_product_is_that_of_whole_numbers(terms: int) -> None:
+    draw = np.random.default_rng(terms)
+    for values in (draw.integers(0, Q, (terms, 200)), np.full((terms, 3), Q - 1)):
+        for matrix in (draw.integers(0, Q, (3, terms)), np.full((2, terms), Q - 1)):
+            assert np.array_equal(product(matrix, values.astype(np.uint32)), exact(matrix, values))
+
+
+def test_vectors_longer_than_the_cache_are_whole() -> None:
+    values = uniform(bytes(32), 3 * 70_000).reshape(3, -1)
+    assert np.array_equal(product([[5, 6, Q - 1]], values), exact([[5, 6, Q - 1]], values))
+
+
+def test_sums_of_64_products_are_exact_and_those_of_65_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """65 products of 2^31 - 1 and 2^16 - 1 are more than 2^53, and odd."""
+    most = (Q - 1) * (2**16 - 1)
+    assert TERMS * most < 2**53 < (TERMS + 1) * most
+    matrix = [[0] * 33 + [Q - 2] * 65]  # of 98 columns of high halves, then 98 of low ones
+    values = np.full((98, 5), 2**16 - 1, np.uint32)
+    assert np.array_equal(product(matrix, values), exact(matrix, values))
+    monkeypatch.setattr(field, "TERMS", 98 + 33 + 65)
+    assert not np.array_equal(product(matrix, values), exact(matrix, values))
+
+
+@pytest.mark.parametrize("q", [7, Q])
+def test_a_polynomial_goes_through_its_other_points(q: int) -> None:
+    coefficients = (3, 1, 4)
+
+    def at(x: int) -> int:
+        return sum(c * x**power for power, c in enumerate(coefficients)) % q
+
+    values = np.array([[at(x)] for x in (1, 2, 6)], np.uint32)
+    assert product(lagrange((3, 4), (1, 2, 6), q), values, q)[:, 0].tolist() == [at(3), at(4)]
+
+
+@pytest.mark.parametrize(("at", "points"), [((3, 10), (1, 2)), ((3,), (1, 8)), ((8,), (1, 2))])
+def test_points_that_are_equal_are_refused(at: tuple[int, ...], points: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must all differ"):
+        lagrange(at, points, q=7)
+
+
+@pytest.mark.parametrize("q", [7, 31, Q])
+def test_sums_and_signs(q: int) -> None:
+    some = [0, 1, 2, q // 2, q // 2 + 1, q - 2, q - 1]
+    for one, other in pairs(some, some):
+        given = np.array([one], np.uint32), np.array([other], np.uint32)
+        assert field.add(*given, q=q).tolist() == [(one + other) % q]
+    values = np.array(some, np.uint32)
+    assert field.add(values, field.negative(values, q), q).tolist() == [0] * len(some)
+    signed = np.array([-(q // 2), -1, 0, 1, q // 2])
+    assert field.numbers(residues(signed, q), q).tolist() == signed.tolist()
+
+
+def test_each_residue_is_equally_likely() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    counts = Counter(uniform(bytes(32), 70_000, q=5).tolist())
+    assert sorted(counts) == list(range(5))
+    assert stats.chisquare(list(counts.values())).pvalue > 0.01
+    words = uniform(b"k" * 32, 100_000)
+    assert words.max() < Q
+    assert stats.chisquare(np.bincount(words >> 23, minlength=256)).pvalue > 0.01
+    assert not np.array_equal(words, uniform(b"l" * 32, 100_000))
