@@ -24,7 +24,8 @@ def residues(numbers: NDArray[np.signedinteger], q: int = Q) -> Residues:
     >>> residues(np.array([-1, 0, 3], np.int32))
     array([2147483646,          0,          3], dtype=uint32)
     """
-    return np.remainder(numbers, q).astype(np.uint32)
+    found: Residues = np.remainder(numbers, q).astype(np.uint32)
+    return found
 
 
 def numbers(values: Residues, q: int = Q) -> NDArray[np.int32]:
@@ -43,7 +44,8 @@ def add(one: Residues, other: Residues, q: int = Q) -> Residues:
     array([1], dtype=uint32)
     """
     total = one + other  # below 2^32
-    return np.minimum(total, total - np.uint32(q))  # what is below q wraps to a larger word
+    found: Residues = np.minimum(total, total - np.uint32(q))  # what is below q wraps to a larger word
+    return found
 
 
 def negative(values: Residues, q: int = Q) -> Residues:
