@@ -147,6 +147,12 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert f"experiment {digest[:12]} (run): {half}" in ran("site", "status")
     assert json.loads(ran("site", "status", "--json"))["experiments"] == {f"{digest[:12]} (run)": half}
     assert f"note    experiment {digest[:12]}: {half}\n" in ran("site", "check")  # which reads no data for it
+    allowed = (FOLDER / "site.toml").read_text()
+    (FOLDER / "site.toml").write_text(allowed.replace("[allow]", "[allow]\nmax_rounds = 1"))
+    assert f"{half}; an experiment of 2 rounds is not allowed: [allow] max_rounds = 1, in" in ran(
+        "site", "check"
+    )
+    (FOLDER / "site.toml").write_text(allowed)
     ran("site", "review", "--export", "experiment.json")
     assert f"digest: {digest}" in (shown := ran("site", "decide", "experiment.json"))
     assert f"--approve {digest[:12]}" in shown
