@@ -133,10 +133,15 @@ def decide(
                 raise ConfigError(
                     "--new-key makes a key in a new file", hint="name it with --key, and nothing else"
                 )
-            made = KeyPair.make()
-            write_private(key, made.pem(new_passphrase(key, False, passphrase_file)))
+            made, passphrase = KeyPair.make(), new_passphrase(key, False, passphrase_file)
+            write_private(key, made.pem(passphrase))
             line = f'{key.stem} = "{base64.b64encode(made.public).decode()}"'
-            output.json({"reviewer": line}) if as_json else say(f"for [reviewers] of site.toml: {line}")
+            locked = "encrypted" if passphrase else "not encrypted: --passphrase-file makes an encrypted one"
+            output.json({"reviewer": line}) if as_json else say(
+                f"for [reviewers] of site.toml: {line}",
+                f"{key} is the private key, of mode 0600, {locked}.",
+                f"Who steals it can approve as {key.stem}: then remove the line from [reviewers] at the site.",
+            )
             return
         if experiment is None:
             raise ConfigError(

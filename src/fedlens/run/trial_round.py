@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from fedlens.base.errors import RunFailed
-from fedlens.base.format import many
 from fedlens.core.driver import Driver
-from fedlens.core.protocol import Answer, Ask, ClientStates, Reply
-from fedlens.core.schema import LETTER, AskedField, TensorField, TreeField, nbytes
+from fedlens.core.protocol import Answer, Ask, ClientStates, Program, Reply
+from fedlens.core.random import Identity, Secrets
+from fedlens.core.schema import Schema
 from fedlens.core.step_counts import Work
 from fedlens.core.traffic import Row
-from fedlens.core.types import is_client
+from fedlens.core.types import Payload, is_client
+from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.data.catalogue import data_directory
 from fedlens.data.datasets.sites import blank_examples
 from fedlens.data.partition.roster import Roster
 from fedlens.data.sites import ExamplesHere
-from fedlens.engines.inline import inline
+from fedlens.engines.executor import Executor, Item
+from fedlens.engines.inline import Inline, inline
+from fedlens.engines.links.post import answer_body
 from fedlens.run.build import Built, build
 from fedlens.run.round_context import round_context
 from fedlens.settings.plan import Plan
@@ -27,7 +31,7 @@ from fedlens.settings.plan import Plan
 IMAGES = 8
 """How many made-up images each client has."""
 _CONTRACT = "0" * 64  # of a real one, algorithms read whether there is any
-_SHOWN = 8  # tensors of a tree that are named
+_SIGNATURE = 64  # bytes
 _MOST_ROUNDS = 1000  # of a selection that may draw no client
 
 
@@ -38,51 +42,60 @@ class TrialRound:
     Attributes:
         built: the experiment, as the server builds it.
         rows: those of `fedlens.core.traffic.Traffic`, by operation.
-        shapes: of each field that clients sent, by operation and name.
-        metrics: the names of the metrics that clients sent, by operation.
-        sent: the bytes of the largest reply, by operation.
+        fields: the names and shapes of what clients sent, by operation, as the logs of both sides have them.
+        sent: the bytes of the largest body that a client sent, by operation.
         keeps: the names in the states that clients keep.
     """
 
     built: Built
     rows: Mapping[str, Row] = field(default_factory=dict)
-    shapes: dict[str, dict[str, str]] = field(default_factory=dict)
-    metrics: dict[str, set[str]] = field(default_factory=dict)
+    fields: dict[str, list[str]] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     keeps: tuple[str, ...] = ()
 
     def answered(self, ask: Ask, answer: Answer, work: Work) -> None:
-        """Notes the shapes and the bytes of a reply."""
-        if not is_client(answer.client):
-            return
-        if not isinstance(answer, Reply):
+        """Raises `RunFailed` if a client failed."""
+        if is_client(answer.client) and not isinstance(answer, Reply):
             raise RunFailed(f"the operation '{ask.op}' fails with made-up images: {answer.reason}")
-        fields = dict(ask.expect.fields or {})
-        if ask.expect.letter is not None:
-            fields |= {LETTER + name: each for name, each in (ask.expect.letter.fields or {}).items()}
-        if ask.logged and (row := self.rows.get(ask.op)):  # a log stays at its client, and is in these bytes
-            row["up"].pop("log", None)
-            row["bytes_up"] = 0
-        shapes = {name: shape_of(each) for name, each in fields.items()}
-        self.shapes.setdefault(ask.op, {}).update({name: shape for name, shape in shapes.items() if shape})
-        self.metrics.setdefault(ask.op, set()).update(answer.metrics)
-        self.sent[ask.op] = max(self.sent.get(ask.op, 0), answer.nbytes + nbytes(dict(answer.metrics)))
+
+    def sends(self, op: str, reply: Reply) -> None:
+        """Notes what a site would send. A client's log is left out, which stays at its site."""
+        payload = {name: value for name, value in reply.payload.items() if name != "log"}
+        size = len(answer_body(payload, reply.letters))
+        if size >= self.sent.get(op, 0):
+            self.fields[op], self.sent[op] = answer_fields(payload, reply.metrics, reply.letters), size
 
 
-def shape_of(expected: AskedField) -> str:
-    """The shape of a field in words, with n for a free extent; "" of a number.
+class _MadeUpSites(Inline):
+    """Runs each client in this process, signs as sites do, and notes each reply before replies are reduced."""
 
-    >>> import torch
-    >>> shape_of(TensorField((-1, 64), torch.float32))
-    'n × 64'
-    """
-    if isinstance(expected, TensorField):
-        return " × ".join("n" if n < 0 else str(n) for n in expected.shape)
-    if not isinstance(expected, TreeField):
-        return ""
-    leaves = [f"{name} {'×'.join(map(str, shape)) or 1}" for name, (shape, _) in expected.leaves.items()]
-    more = len(leaves) - _SHOWN
-    return ", ".join([*leaves[:_SHOWN], *([f"and {many(more, 'more tensor')}"] if more > 0 else [])])
+    def __init__(self, trial: TrialRound, clients: int) -> None:
+        super().__init__()
+        self._trial = trial
+        self._identity = Identity(
+            lambda message: bytes(_SIGNATURE),
+            lambda client, message, signature: True,
+            {row: str(row) for row in range(clients)},
+        )
+
+    def open(self, program: Program, states: ClientStates) -> None:
+        """Receives the program, see `Inline.open`."""
+        seed, identity = program.seed, self._identity
+        super().open(replace(program, secrets=lambda client: Secrets((seed, client), identity)), states)
+        self._executor = _Watched(self._executor.program, self._scratch, self._trial)
+
+
+class _Watched(Executor):
+    def __init__(self, program: Program, scratch: dict[Any, Any], trial: TrialRound) -> None:
+        super().__init__(program, scratch)
+        self._trial = trial
+
+    def answer(self, op: str, shared: Payload, item: Item, expect: Schema) -> Answer:
+        """See `Executor.answer`."""
+        answer = super().answer(op, shared, item, expect)
+        if isinstance(answer, Reply) and is_client(item.client):
+            self._trial.sends(op, answer)
+        return answer
 
 
 def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRound:
@@ -109,7 +122,7 @@ def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRoun
         build(planned, data_dir, False, engine=inline(), roster=roster, here=here if at_site else None)
     )
     shortened, states = replace(planned, config=config), ClientStates()
-    built = build(shortened, data_dir, False, engine=inline(), roster=roster, here=here)
+    built = build(shortened, data_dir, False, engine=_MadeUpSites(trial, clients), roster=roster, here=here)
     driver = Driver(built.engine, states, trial.answered)
     trial.rows = driver.tally.traffic.rows
     built.engine.open(built.program, states)

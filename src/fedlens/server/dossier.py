@@ -7,7 +7,7 @@ of the pages; what no setting says is a line to be filled in.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,17 @@ from fedlens.algorithms.client_evaluation import EVALUATE_OWN
 from fedlens.api import settings_of
 from fedlens.base.errors import RunDirectoryError
 from fedlens.base.format import size
+from fedlens.core.wire.sent_fields import in_short
+from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
 from fedlens.files.atomic_files import write_atomically
+from fedlens.files.chained_log import read_chained
 from fedlens.identity.federation_folder import FederationFolder
-from fedlens.pages.left_clients import carried, left_clients
+from fedlens.pages.left_clients import carried
 from fedlens.pages.render import page_text, write_page
 from fedlens.privacy.guarantee import guarantee
-from fedlens.results.run import read_run
+from fedlens.results.run import Run, read_run
+from fedlens.run.rundir import RunDir
 from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
 from fedlens.server.retention import ServedRuns
 from fedlens.server.serve import plan_at_sites
@@ -31,7 +35,14 @@ from fedlens.server.serve_record import ServeRecord
 from fedlens.settings.config_source import Source
 from fedlens.site.contract import site_part
 
-_OPERATIONS = {"train": ": training on its images", EVALUATE_OWN: ": sums over the held-out images"}
+_OPERATIONS = {
+    "train": ": training on its images",
+    EVALUATE_OWN: ": sums over the held-out images",
+    "keys": ": its public keys of the round",
+    "shares": ": parts of its secrets, encrypted for the other clients",
+    "agree": ": its signature of who is in the sum",
+    "unmask": ": the parts that take the masks off the sum",
+}
 
 
 def write_dossier(
@@ -40,6 +51,7 @@ def write_dossier(
     experiment: Source | Path,
     purpose: str | None = None,
     clients: int | None = None,
+    terms: ExperimentTerms | None = None,
 ) -> list[Path]:
     """Writes `dossier.md` and `dossier.html`, and returns their paths.
 
@@ -49,6 +61,7 @@ def write_dossier(
         experiment: its settings, or the directory of a run of `fedlens serve`.
         purpose: what the model is for, in the words of the operator.
         clients: how many clients the sites have together; by default one each. A run knows it.
+        terms: the last day and the agreement that 'fedlens serve' will be given. A run knows them.
 
     Raises `ConfigError` for settings that `fedlens serve` refuses, and `RunDirectoryError` for a run of no site.
     """
@@ -60,6 +73,7 @@ def write_dossier(
     planned = plan_at_sites(of_run["source"] if isinstance(experiment, Path) else experiment)
     trial = trial_round(planned, clients or max(len(sites), planned.config.engine["min_sites"]))
     promise = _promise(trial)
+    terms, test = terms or ExperimentTerms(), planned.config.data.dataset.get("test")
     context = {
         "title": f"Dossier of '{planned.config.name}'",
         "aside": f"federation {federation.name}",
@@ -77,7 +91,14 @@ def write_dossier(
         "messages": list(_messages(trial)),
         "promise": promise,
         "risks": list(_risks(trial, promise)),
-        **dict.fromkeys(("run", "until", "agreement")),
+        "test": test["name"] if isinstance(test, Mapping) else test,
+        "until": terms.until,
+        "agreement": terms.agreement,
+        "draft": [] if of_run else list(_missing(sites, terms)),
+        "run": None,
+        "taken": []
+        if not of_run or promise
+        else _taken(of_run["run"]),  # who takes part is hidden by the promise
         **of_run,
     }
     text = folder / "dossier.md"
@@ -103,8 +124,30 @@ def _facts_of_run(directory: Path) -> dict[str, Any]:
         "clients": len(roster),
         "examples": int(roster.examples.sum() + roster.held_out.sum()),
         "sums": roster.moments is not None,
-        "left": left_clients(run),
     }
+
+
+def _missing(sites: Sequence[str], terms: ExperimentTerms) -> Iterator[str]:
+    """What a command will say later, as sentences."""
+    if not sites:
+        yield "No site is accepted yet."
+    if terms.until is None:
+        yield "The last day is open: give --until, as to 'fedlens serve'."
+    if terms.agreement is None:
+        yield "The data use agreement is open: give --agreement, as to 'fedlens serve'."
+
+
+def _taken(run: Run) -> list[list[str]]:
+    """What sites sent in a run, by operation: the first and the last round, answers, and bytes of their bodies."""
+    found = dict[str, list[tuple[int, int]]]()
+    path = RunDir(run.path).answers_path
+    for line, _, _ in read_chained(path) if path.exists() else ():  # an earlier version had none
+        if line.get("bytes") and "operation" in line:
+            found.setdefault(line["operation"], []).append((line["round"], line["bytes"]))
+    return [
+        [op, f"{min(sent)[0]} to {max(sent)[0]}", f"{len(sent):,}", size(sum(each for _, each in sent))]
+        for op, sent in found.items()
+    ]
 
 
 def _promise(trial: TrialRound) -> dict[str, Any] | None:
@@ -115,15 +158,14 @@ def _promise(trial: TrialRound) -> dict[str, Any] | None:
     return guarantee(config.privacy, [release] * config.rounds, config.record.unsafe)
 
 
-def _messages(trial: TrialRound) -> Iterator[list[str]]:
-    for op, row in trial.rows.items():
-        shapes = "; ".join(f"{name}: {shape}" for name, shape in trial.shapes.get(op, {}).items())
-        sent = (row["bytes_up"] + row.get("bytes_peer", 0)) / max(1, row["replies"])
+def _messages(trial: TrialRound) -> Iterator[list[Any]]:
+    for op, fields in trial.fields.items():
+        received, _ = carried(trial.rows[op])
         yield [
             f"{op}{_OPERATIONS.get(op, '')}",
-            *carried(row),
-            size(max(sent, trial.sent.get(op, 0))),
-            shapes or "numbers",
+            received,
+            in_short(fields) or "nothing",
+            size(trial.sent[op]),
         ]
 
 
@@ -144,12 +186,20 @@ def _risks(trial: TrialRound, promise: dict[str, Any] | None) -> Iterator[list[s
             "the sum of few clients tells much about each of them, and so does the difference of two sums",
             "more sites in a sum",
         )
-    yield ["reconstruction of images", *inversion]
+    yield ["reconstruction of images by the server", *inversion]
+    private = promise is not None and promise["sentence"].startswith("After")
+    if not algorithm.sends_single_examples and not private:
+        yield [
+            "reconstruction of images by sites",
+            "each site gets the models of all rounds: all others together find the update of one from two models, "
+            "and of two sites each finds that of the other",
+            "more sites, a table [privacy] with noise of the system",
+        ]
     member = [
         "whoever has the model can test whether an image was trained on",
         "a table [privacy] with noise of the system",
     ]
-    if promise is not None and promise["sentence"].startswith("After"):
+    if private and promise is not None:
         member = [
             f"for one client at most what epsilon = {promise['epsilon']:.3g} allows",
             "a smaller epsilon, which costs accuracy",
@@ -171,6 +221,11 @@ def _risks(trial: TrialRound, promise: dict[str, Any] | None) -> Iterator[list[s
         "the operator as certificate authority",
         "without the call that compares the words, the operator can invent sites",
         "the call, to a number from another source than the invitation",
+    ]
+    yield [
+        "kept bodies at a site",
+        "with [keep] sent in its site.toml, a site keeps what it sent: a store of updates",
+        "leave it out, or few days of [keep]",
     ]
     if config.record.local_models or config.record.updates:
         yield [

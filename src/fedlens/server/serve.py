@@ -122,7 +122,8 @@ def serve(served: Served, progress: ServeProgress) -> Result:
         **({"without": without} if without else {}),
     }  # another run than one with them
     new = ServeRecord.new(settings, registry.root, site_part(config))
-    new = _with_terms(new, served)
+    terms = read_terms(served.until, served.agreement)
+    new = replace(new, until=terms.until, agreement=terms.agreement)
     with ExitStack() as stack:
         allow_connections()
         sockets = listening_sockets(served.bind, registry.port)
@@ -141,20 +142,19 @@ def serve(served: Served, progress: ServeProgress) -> Result:
         return _Server(served, config, registry, sockets, directory, record, progress).run()
 
 
-def _with_terms(new: ServeRecord, served: Served) -> ServeRecord:
-    """The record with the terms of the command. Raises `ConfigError` for a day that is over, and a missing file."""
-    if served.until is not None and (not is_day(served.until) or ExperimentTerms(served.until).ended(time())):
+def read_terms(until: str | None, agreement: Path | None) -> ExperimentTerms:
+    """The terms of a command, without peers. Raises `ConfigError` for a day that is over, and a missing file."""
+    if until is not None and (not is_day(until) or ExperimentTerms(until).ended(time())):
         hint = "give today or a later day, such as 2027-01-31"
-        raise ConfigError(f"'{served.until}' is no last day of a run", where="--until", hint=hint)
-    if served.agreement is None:
-        return replace(new, until=served.until)
+        raise ConfigError(f"'{until}' is no last day of a run", where="--until", hint=hint)
+    if agreement is None:
+        return ExperimentTerms(until)
     try:
-        with open_regular(served.agreement) as file:
-            agreement = hashlib.sha256(file.read()).hexdigest()
+        with open_regular(agreement) as file:
+            return ExperimentTerms(until, hashlib.sha256(file.read()).hexdigest())
     except OSError as error:
-        what = f"the agreement {served.agreement} cannot be read: {error.strerror}"
+        what = f"the agreement {agreement} cannot be read: {error.strerror}"
         raise ConfigError(what, where="--agreement") from None
-    return replace(new, until=served.until, agreement=agreement)
 
 
 def plan_at_sites(source: Source) -> Plan:

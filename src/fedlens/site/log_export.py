@@ -14,8 +14,8 @@ import torch
 
 from fedlens.base.errors import ConfigError, DataError
 from fedlens.base.format import count, many, size
-from fedlens.core.types import Payload
 from fedlens.core.wire.message import Caps, read_payload
+from fedlens.core.wire.sent_fields import fields_of
 from fedlens.files.atomic_files import read_regular, write_atomically
 from fedlens.files.chained_log import NONE, read_chained
 from fedlens.identity.authority import day
@@ -104,17 +104,21 @@ class AskedLog:
             run = runs.setdefault(line["run"], {"rows": [], "bytes": 0, "approved": ""})
             run["rows"].append({**line, "when": day(line["time"])})
             run["bytes"], run["approved"] = run["bytes"] + line["bytes"], line["approved"] or run["approved"]
+        fields = {line["fields"]: line["listed"] for line in asks if line["listed"]}
         told = [each for each in self.events if each["kind"] not in ("fields", "experiment")]
         context = {
             "title": f"What left {site} · fedlens",
-            "aside": self.head[:16],
+            "aside": f"federation {federation}",
             "site": site,
             "federation": federation,
             "log": self,
             "back": self.server_went_back(),
             "runs": runs,
             "left_out": len(self.asks) - len(asks),
-            "fields": {line["fields"]: line["listed"] for line in asks if line["listed"]},
+            "fields": fields,
+            "operations": {
+                id: sorted({line["operation"] for line in asks if line.get("fields") == id}) for id in fields
+            },
             "events": [(day(each["time"]), each["kind"], _about(each)) for each in told],
         }
         return page_text("asked_log.html.j2", context)
@@ -154,23 +158,25 @@ def body_rows(folder: Path, line: Mapping[str, Any]) -> list[list[str]]:
         ) from None
     except OSError as error:
         raise DataError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
-    return list(_described(read_payload(content, Caps(len(content)), str(path)), ""))
+    body = read_payload(content, Caps(len(content)), str(path))
+    sent = {**body["payload"], "letters": body.get("letters", [])}
+    return [[place, shape, *_numbers(value)] for place, shape, value in fields_of(sent)]
 
 
-def _described(value: Payload | Any, place: str) -> list[list[str]]:
-    if isinstance(value, Mapping | list | tuple):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        return [row for key, item in items for row in _described(item, f"{place}.{key}".lstrip("."))]
-    if not isinstance(value, torch.Tensor):
-        return [[place, "number", _plain(value) if isinstance(value, int | float) else "", "", "", "", ""]]
-    shape, flat = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}", value.double().flatten()
+def _numbers(value: Any) -> list[str]:
+    """Norm, least, mean, most and histogram of a tensor or list; of a number itself, and of a text nothing."""
+    if not isinstance(value, torch.Tensor | list):
+        return [str(value) if isinstance(value, int | float) else "", "", "", "", ""]
+    flat = torch.as_tensor(value).double().flatten()
     finite = flat[flat.isfinite()]
     if not len(finite):
-        return [[place, shape, "", "", "", "", ""]]
-    numbers = [f"{float(each):.4g}" for each in (finite.norm(), finite.min(), finite.mean(), finite.max())]
+        return ["", "", "", "", ""]
     counts = torch.histc(finite, 10).tolist()
     bars = "".join(_BARS[math.ceil(each / max(counts) * 7)] for each in counts)
-    return [[place, shape, *numbers, bars]]
+    return [
+        *(f"{float(each):.4g}" for each in (finite.norm(), finite.min(), finite.mean(), finite.max())),
+        bars,
+    ]
 
 
 def _row(line: Mapping[str, Any]) -> list[str]:
@@ -198,6 +204,5 @@ def _about(event: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> str:
     """A cell that no spreadsheet takes for a formula."""
     text = "" if value is None else str(value)
-    return (
-        f"'{text}" if text[:1] in "=+-@\t\r" and not text.lstrip("+-").replace(".", "", 1).isdigit() else text
-    )
+    formula = text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{text}" if formula and not text.lstrip("+-").replace(".", "", 1).isdigit() else text

@@ -17,6 +17,7 @@ from fedlens.base.parse_text import parse_json
 from fedlens.base.printable import printable
 from fedlens.base.registry import own_names
 from fedlens.base.shell_command import quoted_command
+from fedlens.core.wire.sent_fields import in_short
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name, read_root
@@ -89,11 +90,8 @@ class Review:
             return [f"not shown: the experiment uses {', '.join(self.contract.files())}"]
         sums = ", and sums over the pixels of its images" if self.contract.sums_moments else ""
         found = [f"census: the names of the site's clients, their numbers of images{sums}"]
-        for op in trial.rows:
-            shapes = [f"{name} ({shape})" for name, shape in trial.shapes.get(op, {}).items()]
-            metrics = sorted(trial.metrics.get(op, ()))
-            sent = "; ".join([*shapes, *([f"metrics {', '.join(metrics)}"] if metrics else [])])
-            found.append(f"{op}: {sent or 'numbers'}, {size(trial.sent.get(op, 0))}")
+        for op, fields in trial.fields.items():
+            found.append(f"{op}, {size(trial.sent[op])}: {', '.join(in_short(fields)) or 'nothing'}")
         return [printable(line, line_feeds=False) for line in (*found, *trial.built.algorithm.discloses)]
 
     def to_plain(self) -> dict[str, Any]:

@@ -41,7 +41,8 @@ def test_the_lines_are_shown_verified_and_exported(site: Path) -> None:
     assert (site / "audit.csv").is_file()
     assert "What left ward-a" in (site / "audit.html").read_text()
     text = ran(site, "show", told["asks"][0]["answer"][:8])
-    assert "payload.update.weight" in text
+    assert text.count("update.weight  ") == 1
+    assert "update.weight float32[2,2]" in text
     assert "█▁▁█▁▁█▁▁█" in text
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedlens.base.errors import ConfigError, RunDirectoryError
+from fedlens.base.format import size
+from fedlens.core.wire.terms import ExperimentTerms
+from fedlens.files.chained_log import read_chained
 from fedlens.server.dossier import write_dossier
 from fedlens.server.retention import ServedRuns
 from fedlens.settings.config_source import Source
@@ -53,9 +57,10 @@ def text_of(source: Source | Path, folder: Path) -> str:
         (
             MEASURED,
             ["Secure sums:** none", "no noise is added", "plain update", "at most 40 %", "sums over the held-out",
-             "update: ", "a sum for one class may be of one image", "a table \\[privacy\\]"],
-            ["epsilon", "Kept at the site", "made-up images each. The method asks", "Single images",
-             "the sum of all pixels"],
+             "`update.1.weight float32[", "`metrics.loss number`",
+             "a sum for one class may be of one image", "a table \\[privacy\\]"],
+            ["epsilon", "Kept at the site", "another seed", "Test images at the server",
+             "once for each local step", "Single images", "the sum of all pixels"],
         ),
         (
             {**MEASURED, "algorithm": "scaffold", "record": {"updates": {"every": 5}}},
@@ -64,20 +69,21 @@ def text_of(source: Source | Path, folder: Path) -> str:
         ),
         (
             PRIVATE,
-            ["the unit is one client", "After 5 rounds the model is", "clipped updates", "at most what epsilon = "],
+            ["The unit is one client", "After 5 rounds the model is", "clipped updates", "at most what epsilon = ",
+             "not against the server"],
             ["no noise is added", "a table \\[privacy\\]", "one image decide a sum", "sums over the held-out"],
         ),
         (
             SECURE,
-            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| agree |", "sum of few",
-             "Sites sign their keys"],
+            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| agree: its signature", "sum of few",
+             "Sites sign their keys", "`signature uint8[64]`", "with another seed"],
             ["the server reads what each client sends", "plain update", "log (", "one image decide a sum"],
         ),
         (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise of the system"], ["at most what epsilon"]),
-        ({**MEASURED, "algorithm": "push-sum"}, ["asks for single steps"], ["Single images"]),
+        ({**MEASURED, "algorithm": "push-sum"}, ["once for each local step"], ["Single images"]),
         (
             GKT,
-            ["letter.targets: n", "Single images", "images can be reconstructed",
+            ["letters[0][1].targets int64[", "Single images", "images can be reconstructed",
              "Numbers computed from each of them are sent", "min\\_examples is 1"],
             ["They stay at the sites", "plain update"],
         ),
@@ -91,21 +97,36 @@ def test_the_text_follows_the_settings(
     assert [words for words in never if words in text] == []
 
 
-def test_it_names_the_accepted_sites_and_marks_what_nobody_has_said(tmp_path: Path) -> None:
+def test_it_names_the_accepted_sites_and_lists_what_nobody_has_said(tmp_path: Path) -> None:
     federation = federation_in(tmp_path)
+    terms = ExperimentTerms("2099-01-31", "0a" * 32)
+    told, _ = write_dossier(tmp_path / "out", federation, settings(), terms=terms)
+    first = told.read_text().partition("## Purpose")[0]
+    assert "Write it again after step 4" in first
+    assert "No site is accepted yet" in first
+    assert "--until" not in first
     joined(federation, "ward-a", tmp_path)
     joined(federation, "ward-b", tmp_path)
     federation.revoke("ward-b", drop=False)
-    markdown, page = write_dossier(tmp_path / "out", federation, settings())
-    for text in (markdown.read_text(), page.read_text()):
+    for path in write_dossier(tmp_path / "out", federation, settings()):
+        text = path.read_text()
         assert "ward-a. Each receives" in text
         assert "ward-b" not in text
-        assert text.count("to be filled in") == 17
-        assert "removed 365 days after" in text
+        assert text.count("to be filled in (") == 16
+        assert "due 365 days after" in text
+        assert "Write it again with these options" in text
     ServedRuns(federation.folder).keep(30)
-    told, _ = write_dossier(tmp_path / "out", federation, settings(), purpose="Find nodules.")
-    assert "**Purpose:** Find nodules.\n" in told.read_text()
-    assert "removed 30 days after" in told.read_text()
+    told, _ = write_dossier(tmp_path / "out", federation, settings(), purpose="Find nodules.", terms=terms)
+    text = told.read_text()
+    assert "**Purpose:** Find nodules.\n" in text
+    assert "due 30 days after" in text
+    assert "2099-01-31, in UTC" in text
+    assert "SHA-256 " + "0a" * 32 in text
+    assert "Write it again" not in text
+    points = text.partition("## Open points")[2].splitlines()[4:]
+    marked = re.findall(r"\*\*(.+):\*\* \*\*to be filled in \((\d+)\)", text)
+    assert [tuple(line.split(" | ")[:2]) for line in points] == [(f"| {n}", name) for name, n in marked]
+    assert all(line.split(" | ")[2].strip(" |") for line in points)
 
 
 def test_names_cannot_be_markup(tmp_path: Path) -> None:
@@ -130,8 +151,16 @@ def test_a_run_gives_its_sites_images_and_messages(tmp_path: Path) -> None:
     assert "finished after 3 rounds" in text
     assert f"{', '.join(NAMES)}. Each receives" in text
     assert "1,437 images of 3 clients at 3 sites" in text
-    assert "| train | 1–3 |" in text
     assert "**Last day:** 2099-01-31, in UTC" in text
+    lines = [line for line, _, _ in read_chained(run / "answers.jsonl")]
+    fields = {line["id"]: line["fields"] for line in lines if line.get("kind") == "fields"}
+    answers = {line["operation"]: line for line in lines if "operation" in line}
+    assert "train" in answers
+    for op, line in answers.items():  # the dossier has the words and the sizes of the logs
+        (row,) = re.findall(rf"^\| {op}[:\s].*\| (.+ \| .+) \|$", text, re.M)[:1]
+        assert row == ", ".join(f"`{one}`" for one in fields[line["fields"]]) + f" | {size(line['bytes'])}"
+        sent = [each["bytes"] for each in lines if each.get("operation") == op]
+        assert f" | {len(sent)} | {size(sum(sent))} |" in text
 
 
 def test_what_serve_refuses_has_no_dossier(tmp_path: Path) -> None:

@@ -298,9 +298,8 @@ def test_what_is_shown_has_no_character_that_a_terminal_obeys(site: Site) -> Non
 
 def test_a_person_sees_what_a_client_sends(site: Site) -> None:
     shown = site.review.to_plain()["leaves"]
-    (train,) = [line for line in shown if line.startswith("train: ")]
-    assert "weight" in train
-    assert "metrics " in train
+    (train,) = [line for line in shown if line.startswith("train, ")]
+    assert "weight number, metrics.batches number" in train
     assert all(line in "\n".join(site.review.lines()) for line in shown)
 
 
