@@ -119,13 +119,10 @@ def decide(
     The site takes the decision with --import of 'fedlens site review' if its site.toml names your key as a reviewer.
     """
     with reported(debug, as_json) as output:
-        import base64
-
         from fedlens.base.errors import ConfigError
         from fedlens.base.shell_command import shell_command
         from fedlens.files.atomic_files import write_atomically
         from fedlens.identity.keys import KeyPair
-        from fedlens.identity.private_files import write_private
         from fedlens.site.review import Review
 
         if new_key:
@@ -133,14 +130,9 @@ def decide(
                 raise ConfigError(
                     "--new-key makes a key in a new file", hint="name it with --key, and nothing else"
                 )
-            made, passphrase = KeyPair.make(), new_passphrase(key, False, passphrase_file)
-            write_private(key, made.pem(passphrase))
-            line = f'{key.stem} = "{base64.b64encode(made.public).decode()}"'
-            locked = "encrypted" if passphrase else "not encrypted: --passphrase-file makes an encrypted one"
+            line, *about = _made_key(key, passphrase_file)
             output.json({"reviewer": line}) if as_json else say(
-                f"for [reviewers] of site.toml: {line}",
-                f"{key} is the private key, of mode 0600, {locked}.",
-                f"Who steals it can approve as {key.stem}: then remove the line from [reviewers] at the site.",
+                f"for [reviewers] of site.toml: {line}", *about
             )
             return
         if experiment is None:
@@ -178,6 +170,23 @@ def _last_lines(proposed: Review, command: str) -> list[str]:
     if proposed.refused:
         return ["it cannot be approved: reject it, or change the lines of [allow] that refuse it"]
     return ["", f"to approve it: {command}"]
+
+
+def _made_key(key: Path, passphrase_file: Path | None) -> list[str]:
+    """Makes the key of a reviewer; its line for site.toml, where it lies, and what a stolen one allows."""
+    import base64
+
+    from fedlens.identity.keys import KeyPair
+    from fedlens.identity.private_files import write_private
+
+    made, passphrase = KeyPair.make(), new_passphrase(key, False, passphrase_file)
+    write_private(key, made.pem(passphrase))
+    locked = "encrypted" if passphrase else "not encrypted: --passphrase-file makes an encrypted one"
+    return [
+        f'{key.stem} = "{base64.b64encode(made.public).decode()}"',
+        f"{key} is the private key, of mode 0600, {locked}.",
+        f"Who steals it can approve as {key.stem}: then remove the line from [reviewers] at the site.",
+    ]
 
 
 def _check_choice(*given: object) -> None:

@@ -75,8 +75,8 @@ def text_of(source: Source | Path, folder: Path) -> str:
         ),
         (
             SECURE,
-            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| agree: its signature", "sum of few",
-             "Sites sign their keys", "`signature uint8[64]`", "with another seed"],
+            ["no update of a single one", "nobody sees which site did", "aggregate.range", "| agree: its signature",
+             "sum of few", "Sites sign their keys", "`signature uint8[64]`", "with another seed"],
             ["the server reads what each client sends", "plain update", "log (", "one image decide a sum"],
         ),
         (SEEDED, ["Nothing is promised", "a table \\[privacy\\] with noise of the system"], ["at most what epsilon"]),
