@@ -22,7 +22,7 @@ from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import one_writer, private_folder
 from fedlens.identity.site_keys import SiteKeys
 from fedlens.site.answering import Answering, Opened
-from fedlens.site.answers_log import SENT, AnswersLog, AskRefused
+from fedlens.site.answers_log import SENT, AnswersLog, AskRefused, check_approved
 from fedlens.site.client_logs import LOGS, ClientLogs
 from fedlens.site.connection import Closed, ServerConnection, SiteRefused
 from fedlens.site.kept_states import KeptStates
@@ -34,6 +34,7 @@ WAITED_FOR = frozenset({"pending", "suspended"})
 """Reasons of the server that its operator can end while the site waits."""
 _PAUSE, _HOUR, _DAY = 30.0, 3600.0, 86_400.0
 _T = TypeVar("_T")
+_Missing = Callable[[], str | None]
 
 
 class Proposed(Protocol):
@@ -104,11 +105,13 @@ class _Sending:
     """The answers that the server does not have yet.
 
     Attributes:
-        queue: what is to be sent: the digest of an ask, and the parts of its answer.
+        queue: what is to be sent: an ask, the parts of its answer, and what says why they may not go out any more.
         have: the digests of the messages that the server need not send again.
     """
 
-    queue: asyncio.Queue[tuple[bytes, Sequence[Any]]] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[tuple[Message, Sequence[Any], _Missing | None]] = field(
+        default_factory=asyncio.Queue
+    )
     have: set[bytes] = field(default_factory=set)
     refused: set[bytes] = field(default_factory=set)
 
@@ -312,7 +315,7 @@ class Agent:
             census = await self._locally(experiment, proposed.census)
             if census is None:
                 return
-            await self._census(experiment, census)
+            await self._census(experiment, proposed, census)
         if experiment.opened is None and rows is not None:
             experiment.opened = await self._locally(experiment, self._open, proposed, rows, experiment.body)
             if experiment.opened is not None:
@@ -326,20 +329,20 @@ class Agent:
         experiment.waits = missing
         return not missing
 
-    async def _census(self, experiment: _Experiment, census: SiteCensus) -> None:
+    async def _census(self, experiment: _Experiment, proposed: Proposed, census: SiteCensus) -> None:
         asked = experiment.message
         count, head = self._log.state
         fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
         message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")
         try:
             await self._call(self._log.census, asked.fields.run, census)
-            await self._connection.census([message.head])
+            await self._connection.census([message.head], partial(check_approved, proposed.missing))
             experiment.told = True
         except MessageError as error:
             experiment.failed = True
             self._tell("census", f"the server refuses the census: {error.what}")
-        except RunFailed as error:  # it is told at the next look
-            self._tell("disk", f"the census is not sent: {error}")
+        except (RunFailed, AskRefused) as error:  # it is told at the next look
+            self._tell("census", f"the census is not sent: {error}")
 
     async def _locally(self, experiment: _Experiment, function: Callable[..., _T], *values: Any) -> _T | None:
         """The result of a function of this site's data; None if the experiment cannot be computed here."""
@@ -406,7 +409,7 @@ class Agent:
 
     async def _ask(self, ask: Message, bodies: list[bytes]) -> None:
         """Answers an ask: with what it was answered before, or by computing."""
-        fields, begun = ask.fields, monotonic()
+        fields, begun, missing = ask.fields, monotonic(), None
         self._asked = begun
         self._log.check_seen(ask.details.get("seen"))
         try:
@@ -417,11 +420,12 @@ class Agent:
                 raise AskRefused("contract", "no experiment of this run is approved and open")
             if not self._approved(known, known.proposed):
                 raise AskRefused("contract", f"the experiment may not be computed: {known.waits}")
+            missing = known.proposed.missing
             answer, outcome = await self._call(self._log.find, ask), "again"
             if answer is None:
                 self._log.acknowledge(self._sending.have)
                 await self._call(self._log.introduce, self._keys.chains(), *self._approved_by(ask))
-                answer, outcome = await self._computed(ask, bodies)
+                answer, outcome = await self._computed(ask, bodies, missing)
         except AskRefused as refused:
             answer, outcome = await self._call(self._answering.failed, ask, refused, False)
         except RunFailed as error:  # nothing was answered, and nothing may be sent
@@ -431,7 +435,7 @@ class Agent:
         if answer is None:  # the server closed the ask
             return
         self._sending.have.add(ask.digest)
-        self._sending.queue.put_nowait((ask.digest, [answer]))
+        self._sending.queue.put_nowait((ask, [answer], missing))
         about = f"round {fields.round}, {fields.operation} for {fields.client}"
         self._tell("ask", f"{about}: {outcome}, {len(answer):,} bytes, {monotonic() - begun:.1f} s")
 
@@ -442,7 +446,7 @@ class Agent:
             return ()
         return ask.fields.run, known.proposed.digest, known.proposed.approvers()
 
-    async def _computed(self, ask: Message, bodies: list[bytes]) -> tuple[Any, str]:
+    async def _computed(self, ask: Message, bodies: list[bytes], missing: _Missing) -> tuple[Any, str]:
         experiment = self._experiment
         opened = experiment.opened if experiment is not None and experiment.of(ask) else None
         fields, size = ask.fields, ask.details.get("shared_size", 0)
@@ -454,22 +458,26 @@ class Agent:
         except MessageError as error:
             refused = AskRefused("refused", f"its shared body is refused: {error.what}")
             return await self._call(self._answering.failed, ask, refused)
-        missing = None if experiment is None or experiment.proposed is None else experiment.proposed.missing
         return await self._call(self._answering.answered, opened, ask, bodies, missing)
 
     async def _send(self) -> None:
         """Sends answers in their order. One that the server does not wait for any more is dropped."""
         sending = self._sending
         while True:
-            ask, parts = await sending.queue.get()
+            ask, parts, missing = await sending.queue.get()
             try:
-                if not await self._connection.answer(ask, parts):
-                    self._notes.note("late", ask=ask.hex())
+                if not await self._connection.answer(ask.digest, parts, partial(check_approved, missing)):
+                    self._notes.note("late", ask=ask.digest.hex())
+            except AskRefused as refused:
+                self._tell("answer", f"an answer is not sent: {refused.what}")
+                answer, _ = await self._call(self._answering.failed, ask, refused, False)
+                sending.queue.put_nowait((ask, [answer], None))
+                continue
             except MessageError as error:
                 self._tell("answer", f"the server refuses an answer: {error.what}")
-                sending.refused.add(ask)  # it would come again at once
+                sending.refused.add(ask.digest)  # it would come again at once
             del parts
-            sending.have.discard(ask)
+            sending.have.discard(ask.digest)
 
     def _tell(self, kind: str, line: str) -> None:
         self._notes.note(kind, text=line)

@@ -19,7 +19,7 @@ from fedlens.core.wire.sent_fields import answer_fields
 from fedlens.engines.executor import Executor, Item
 from fedlens.engines.links.post import answer_body
 from fedlens.identity.keys import KeyPair
-from fedlens.site.answers_log import AnswersLog, AskRefused
+from fedlens.site.answers_log import AnswersLog, AskRefused, check_approved
 from fedlens.site.client_logs import ClientLogs
 from fedlens.site.kept_states import KeptStates, StateLost
 from fedlens.site.site_log import SiteLog
@@ -163,8 +163,7 @@ class Answering:
         with self._writing:
             self._check_running()
             try:
-                if missing is not None and (why := missing()) is not None:
-                    raise AskRefused("contract", f"the experiment may not be computed: {why}")
+                check_approved(missing)
                 if log is not None:
                     self._logs.put(ask.fields.run, ask.fields.client, log)
                 details["state"] = None if state is None else self._states.put(ask, state)

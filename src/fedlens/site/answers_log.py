@@ -41,6 +41,12 @@ class AskRefused(FedlensError):
         super().__init__(what, where="ask")
 
 
+def check_approved(missing: Callable[[], str | None] | None) -> None:
+    """Raises `AskRefused` if `missing` says why the experiment may not be computed now."""
+    if missing is not None and (why := missing()) is not None:
+        raise AskRefused("contract", f"the experiment may not be computed: {why}")
+
+
 @dataclass
 class _Run:
     """The asks of a run's newest attempt that were answered: the digest of each by its `Id`."""
@@ -57,7 +63,7 @@ class AnswersLog:
         bodies: a folder for the answers that the server may not have yet, of mode 0700.
         clock: gives the seconds since 1970 that a line is dated with.
         cipher: of the site, for answers that are kept encrypted.
-        sent: a folder for the bodies of all answers, of mode 0700; None keeps none.
+        sent: a folder for the bodies of all answers, of mode 0700; None keeps none, and sweeps `SENT` beside `bodies`.
 
     A last line that is cut, as by a kill, is removed: its answer was not sent. Raises `DataError` for any other damage,
     `IdentityError` for a folder that others can read, and `RunFailed` if the disk refuses.
@@ -73,17 +79,18 @@ class AnswersLog:
     ) -> None:
         self._path, self._bodies, self._clock = private_folder(folder) / NAME, private_folder(bodies), clock
         self._cipher, self._sent = cipher, None if sent is None else private_folder(sent)
+        kept = sent or bodies.parent / SENT
         self._runs: dict[str, _Run] = {}
         self._waiting: set[bytes] = set()  # the asks whose answers are in files
         # The bodies in `sent` that no line has named yet.
-        self._unnamed = {path.stem: path for path in sent.glob(f"*{_SENT_BODY}")} if sent is not None else {}
+        self._unnamed = {path.stem: path for path in kept.glob(f"*{_SENT_BODY}")}
         try:
             if (former := folder / _FORMER).exists() and not self._path.exists():
                 former.rename(self._path)
             # Without its log a site does not know what it has answered.
             hint = "move the site's folder away, and join again with a new invitation"
             self._lines = ChainedLog(self._path, self._known, hint)
-            self._sweep()
+            self._sweep(kept)
         except OSError as error:
             raise refused(error, "the log of answers", self._path) from error
 
@@ -170,17 +177,17 @@ class AnswersLog:
         path = self._bodies / ask.hex()
         return sealed if (sealed := path.with_suffix(_SEALED)).exists() else path
 
-    def _sweep(self) -> None:
+    def _sweep(self, sent: Path) -> None:
         """Removes what a kill left: answers and bodies that are not in the log, and temporary files."""
         sweep(self._bodies)
         named = {digest.hex() for digest in self._waiting}
         for path in self._bodies.iterdir():
             if path.stem not in named:
                 path.unlink()
-        if self._sent is not None:
-            sweep(self._sent)
-            for path in self._unnamed.values():
-                path.unlink(missing_ok=True)
+        if sent.is_dir():
+            sweep(sent)
+        for path in self._unnamed.values():
+            path.unlink(missing_ok=True)
         self._unnamed = {}
 
     # -- answers --------------------------------------------------------------------------------------------------

@@ -163,6 +163,11 @@ def matter_of(value: Any) -> Matter:
     raise _damaged()
 
 
+def _file_of(decision: Decision) -> str:
+    """The name of the file of its reviewer."""
+    return f"{fingerprint_of(decision.reviewer).hex()[:16]}.json"
+
+
 def _parsed(content: bytes) -> Any:
     try:
         return parse_json(content)
@@ -210,21 +215,30 @@ class Approvals:
     def put(self, decision: Decision, contract: Contract) -> Path:
         """Keeps a decision, in place of an earlier one of the same reviewer. Returns the path of its file.
 
-        Raises `ConfigError` if the key is not that of a reviewer, and for an approval if a later decision of it is
-        kept. A rejection counts whatever the clocks say.
+        Raises `ConfigError` if the key is not that of a reviewer.
         """
-        name = self._reviewer(decision)
-        for kept in self._kept(decision.matter.experiment):
-            if decision.approves and kept.reviewer == decision.reviewer and kept.time > decision.time:
-                raise ConfigError(f"a later decision of {name} is here", hint="let the reviewer decide again")
+        self._reviewer(decision)
         note = private_folder(self.folder / "approved") / f"{contract.digest}.toml"
-        path = private_folder(note.with_suffix("")) / f"{fingerprint_of(decision.reviewer).hex()[:16]}.json"
+        path = private_folder(note.with_suffix("")) / _file_of(decision)
         write_private(path, decision.to_bytes())
         if decision.approves:
             write_private(note, contract.text.encode())
         else:
             note.unlink(missing_ok=True)
         return path
+
+    def check_import(self, decision: Decision) -> None:
+        """Raises `ConfigError` for an approval by who has rejected the experiment here.
+
+        No clock says which of the two is the later: a person at this site removes the rejection first.
+        """
+        kept = [each for each in self._kept(decision.matter.experiment) if each.reviewer == decision.reviewer]
+        if decision.approves and any(not each.approves for each in kept):
+            path = self.folder / "approved" / decision.matter.experiment / _file_of(decision)
+            hint = f"if the approval is the later decision, delete {path}, and import it again"
+            raise ConfigError(
+                f"{self._reviewer(decision)} has rejected the experiment at this site", hint=hint
+            )
 
     def missing(self, matter: Matter, now: float) -> str | None:
         """Why the experiment may not be computed, as a sentence; None if it is approved.

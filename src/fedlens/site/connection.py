@@ -200,10 +200,13 @@ class ServerConnection:
             raise MessageError("damaged", "a body is not the one that the ask names")
         return bytes(received)
 
-    async def answer(self, ask: bytes, parts: Sequence[bytes]) -> bool:
+    async def answer(
+        self, ask: bytes, parts: Sequence[bytes], check: Callable[[], object] = lambda: None
+    ) -> bool:
         """Sends the answer to the ask with this digest, and returns whether it counts; False if it is too late.
 
-        `parts` are the head and the body. Raises `MessageError` with the server's reason if it refuses the answer.
+        `parts` are the head and the body. `check` is called before every try, however long the server was away, and
+        nothing more is sent if it raises. Raises `MessageError` with the server's reason if it refuses the answer.
         """
         path, total = f"/answer/{ask.hex()}", sum(map(len, parts))
         start: int | None = 0
@@ -218,6 +221,7 @@ class ServerConnection:
                     if not received.isdecimal() or int(received) > total:
                         raise _Again("the server does not say how much of an answer has arrived")
                     start = int(received)
+            check()
             first, start = start, None  # whatever happens, the server knows where to go on
             last = f"{first}-{total - 1}" if first < total else "*"
             headers = {"Content-Range": f"bytes {last}/{total}", "Content-Length": str(total - first)}
@@ -246,9 +250,9 @@ class ServerConnection:
                 yield view[at : at + _PIECE]
                 limit.reschedule(asyncio.get_running_loop().time() + self._timing.quiet)
 
-    async def census(self, parts: Sequence[bytes]) -> None:
-        """Sends a message that answers no ask; `parts` are its head and its body."""
-        await self._post("PUT", "/census", b"".join(parts))
+    async def census(self, parts: Sequence[bytes], check: Callable[[], object] = lambda: None) -> None:
+        """Sends a message that answers no ask; `parts` are its head and its body, and `check` is as in `answer`."""
+        await self._post("PUT", "/census", b"".join(parts), check)
 
     async def renew(self) -> None:
         """Installs a new certificate for a new TLS key, and uses it from now on."""
@@ -257,8 +261,11 @@ class ServerConnection:
         if old is not None and not self._requests[old]:
             await old.close()
 
-    async def _post(self, method: str, path: str, data: bytes) -> bytes:
+    async def _post(
+        self, method: str, path: str, data: bytes, check: Callable[[], object] = lambda: None
+    ) -> bytes:
         async def attempt() -> bytes:
+            check()
             headers = {"Content-Length": str(len(data))}
             async with self._request(method, path, headers, lambda limit: self._pieces([data], 0, limit)) as (
                 response,

@@ -191,16 +191,20 @@ class Review:
             )
         self.approvals.put(decision, self.contract)
 
-    @staticmethod
-    def decision_in(path: Path) -> Decision:
-        """The decision in a file, which is not kept yet. Raises `ConfigError` or `IdentityError` if it is none."""
+    def decision_in(self, path: Path) -> Decision:
+        """The decision in a file, which is not kept yet; see `Approvals.check_import`.
+
+        Raises `ConfigError` or `IdentityError` if it is none, or an approval that does not end a rejection.
+        """
         try:
             with open_regular(path) as file:
-                return Decision.read(file.read(_LARGEST))
+                decision = Decision.read(file.read(_LARGEST))
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
         except IdentityError as error:
             raise IdentityError(error.what, where=str(path), hint="let the reviewer decide again") from None
+        self.approvals.check_import(decision)
+        return decision
 
     def decide(self, key: KeyPair, reason: str | None) -> Decision:
         """A signed decision on it: a rejection if there is a reason, else an approval.

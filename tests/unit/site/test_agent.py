@@ -104,7 +104,7 @@ class Server:
     proposed: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.changed = asyncio.Event()
+        self.changed, self.down, self.waiting = asyncio.Event(), False, 0
         self.propose(ROSTER)
 
     def propose(self, roster: Roster | None, attempt: int = 1) -> None:
@@ -130,12 +130,19 @@ class Server:
     async def experiment(self) -> tuple[Message, bytes] | None:
         return self.message
 
+    async def link(self) -> None:
+        """Waits for the link, as a connection does."""
+        self.waiting += self.down
+        await self.until(lambda: not self.down)
+
     async def blob(self, digest: bytes, size: int) -> bytes:
         if digest not in self.blobs:
             raise Closed
         return self.blobs[digest]
 
-    async def answer(self, ask: bytes, parts: Sequence[Any]) -> bool:
+    async def answer(self, ask: bytes, parts: Sequence[Any], check: Callable[[], object]) -> bool:
+        await self.link()
+        check()
         content = b"".join(bytes(part) for part in parts)
         if self.refuses:
             self.answers.append(opened_answer(content))
@@ -147,7 +154,9 @@ class Server:
         self.answers.append(opened_answer(content))
         return self.counts
 
-    async def census(self, parts: Sequence[bytes]) -> None:
+    async def census(self, parts: Sequence[bytes], check: Callable[[], object]) -> None:
+        await self.link()
+        check()
         message, _ = opened_answer(b"".join(parts))
         assert message.fields.ask in self.proposed
         assert message.purpose == "census"
@@ -528,6 +537,45 @@ def test_a_rejection_ends_a_run_that_was_approved(site: Site) -> None:
 
     site.play(part)
     assert site.operation.calls == 2
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_answer_that_waits_for_the_link_is_not_sent_after_a_rejection(site: Site, restart: bool) -> None:
+    async def waiting(server: Server) -> None:
+        await server.until(lambda: bool(server.censuses))
+        server.down, ask = not restart, server.ask()
+        server.refuses = restart  # it is answered, and still in `work`
+        if restart:
+            await server.answered(ask)
+            return
+        await server.until(lambda: server.waiting == 1)
+        site.approved, server.down = False, False
+        assert await server.reason(ask) == "contract"
+        assert [message.details["outcome"] for message, _ in server.answers] == ["failure"]
+        assert site.operation.calls == 1
+
+    site.play(waiting)
+    if restart:
+        site.approved = False
+
+        async def again(server: Server) -> None:
+            assert await server.reason(server.ask()) == "contract"
+
+        assert len(site.play(again).answers) == 1
+    assert site.operation.calls == 1
+
+
+def test_a_census_that_waits_for_the_link_is_not_sent_after_a_rejection(site: Site) -> None:
+    async def part(server: Server) -> None:
+        server.down = True
+        await server.until(lambda: server.waiting == 1)
+        site.approved, server.down = False, False
+        await server.until(lambda: any("the census is not sent" in line for line in site.lines))
+        assert not server.censuses
+        site.approved = True
+        await server.until(lambda: len(server.censuses) == 1)
+
+    site.play(part)
 
 
 def test_a_census_comes_again_with_each_message_and_each_start(site: Site) -> None:

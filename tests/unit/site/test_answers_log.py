@@ -115,6 +115,25 @@ def test_a_stored_answer_goes_when_the_next_ask_acknowledges_it(tmp_path: Path) 
     assert [path.name for path in (tmp_path / "work").iterdir()] == [second.digest.hex()]
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_bodies_in_sent_that_no_line_names_are_swept_also_once_none_are_kept(
+    tmp_path: Path, keeps: bool
+) -> None:
+    def opened(keeps: bool) -> AnswersLog:
+        return AnswersLog(tmp_path / "log", tmp_path / "work", sent=tmp_path / "sent" if keeps else None)
+
+    log, ask = opened(True), ask_of()
+    kept(log, ask)
+    log.close()
+    (named,) = (tmp_path / "sent").iterdir()
+    for name in (f"{'0a' * 32}.safetensors", "no digest.safetensors", f".{named.name}.0123456789abcdef.tmp"):
+        (tmp_path / "sent" / name).write_bytes(b"of a kill")
+    (tmp_path / "work" / "no digest").write_bytes(b"of a kill")
+    opened(keeps).close()
+    assert list((tmp_path / "sent").iterdir()) == [named]
+    assert [path.name for path in (tmp_path / "work").iterdir()] == [ask.digest.hex()]
+
+
 def test_a_cut_last_line_is_no_error_wherever_it_is_cut(tmp_path: Path) -> None:
     log, first, second = log_in(tmp_path), ask_of(), ask_of(slot=1)
     kept(log, first)

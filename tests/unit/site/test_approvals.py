@@ -224,15 +224,32 @@ def test_a_rejection_counts_whatever_a_clock_says(site: Site) -> None:
     assert "was rejected by" in site.missing()
 
 
-def test_a_rejection_ends_an_approval_and_an_old_approval_does_not_come_back(site: Site) -> None:
+@pytest.mark.parametrize("after", [-3600, 0, 3600])
+def test_an_old_approval_does_not_come_back_after_a_rejection_whatever_the_clocks_say(
+    site: Site, tmp_path: Path, after: float
+) -> None:
     site.ask_for(1, officer=OFFICER)
     site.decide()
-    approved = site.decide(OFFICER).read_bytes()
-    site.decide(OFFICER, "the \x1b[31mconsent does not\ncover it", after=1)
-    assert site.missing().endswith(r"was rejected by officer: the \x1b[31mconsent does not\ncover it")
-    with pytest.raises(ConfigError, match="a later decision of officer"):
-        site.review.keep(Decision.read(approved))
-    site.decide(OFFICER, after=2)
+    approval, rejection = tmp_path / "approval.json", tmp_path / "rejection.json"
+    why = "the \x1b[31mconsent does not\ncover it"
+    for path, reason, when in ((approval, None, NOW), (rejection, why, NOW + after)):
+        path.write_bytes(Decision.make(OFFICER, site.review.matter, reason, when).to_bytes())
+        site.review.keep(site.review.decision_in(path))
+    said = site.missing()
+    assert said.endswith(r"was rejected by officer: the \x1b[31mconsent does not\ncover it")
+    with pytest.raises(ConfigError, match="officer has rejected the experiment at this site") as refused:
+        site.review.decision_in(approval)
+    assert site.missing() == said
+    (kept,) = [path for path in site.folder.glob("approved/*/*.json") if str(path) in str(refused.value)]
+    kept.unlink()  # a person at the site takes it back
+    site.review.keep(site.review.decision_in(approval))
+    assert not site.missing()
+
+
+def test_a_site_takes_its_own_rejection_back(site: Site) -> None:
+    site.review.keep(site.review.decide(site.keys.identity(), "no"))
+    assert "was rejected by" in site.missing()
+    site.review.keep(site.review.decide(site.keys.identity(), None))
     assert not site.missing()
 
 
@@ -259,7 +276,7 @@ def test_an_experiment_is_decided_on_another_machine(site: Site, tmp_path: Path)
     assert there.matter == site.review.matter
     assert there.lines() == site.review.lines()
     (tmp_path / "decision.json").write_bytes(there.decide(OFFICER, None).to_bytes())
-    site.review.keep(Review.decision_in(tmp_path / "decision.json"))
+    site.review.keep(site.review.decision_in(tmp_path / "decision.json"))
     assert not site.missing()
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fedlens.core.wire.message import Caps, MessageError, read, read_payload, write_payload
 from fedlens.identity.signing import signed_bytes
+from fedlens.site.answers_log import AskRefused, check_approved
 from tests.link_kit import At, Federation, answer_to, blobs, within
 
 
@@ -70,3 +74,38 @@ def test_a_message_that_does_not_tell_its_size_is_refused(federation: Federation
                     await connection.next([])
 
         within(agent)
+
+
+@pytest.mark.parametrize("message", ["answer", "census"])
+def test_nothing_more_is_sent_once_a_check_before_a_try_raises(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """The first try meets a broken link, and the approval lapses before the second."""
+    tries, checks = list[str](), list[str]()
+
+    @asynccontextmanager
+    async def request(method: str, path: str, *more: object) -> AsyncIterator[tuple[object, None]]:
+        tries.append(method)
+        if method == "PUT":
+            raise OSError("the link is down")
+        yield SimpleNamespace(status=200, headers={"fedlens-received": "2"}), None
+
+    def check() -> None:
+        checks.append("check")
+        check_approved(lambda: "it lapsed" if len(checks) > 1 else None)
+
+    with federation.link():
+        site = federation.site("ward-a")
+
+    async def agent() -> None:
+        async with At(site) as connection:
+            monkeypatch.setattr(connection, "_request", request)
+            with pytest.raises(AskRefused, match="it lapsed"):
+                await (
+                    connection.answer(bytes(32), [b"answer"], check)
+                    if message == "answer"
+                    else connection.census([b"census"], check)
+                )
+
+    within(agent)
+    assert tries == (["PUT", "HEAD"] if message == "answer" else ["PUT"])

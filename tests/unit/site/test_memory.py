@@ -40,7 +40,7 @@ class Disk(Server):
     async def blob(self, digest, size):
         return (folder / digest.hex()).read_bytes()
 
-    async def answer(self, ask, parts):
+    async def answer(self, ask, parts, check):
         self.open.pop(ask)
         self.sizes = [*getattr(self, "sizes", []), sum(map(len, parts))]
         return True

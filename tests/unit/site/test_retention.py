@@ -28,7 +28,7 @@ SECRET = os.urandom(32)
 def answered(folder: Path, run: str, days: float) -> None:
     """A run that asked so many days ago, whose client keeps a state, and whose answer the server may not have."""
     then, ask = NOW - days * DAY, ask_of(run=run, nonce=run.encode().ljust(16))
-    log = AnswersLog(folder / "log", folder / "work", lambda: then)
+    log = AnswersLog(folder / "log", folder / "work", lambda: then, sent=folder / "sent")
     log.keep(ask, answer_of(ask, SECRET, log.state[1]), SECRET + run.encode())
     log.close()
     state = torch.frombuffer(bytearray(SECRET + run.encode().ljust(32)), dtype=torch.uint8)
@@ -51,19 +51,21 @@ def site(tmp_path: Path) -> Path:
     answered(tmp_path, "old-run", 31)
     answered(tmp_path, "new-run", 29)
     assert (
-        having(tmp_path, SECRET + b"old-run") == having(tmp_path, SECRET + b"new-run") == ["states", "work"]
+        having(tmp_path, SECRET + b"old-run")
+        == having(tmp_path, SECRET + b"new-run")
+        == ["sent", "states", "work"]
     )
     return tmp_path
 
 
 def test_a_run_that_is_due_leaves_no_byte_and_a_line(site: Path) -> None:
     log = (site / "log" / NAME).read_bytes()
-    assert purge_site(site, 30, NOW) == {"old-run": 3}
+    assert purge_site(site, 30, NOW) == {"old-run": 4}
     assert having(site, SECRET + b"old-run") == []
-    assert having(site, SECRET + b"new-run") == ["states", "work"]
+    assert having(site, SECRET + b"new-run") == ["sent", "states", "work"]
     assert (site / "log" / NAME).read_bytes().startswith(log)
     line, _, _ = list(read_chained(site / "log" / NAME))[-1]
-    assert (line["kind"], line["run"], line["files"]) == ("purged", "old-run", 3)
+    assert (line["kind"], line["run"], line["files"]) == ("purged", "old-run", 4)
     logs = ClientLogs(site / LOGS, FileCipher(SITE))
     assert logs.get("new-run", "a")["runs"] == {"new-run": {}}
     assert logs.get("old-run", "a") == {
@@ -84,8 +86,8 @@ def test_a_purged_answer_is_never_computed_again(site: Path) -> None:
 def test_a_run_is_purged_by_name(site: Path) -> None:
     assert "no run 'other'" in refused("site", "purge", "other", "--folder", site)
     assert "a run or --due" in refused("site", "purge", "--folder", site)
-    assert ran("site", "purge", "new", "--folder", site) == "purged: new-run, 3 files\n"
-    assert having(site, SECRET) == ["states", "work"]
+    assert ran("site", "purge", "new", "--folder", site) == "purged: new-run, 4 files\n"
+    assert having(site, SECRET) == ["sent", "states", "work"]
     (site / SITE_FILE).write_text((site / SITE_FILE).read_text() + "[keep]\ndays = 36500\n")
     assert "nothing is due" in ran("site", "purge", "--due", "--folder", site)
     with one_writer(site), pytest.raises(IdentityError, match="another process uses the folder"):
