@@ -57,8 +57,11 @@ NAMED: Mapping[str, Registry] = {
     "data.augment": AUGMENTS,
     **SLOT_REGISTRIES,
 }
+INNER = {"projection": "base", "fedgkt": "client"}
+"""Things with a model as a setting, and its name. A server writes it out, so that a person sees it."""
 _WEIGHTS = "model.weights"
 _SAME = "ask the server for its file, look at it, and change the line under [files]"
+_SELF_MADE = "ask the server for the text that it makes itself"
 _FREE = ("name", "data.dataset.classes")  # words for people, which no code reads as a place
 _PLACE = re.compile(r"[:/\\~]|^\.|\.(py|toml|json|csv|npz|npy|pth?|ckpt|bin|tar|safetensors)$", re.IGNORECASE)
 
@@ -205,7 +208,7 @@ def _check_keys(table: Mapping[str, Any], key: str) -> None:
         if _SENT.get(below) is None:
             continue
         if not isinstance(value, Mapping):
-            raise _refused(below, "this must be a table", "ask the server for the text that it makes itself")
+            raise _refused(below, "this must be a table", _SELF_MADE)
         _check_keys(value, below)
 
 
@@ -240,6 +243,12 @@ def _check_name(table: Any, key: str, registry: Registry, site: SiteSettings) ->
         raise _refused(
             f"{key}.name", f"the {registry.kind} '{name}' is not fedlens's own", nearest(name, registry)
         )
+    if (
+        (inner := INNER.get(name))
+        and registry in (MODELS, ALGORITHMS)
+        and (table is name or inner not in table)
+    ):
+        raise _refused(f"{key}.{inner}", f"the {registry.kind} '{name}' names no model", _SELF_MADE)
 
 
 def _texts(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,7 @@ from fedlens.models.prepare import Preparation
 from fedlens.models.registry import MODELS
 from fedlens.settings.config import Config
 from fedlens.settings.plan import OBSERVERS
-from fedlens.site.contract import NAMED, Contract, read_contract, site_part
+from fedlens.site.contract import INNER, NAMED, Contract, read_contract, site_part
 from fedlens.site.settings import SiteSettings
 from tests.unit.site.site_kit import plan_at_server, write_site
 
@@ -212,7 +212,7 @@ def test_every_free_text_is_known_to_be_no_place() -> None:
         and "Literal" not in str(info.annotation)
     }
     layers = {("fedgkt", "cut"), ("splitfed", "cut"), ("split-relay", "cut")}
-    models = {("projection", "base"), ("fedgkt", "client")}
+    models = set(INNER.items())
     words = {("fedir", "target"), ("reweighted", "target"), ("darts", "genotype")}
     words |= {("quantized", "range"), ("secagg", "range")}
     assert free - layers - models - words == set()
@@ -233,7 +233,7 @@ def test_within_own_names_no_table_looks_elsewhere(foreign: list[str]) -> None:
 def test_a_model_within_a_model_is_fedlens_own_when_it_is_built(
     text: str, site: SiteSettings, foreign: list[str]
 ) -> None:
-    base = {"name": "projection", "base": {"name": "projection"}}
+    base = {"name": "projection", "base": {"name": "projection", "base": "mlp"}}
     contract = read_contract(put(parse_toml(text), "model", base), site)
     with own_names({}), pytest.raises(ConfigError, match=f"'{PLUGIN}' is not fedlens's own"):
         contract.plan().chosen["model"].factory((1, 8, 8), 2, base={"name": "projection", "base": PLUGIN})

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+import tomli_w
 
 from fedlens import Experiment
 from fedlens.aggregate.mean import Mean
@@ -22,6 +23,7 @@ from fedlens.aggregate.secure.blind_sum import BlindSum
 from fedlens.aggregate.secure.quantized import Quantized
 from fedlens.aggregate.secure.secagg import SecAgg
 from fedlens.base.errors import ConfigError
+from fedlens.base.parse_text import parse_toml
 from fedlens.core.engine_base import EngineBase
 from fedlens.core.protocol import Ask, Client, ClientDataSource, Outcome, Payload
 from fedlens.core.random import Rng
@@ -39,7 +41,7 @@ from fedlens.run.round_context import round_context
 from fedlens.site.answering import Answering
 from fedlens.site.answers_log import AnswersLog
 from fedlens.site.client_logs import ClientLogs
-from fedlens.site.contract import read_contract, site_part
+from fedlens.site.contract import INNER, read_contract, site_part
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.local_data import LocalData
 from fedlens.site.operation_thread import time_limit
@@ -195,6 +197,42 @@ def test_a_misspelled_line_lists_the_lines_of_its_table(
     assert str(error.value).startswith(
         f"unknown setting '{key}' ({path}, line {number}: {table}.{key}); {said}"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "inner"),
+    [
+        ({"model": "projection"}, "model"),
+        ({"model": {"name": "projection", "base": "projection"}}, "model.base"),
+        (GKT, "algorithm"),
+    ],
+)
+@pytest.mark.parametrize("how", ["named", "a table", "left out", "a name alone"])
+def test_a_model_in_any_setting_is_named_also_by_default(
+    changes: Mapping[str, Any], inner: str, how: str, folders: dict[str, Path]
+) -> None:
+    """`fedlens.site.contract.INNER` has all of these settings: `test_every_free_text_is_known_to_be_no_place`."""
+    sent = parse_toml(site_part(plan_at_server({**PLAIN, **changes}).config))
+    settings = write_site(folders["a"], allow={"models": ["projection", "small-cnn", "gkt-resnet8"]})
+    assert refusals(read_contract(tomli_w.dumps(sent), settings), settings) == []
+    *above, last = inner.split(".")
+    outer = sent
+    for name in above:
+        outer = outer[name]
+    table = outer[last]
+    setting = INNER[table["name"]]
+    if how in ("named", "a table"):
+        table[setting] = "linear" if how == "named" else {"name": "linear"}
+        (sentence,) = refusals(read_contract(tomli_w.dumps(sent), settings), settings)
+        assert "the model 'linear'" in sentence
+        return
+    if how == "left out":
+        del table[setting]
+    else:
+        outer[last] = table["name"]
+    with pytest.raises(ConfigError, match=rf"'{table['name']}' names no model") as refused:
+        read_contract(tomli_w.dumps(sent), settings)
+    assert f"{inner}.{setting}" in str(refused.value)
 
 
 def test_every_line_has_a_rule_or_a_reader() -> None:
