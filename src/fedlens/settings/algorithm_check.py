@@ -87,24 +87,29 @@ def _check_sites(config: Config, locate: Callable[[str], str]) -> None:
         )
 
 
-def check_at_sites(
-    config: Config, algorithm: AlgorithmBase, measure: Sequence[str], locate: Callable[[str], str] = str
-) -> None:
+def check_at_sites(config: Config, algorithm: AlgorithmBase, measure: Sequence[str]) -> None:
     """Raises `ConfigError` for an algorithm that pools data or that sites refuse, or if nothing measures the model."""
     if algorithm.pools_data:
         raise ConfigError(
             f"'{config.algorithm['name']}' trains on the examples of all clients in one place, and they stay at the "
             "sites",
-            where=locate("algorithm.name"),
+            where="algorithm.name",
             hint="set algorithm.name = 'fedavg'",
         )
     if all(algorithm.takes(op) is None for op in algorithm.ops):
         raise ConfigError(
             f"'{config.algorithm['name']}' with these settings asks clients for what every site refuses",
-            where=locate("algorithm.name"),
+            where="algorithm.name",
             hint="set algorithm.name = 'fedavg' and aggregate.name = 'mean', or see 'What a site may be asked' in "
             "docs/engines.md",
         )
+    check_measured(config, algorithm, measure)
+
+
+def check_measured(
+    config: Config, algorithm: AlgorithmBase, measure: Sequence[str], locate: Callable[[str], str] = str
+) -> None:
+    """Raises `ConfigError` if nothing measures a model of sites; `locate` says where a person finds a key."""
     if not measure and config.evaluation.clients in (None, "none") and not algorithm.personal:
         raise ConfigError(
             "nothing measures the model: the server has no test images, and no client is asked",
@@ -146,7 +151,7 @@ def check_algorithm(planned: Plan) -> None:
     check_privacy(config, made)
     if config.at_sites:
         measure = [] if config.data.dataset.get("test") is None else ["@test"]
-        check_at_sites(config, made, measure, planned.locate)
+        check_measured(config, made, measure, planned.locate)
 
 
 def check_evaluation(settings: Evaluation, algorithm: AlgorithmBase, workers: bool = False) -> None:
