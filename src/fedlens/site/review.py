@@ -7,9 +7,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from time import time
 from typing import Any
+
+import torch
 
 from fedlens.base.errors import ConfigError, FedlensError, IdentityError
 from fedlens.base.format import size
@@ -24,7 +27,8 @@ from fedlens.identity.authority import check_name, read_root
 from fedlens.identity.fingerprint import fingerprint_words
 from fedlens.identity.keys import KeyPair
 from fedlens.models.weights_setting import NONE
-from fedlens.run.trial_round import TrialRound, trial_round
+from fedlens.run.trial_round import IMAGES, TrialRound, trial_round
+from fedlens.settings.plan import Plan
 from fedlens.site.approvals import Approvals, Decision, Matter
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.policy import refusals, refuse
@@ -78,7 +82,19 @@ class Review:
             settings["model"] = {**model, "weights": NONE}  # whose files are not opened
         with own_names({}):
             planned = replace(self.contract, settings=settings).plan()
+            self._check_size(planned)
             return trial_round(planned, max(_FEWEST, min(_MOST, len(self.terms.peers))), at_site=True)
+
+    def _check_size(self, planned: Plan) -> None:
+        """Raises `ConfigError` if images or model are larger than a message, before there is memory for them."""
+        most, shape = self.contract.site.compute.max_message * 2**20, self.contract.dataset["input_shape"]
+        too_large = f"larger than [compute] max_message, {size(most)}"
+        if _MOST * IMAGES * prod(shape) > most:
+            raise ConfigError(f"{_MOST * IMAGES} made-up images are {too_large}")
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = planned.chosen["model"](shape, max(1, len(self.contract.dataset["classes"])))
+        if 4 * sum(each.numel() for each in module.parameters()) > most:
+            raise ConfigError(f"the model is {too_large}")
 
     def leaves(self) -> list[str]:
         """What a client sends, one operation a line, and what leaves beyond updates, as sentences."""

@@ -19,6 +19,7 @@ from fedlens.base.errors import ConfigError, FedlensError, IdentityError
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.identity.keys import KeyPair
 from fedlens.identity.site_keys import SiteKeys
+from fedlens.site import review as review_module
 from fedlens.site.approvals import Approvals, Decision, matter_of
 from fedlens.site.contract import Contract, read_contract, site_part
 from fedlens.site.review import Review
@@ -341,6 +342,33 @@ def test_what_cannot_run_is_a_sentence(site: Site) -> None:
     (line,) = replace(site.review, contract=read_contract(text, site.review.contract.site)).leaves()
     assert line.startswith("not shown: ")
     assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"name": "mlp", "hidden": [2**14] * 8}}, "the model is larger"),
+        (
+            {"model": {"name": "projection", "base": {"name": "mlp", "hidden": [2**14] * 8}}},
+            "the model is larger",
+        ),
+        (
+            {"data": {"dataset": {**SETTINGS["data"]["dataset"], "input_shape": [1, 2**14, 2**14]}}},
+            "80 made-up images are larger",
+        ),
+    ],
+)
+def test_what_no_message_could_carry_is_not_built(
+    site: Site, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def built(*given: Any, **more: Any) -> None:
+        pytest.fail("it was built")
+
+    monkeypatch.setattr(review_module, "trial_round", built)
+    text = tomli_w.dumps({**site.review.contract.settings, **changes})
+    (line,) = replace(site.review, contract=read_contract(text, site.review.contract.site)).leaves()
+    assert line.startswith("not shown: ")
+    assert f"{said} than [compute] max_message" in line
 
 
 def exported(review: Review, folder: Path) -> Path:
