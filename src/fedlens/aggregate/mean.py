@@ -308,6 +308,10 @@ AGGREGATES = Registry(
             "fedlens.aggregate.secure.secagg:secagg",
             "mean or normalized, from a sum of which the server sees no part (Bonawitz et al. 2017)",
         ),
+        "secagg-plus": Entry(
+            "fedlens.aggregate.secure.secagg_plus:secagg_plus",
+            "the same for 200 clients a round or more, each with a few neighbours (Bell et al. 2020)",
+        ),
         "optimal-convex": Entry(
             "fedlens.aggregate.optimal_convex:optimal_convex",
             "weights that score best on the server's data (Chen et al. 2022, Eq. 5)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, Decimal
 from functools import cached_property
@@ -86,6 +86,18 @@ class Terms:
         """
         exact = Decimal(repr(self.threshold)) * cohort
         return max(SURVIVORS, int(exact.to_integral_value(ROUND_CEILING)))
+
+    def shares(self, cohort: int) -> int:
+        """How many shares give a secret: here those of all that must last."""
+        return self.needed(cohort)
+
+    def near(self, members: Sequence[ClientId], seed: bytes) -> Mapping[ClientId, Sequence[ClientId]]:
+        """With whom each member exchanges shares and masks, itself included, in the order of the members: with all.
+
+        Args:
+            seed: a hash of what all members have published.
+        """
+        return dict.fromkeys(members, members)
 
 
 def helpers(cohort: int, needed: int) -> int:
@@ -207,8 +219,22 @@ class Transcript:
 
     @property
     def needed(self) -> int:
-        """How many clients must last, and how many shares give a secret."""
+        """How many clients must last."""
         return self.terms.needed(len(self.attempt.cohort))
+
+    @property
+    def shares(self) -> int:
+        """How many shares give a secret."""
+        return self.terms.shares(len(self.attempt.cohort))
+
+    @cached_property
+    def near(self) -> Mapping[ClientId, Sequence[ClientId]]:
+        """With whom each member exchanges shares and masks, itself included."""
+        return self.terms.near(list(self.members), self.hash)
+
+    def among(self, client: ClientId, others: Collection[ClientId]) -> list[ClientId]:
+        """Those of `others` with whom a client exchanges shares and masks, itself included."""
+        return [other for other in self.near[client] if other in others]
 
     @cached_property
     def text(self) -> bytes:

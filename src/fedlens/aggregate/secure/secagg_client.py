@@ -210,7 +210,7 @@ class SendShares:
     terms: keys.Terms
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Sends `sealed` [102 x members], and the `commitment` [32] to the seed of the client's own mask."""
+        """Sends `sealed` [102 x members that it exchanges shares with], and the `commitment` [32] to the seed of the client's own mask."""
         step = _step(payload, client, _KEYS)
         with step.ending():
             return self._shared(payload[ATTEMPT], step)
@@ -227,15 +227,16 @@ class SendShares:
                 client, signed(step.attempt, client, member), signature
             ):
                 raise keys.SecureSumRefused(f"the signature of client {client} is wrong")
-        needed, nonces = transcript.needed, step.secret("gcm", 12 * len(members))
-        shares = []
+        nonces, shares = step.secret("gcm", 12 * len(members)), list[list[int]]()
+        near = {client: transcript.points[client] for client in transcript.near[own]}
         for purpose in ("masking", "seed"):
-            more = shamir.coefficients(step.secret(f"shares of {purpose}", shamir.randomness(needed)))
-            shares.append(shamir.split(int.from_bytes(step.secret(purpose)), more, len(members)))
+            random = step.secret(f"shares of {purpose}", shamir.randomness(transcript.shares))
+            more = shamir.coefficients(random)
+            shares.append(shamir.split(int.from_bytes(step.secret(purpose)), more, list(near.values())))
         sealed = b""
-        for client, point in transcript.points.items():
+        for place, (client, point) in enumerate(near.items()):
             text = _PLACES.pack(transcript.points[own], point)
-            text += b"".join(each[point - 1].to_bytes(shamir.SHARE_BYTES) for each in shares)
+            text += b"".join(each[place].to_bytes(shamir.SHARE_BYTES) for each in shares)
             nonce = nonces[12 * (point - 1) : 12 * point]
             sealed += transcript.seal(step.sealing, own, client, nonce, text)
         return Outcome({
@@ -307,7 +308,7 @@ class MaskedTrain:
             begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
             _opened(begun, transcript)
             masks = [(transcript.own_mask(client.id, step.secret("seed")), 1)]
-            others = [other for other in senders if other != client.id]
+            others = [other for other in transcript.among(client.id, senders) if other != client.id]
             masks += [transcript.common_mask(begun.masking, client.id, other) for other in others]
             return replace(begun, masks=masks)
 
@@ -343,9 +344,8 @@ def _opened(step: _Step, transcript: keys.Transcript) -> dict[ClientId, tuple[by
     own, opened = step.client.id, {}
     if transcript.members[own] != step.member():
         raise keys.SecureSumRefused("the client has no secrets of this attempt any more, as after a restart")
-    for client, sealed in zip(
-        step.entry["senders"], keys.pieces(step.entry["sealed"], SEALED_BYTES), strict=True
-    ):
+    senders = transcript.among(own, step.entry["senders"])
+    for client, sealed in zip(senders, keys.pieces(step.entry["sealed"], SEALED_BYTES), strict=True):
         plain = transcript.open(step.sealing, client, own, sealed)
         if _PLACES.unpack_from(plain) != (transcript.points[client], transcript.points[own]):
             raise keys.SecureSumRefused(f"what client {client} sealed is meant for another client")
@@ -409,7 +409,7 @@ class Unmask:
     terms: keys.Terms
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Sends `shares` [33 x senders]."""
+        """Sends `shares` [33 x senders of whom it has some]."""
         survivors = list(payload[ATTEMPT]["clients"])
         asked, log = payload[ATTEMPT]["attempt"], payload["log"]
         entry = log.get("runs", {}).get(asked["run"], {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,16 +66,23 @@ class Masked:
         return cls(transcript, commitments, payload["survivors"], total.view(f"u{total.itemsize}"))
 
     def secrets(self, shares: Mapping[ClientId, Sequence[bytes]]) -> dict[ClientId, bytes]:
-        """The seed of each survivor and the masking key of each other sender, from the shares of t survivors.
+        """The seed of each survivor and the masking key of each other sender, from t shares each.
 
         Raises `SecureSumRefused` for a seed that does not have the announced hash, and for a key that does not give its
         client's public key.
         """
-        weights = shamir.weights([self.transcript.points[client] for client in shares])
+        held = {
+            helper: dict(zip(self.transcript.among(helper, self.commitments), row, strict=True))
+            for helper, row in shares.items()
+        }
+        weights = lru_cache(lambda *points: shamir.weights(points))
         secrets = {}
-        for at, client in enumerate(self.commitments):
-            parts = (int.from_bytes(row[at]) for row in shares.values())
-            number = sum(w * part for w, part in zip(weights, parts, strict=True)) % shamir.PRIME
+        for client in self.commitments:
+            helpers = self.transcript.among(client, shares)[: self.transcript.shares]
+            keys.subset("shares of a client's secret", helpers, list(self.commitments), self.transcript.shares)
+            points = [self.transcript.points[helper] for helper in helpers]
+            parts = [int.from_bytes(held[helper][client]) for helper in helpers]
+            number = sum(w * part for w, part in zip(weights(*points), parts, strict=True)) % shamir.PRIME
             secret = (number % 2 ** (8 * keys.KEY_BYTES)).to_bytes(keys.KEY_BYTES)
             if client in self.survivors:
                 right = keys.same(self.transcript.commitment(client, secret), self.commitments[client])
@@ -96,13 +104,14 @@ class Masked:
         return total
 
     def _unmasking(self, secrets: Mapping[ClientId, bytes]) -> Iterator[tuple[bytes, int]]:
+        survivors = set(self.survivors)
         for client, secret in secrets.items():
-            if client in self.survivors:
+            if client in survivors:
                 yield self.transcript.own_mask(client, secret), -1
                 continue
             private = keys.private_key(secret)
             # A survivor added the mask with the other sign than this client, so its own sign removes it.
-            for survivor in self.survivors:
+            for survivor in self.transcript.among(client, survivors):
                 yield self.transcript.common_mask(private, client, survivor)
 
 
@@ -158,18 +167,22 @@ def _collect(
 
     signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
     asked = {**transcript.payload, "signatures": signatures}
-    fields = {"sealed": bytes_field(len(members) * SEALED_BYTES), "commitment": bytes_field(keys.KEY_BYTES)}
+    degree = len(transcript.near[next(iter(members))])
+    fields = {"sealed": bytes_field(degree * SEALED_BYTES), "commitment": bytes_field(keys.KEY_BYTES)}
     replies = yield from _support(SHARES, list(members), asked, ask.deadline, fields)
     senders = list(replies)
     keys.subset("senders of shares", senders, list(members), transcript.needed)
     commitments = {client: as_bytes(reply["commitment"]) for client, reply in replies.items()}
 
     own = {request.client: request.payload for request in ask.requests}
-    rows = torch.stack([reply["sealed"] for reply in replies.values()]).view(len(senders), len(members), -1)
-    requests = [
-        Request(client, {**own[client], OWN: rows[:, transcript.points[client] - 1].flatten()})
-        for client in senders
-    ]
+    sealed = {sender: reply["sealed"].view(degree, -1) for sender, reply in replies.items()}
+    requests = []
+    for client in senders:
+        rows = [
+            sealed[sender][transcript.near[sender].index(client)]
+            for sender in transcript.among(client, senders)
+        ]
+        requests.append(Request(client, {**own[client], OWN: torch.cat(rows)}))
     shared = {**ask.shared, ATTEMPT: {"attempt": attempt.payload, "clients": senders}}
     expect = Schema({VECTOR: TensorField((layout.words,), layout.dtype)})
     answers = yield replace(
@@ -201,12 +214,14 @@ def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
         keys.subset("signatures of the list of survivors", openers, survivors, transcript.needed)
         signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
         asked = {**asked, "signers": openers, "signatures": signatures}
-    fields = {"shares": bytes_field(len(masked.commitments) * shamir.SHARE_BYTES)}
+    sizes = {c: len(transcript.among(c, masked.commitments)) * shamir.SHARE_BYTES for c in openers}
+    one, most = len(set(sizes.values())) == 1, max(sizes.values())
+    fields = {"shares": bytes_field(most if one else -1, most=most)}
     replies = yield from _support(UNMASK, openers, asked, deadline, fields)
-    answered, needed = list(replies), transcript.needed
-    keys.subset("senders of shares that open the sum", answered, survivors, needed)
-    shares = {client: as_bytes(replies[client]["shares"]) for client in answered[:needed]}
-    return masked.secrets({client: keys.pieces(text, shamir.SHARE_BYTES) for client, text in shares.items()})
+    answers = {client: as_bytes(reply["shares"]) for client, reply in replies.items()}
+    answers = {client: text for client, text in answers.items() if len(text) == sizes[client]}
+    keys.subset("senders of shares that open the sum", list(answers), survivors, transcript.needed)
+    return masked.secrets({client: keys.pieces(text, shamir.SHARE_BYTES) for client, text in answers.items()})
 
 
 def _support(

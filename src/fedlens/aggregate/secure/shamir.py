@@ -21,21 +21,21 @@ def coefficients(random: bytes, prime: int = PRIME) -> list[int]:
     return [int.from_bytes(random[at : at + _COEFFICIENT_BYTES]) % prime for at in starts]
 
 
-def split(secret: int, more: Sequence[int], shares: int, prime: int = PRIME) -> list[int]:
-    """The shares f(1), f(2), ... of a secret f(0), where f(x) = secret + more[0] x + more[1] x^2 + ... mod prime.
+def split(secret: int, more: Sequence[int], points: Sequence[int], prime: int = PRIME) -> list[int]:
+    """The shares f(x) of a secret f(0) at some points, where f(x) = secret + more[0] x + more[1] x^2 + ... mod prime.
 
     Any len(more) + 1 shares give the secret; fewer say nothing about it if the coefficients are uniform. Raises
-    `ValueError` for more shares than the prime has points, and for fewer than the secret needs.
+    `ValueError` for points that the prime does not have, and for fewer than the secret needs.
 
-    >>> split(5, [3], shares=3, prime=11)
+    >>> split(5, [3], points=[1, 2, 3], prime=11)
     [8, 0, 3]
     >>> combine({1: 8, 3: 3}, prime=11)
     5
     """
-    if not len(more) < shares < prime:
-        raise ValueError(f"{shares} shares cannot be made with a threshold of {len(more) + 1}")
+    if not (len(more) < len(points) and all(0 < x < prime for x in points)):
+        raise ValueError(f"{len(points)} shares cannot be made with a threshold of {len(more) + 1}")
     values = []
-    for x in range(1, shares + 1):
+    for x in points:
         value = 0
         for coefficient in reversed(more):
             value = (value + coefficient) * x % prime

@@ -15,7 +15,7 @@ def test_any_t_shares_of_a_32_byte_secret_give_it() -> None:
     draw = random.Random(0)
     secret = int.from_bytes(draw.randbytes(32))
     more = shamir.coefficients(draw.randbytes(shamir.randomness(3)))
-    shares = shamir.split(secret, more, shares=5)
+    shares = shamir.split(secret, more, points=range(1, 6))
     assert all(share.bit_length() <= 257 for share in shares)
     for points in combinations(range(1, 6), 3):
         assert shamir.combine({x: shares[x - 1] for x in points}) == secret
@@ -27,7 +27,7 @@ def test_fewer_than_t_shares_leave_every_secret_equally_likely() -> None:
     for points in combinations(range(1, 5), 2):
         seen = Counter[tuple[int, ...]]()
         for secret, *more in product(range(prime), repeat=3):
-            shares = shamir.split(secret, more, shares=4, prime=prime)
+            shares = shamir.split(secret, more, points=range(1, 5), prime=prime)
             seen[(secret, *(shares[x - 1] for x in points))] += 1
         assert len(seen) == prime**3
         assert set(seen.values()) == {1}
@@ -50,7 +50,7 @@ def test_the_modulus_is_prime_and_above_every_secret() -> None:
 
 def test_wrong_numbers_of_shares_and_points_are_refused() -> None:
     with pytest.raises(ValueError, match="2 shares cannot be made with a threshold of 3"):
-        shamir.split(1, [1, 2], shares=2)
+        shamir.split(1, [1, 2], points=[1, 2])
     with pytest.raises(ValueError, match="differ from each other and from 0"):
         shamir.weights([1, 1])
     with pytest.raises(ValueError, match="differ from each other and from 0"):
