@@ -210,7 +210,7 @@ class SendShares:
     terms: keys.Terms
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
-        """Sends `sealed` [102 x members that it exchanges shares with], and the `commitment` [32] to the seed of the client's own mask."""
+        """Sends `sealed` [102 x its neighbours], and the `commitment` [32] to the seed of the client's own mask."""
         step = _step(payload, client, _KEYS)
         with step.ending():
             return self._shared(payload[ATTEMPT], step)

@@ -43,7 +43,7 @@ class SparseTerms(Terms):
     def near(self, members: Sequence[ClientId], seed: bytes) -> Mapping[ClientId, Sequence[ClientId]]:
         """See `Terms.near`."""
         n, side = len(members), self.degree // 2
-        if n <= self.degree:
+        if n <= self.degree + 1:
             return super().near(members, seed)
         circle = sorted(range(n), key=lambda at: digest([seed, at]))
         return {
@@ -89,7 +89,7 @@ def graph_for(clients: int, corrupt: float, dropout: float, sigma: int, eta: int
         cut = hypergeom(others, min(others, c + d), k // 2).pmf(k // 2)
         if clients * cut > 2.0**-sigma:
             continue
-        t = next(t for t in range(1, k + 2) if clients * against.sf(t - 1) <= 2.0**-sigma)
+        t = next(t for t in range(2, k + 2) if clients * against.sf(t - 1) <= 2.0**-sigma)
         if clients * lasting.cdf(t - 1) <= 2.0**-eta:
             return Graph(k, t)
     return None
@@ -134,7 +134,7 @@ class SecAggPlus(SecAgg):
         )
 
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
-        """See `BlindSum.fitted`. Raises `ConfigError` for cohorts that are too small for a sparse graph, and at sites."""
+        """See `BlindSum.fitted`. Raises `ConfigError` for small cohorts, and at real sites."""
         if federation.contract:
             raise ConfigError(
                 "SecAgg+ holds against a server that follows the protocol, and the server of real sites may not",

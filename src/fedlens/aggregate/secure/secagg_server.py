@@ -79,7 +79,9 @@ class Masked:
         secrets = {}
         for client in self.commitments:
             helpers = self.transcript.among(client, shares)[: self.transcript.shares]
-            keys.subset("shares of a client's secret", helpers, list(self.commitments), self.transcript.shares)
+            keys.subset(
+                "shares of a client's secret", helpers, list(self.commitments), self.transcript.shares
+            )
             points = [self.transcript.points[helper] for helper in helpers]
             parts = [int.from_bytes(held[helper][client]) for helper in helpers]
             number = sum(w * part for w, part in zip(weights(*points), parts, strict=True)) % shamir.PRIME
