@@ -1247,8 +1247,8 @@ MUTATIONS = [
     # -- SecAgg --
     Mutation(
         "aggregate/secure/shamir.py",
-        "for x in range(1, shares + 1):",
-        "for x in range(shares):",
+        "for x in points:\n        value = 0",
+        "for x in range(len(points)):\n        value = 0",
         "unit/aggregate/secure/test_shamir.py",
     ),
     Mutation(
