@@ -53,14 +53,14 @@ class SparseTerms(Terms):
 
 
 @dataclass(frozen=True)
-class Graph:
+class SparseGraph:
     """The degree of the graph of a cohort, and how many shares give a secret."""
 
     degree: int
     shares: int
 
 
-def graph_for(clients: int, corrupt: float, dropout: float, sigma: int, eta: int) -> Graph | None:
+def graph_for(clients: int, corrupt: float, dropout: float, sigma: int, eta: int) -> SparseGraph | None:
     """The graph of the smallest degree k for which these bounds hold; None if no k below `clients` is enough.
 
     Definition 3.1 of ePrint 2020/704 for a Harary graph on a random circle, with exact hypergeometric tails, c corrupt
@@ -76,7 +76,7 @@ def graph_for(clients: int, corrupt: float, dropout: float, sigma: int, eta: int
         sigma, eta: bits.
 
     >>> graph_for(1000, corrupt=0.1, dropout=0.1, sigma=40, eta=20)
-    Graph(degree=46, shares=26)
+    SparseGraph(degree=46, shares=26)
     >>> graph_for(20, corrupt=0.1, dropout=0.45, sigma=40, eta=20) is None
     True
     """
@@ -91,7 +91,7 @@ def graph_for(clients: int, corrupt: float, dropout: float, sigma: int, eta: int
             continue
         t = next(t for t in range(2, k + 2) if clients * against.sf(t - 1) <= 2.0**-sigma)
         if clients * lasting.cdf(t - 1) <= 2.0**-eta:
-            return Graph(k, t)
+            return SparseGraph(k, t)
     return None
 
 
@@ -114,7 +114,7 @@ class SecAggPlus(SecAgg):
     dropout: float = 0.1
     sigma: int = 40
     eta: int = 20
-    graph: Graph | None = None
+    graph: SparseGraph | None = None
 
     @property
     def terms(self) -> Terms:
