@@ -173,9 +173,15 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert "was rejected by officer" in ran("site", "review", "--approve", digest).partition("\n")[0]
     assert not json.loads(ran("site", "review", "--json"))["approved"]
     ran(*decide, "--key", "officer.pem", "--approve", digest)
-    replaced = ran("site", "review", "--import", "decision.json").splitlines()[2]
-    assert replaced.startswith("this replaces the rejection by officer of 20")
-    assert replaced.endswith(" UTC: no consent")
+    said = refused("site", "review", "--import", "decision.json")
+    Path(
+        said.split("later decision, delete ")[1].split(",")[0]
+    ).unlink()  # which says it to whoever may write here
+    assert ran("site", "review", "--import", "decision.json").startswith("approved: ")
+    ran("site", "review", "--reject", "too early")
+    replaced = ran("site", "review", "--approve", digest).splitlines()[2]
+    assert replaced.startswith("this replaces the rejection by ward-a of 20")
+    assert replaced.endswith(" UTC: too early")
     assert "exclude one another" in refused("site", "review", "--approve", digest, "--reject", "no")
     Path("decision.json").write_text("{}")
     assert "no decision on an experiment" in refused("site", "review", "--import", "decision.json")

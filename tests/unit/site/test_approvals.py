@@ -23,6 +23,8 @@ from fedlens.site import review as review_module
 from fedlens.site.approvals import Approvals, Decision, matter_of
 from fedlens.site.contract import Contract, read_contract, site_part
 from fedlens.site.review import Review
+from fedlens.site.settings import SITE_FILE, SiteSettings
+from fedlens.site.workplace import Proposal
 from tests.unit.identity.federation_kit import NOW, federation_in, joined
 from tests.unit.site.site_kit import plan_at_server, write_site
 
@@ -76,6 +78,27 @@ def site(tmp_path: Path) -> Site:
     terms = ExperimentTerms("2099-01-31", "0a" * 32, {"keys": keys.identity().public, "ward-b": OTHER.public})
     contract = read_contract(site_part(plan_at_server(SETTINGS).config), settings)
     return Site(tmp_path, keys, Review(contract, terms, "run-1", Approvals.of(tmp_path, settings)))
+
+
+def test_a_changed_site_file_ends_what_was_approved_until_the_site_starts_again(site: Site) -> None:
+    """A limit that a person sets while the agent runs holds from the next answer on, and so does a broken file."""
+    text = site_part(plan_at_server(SETTINGS).config)
+
+    def proposed() -> Proposal:
+        settings, own = SiteSettings.read(site.folder / SITE_FILE), site.keys.identity()
+        return Proposal.read(text, settings, "keys", site.folder, "run-1", site.review.terms, own)
+
+    site.decide()
+    running = proposed()
+    assert running.missing() is None
+    before = (site.folder / SITE_FILE).read_text()
+    for changed in (before.replace("[allow]", "[allow]\nmax_rounds = 5"), "not = [toml"):
+        (site.folder / SITE_FILE).write_text(changed)
+        assert running.missing() == f"{SITE_FILE} has changed: start the site again"
+    (site.folder / SITE_FILE).write_text(f"# a comment\n{before}")
+    assert running.missing() is None
+    (site.folder / SITE_FILE).write_text(before.replace("[allow]", "[allow]\nmax_rounds = 5"))
+    assert proposed().missing() is None
 
 
 def test_an_approval_holds_for_what_it_names_until_its_last_day(site: Site) -> None:

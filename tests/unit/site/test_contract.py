@@ -15,6 +15,7 @@ import pytest
 import tomli_w
 
 import fedlens
+from fedlens.aggregate.mean import AGGREGATES
 from fedlens.analyses.registry import ANALYSES
 from fedlens.base.errors import ConfigError
 from fedlens.base.parse_text import parse_toml
@@ -214,7 +215,7 @@ def test_every_free_text_is_known_to_be_no_place() -> None:
     layers = {("fedgkt", "cut"), ("splitfed", "cut"), ("split-relay", "cut")}
     models = set(INNER.items())
     words = {("fedir", "target"), ("reweighted", "target"), ("darts", "genotype")}
-    words |= {("quantized", "range"), ("secagg", "range")}
+    words |= {(name, "range") for name in AGGREGATES if AGGREGATES.find(name)().blind}
     assert free - layers - models - words == set()
     assert [n for n, i in Preparation.model_fields.items() if "str" in str(i.annotation) and n != "norm"] == [
         "weights",
