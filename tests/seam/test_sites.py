@@ -183,7 +183,7 @@ def test_too_few_sites_end_a_run_that_can_be_resumed(tmp_path: Path) -> None:
         sites.link.fault = leaves
         return found
 
-    with pytest.raises(RunFailed, match="clients of 1 sites took part"):
+    with pytest.raises(RunFailed, match="clients of 1 site took part"):
         Experiment(**at_sites(made)).run(tmp_path / "run", connect=first)
     again = resume(tmp_path / "run", connect=sites)
     assert lines(again.directory) == lines(whole.directory)

@@ -248,7 +248,6 @@ class Approvals:
             now: seconds since 1970.
         """
         short, lapsed, known = matter.experiment[:12], "", dict[bytes, str]()
-        again = "look again: fedlens site review"
         if ExperimentTerms(matter.until).ended(now):
             return f"the last day of the experiment {short}, {matter.until} (UTC), is over"
         try:
@@ -263,10 +262,12 @@ class Approvals:
             return f"the decisions on the experiment {short} do not count: {error}"
         if len(known) >= (needed := self.settings.allow.reviewers):
             return None
-        if lapsed:
-            return f"{lapsed}; {again}"
         if not known:
-            return f"the experiment {short} waits for: fedlens site review"
+            return (
+                f"{lapsed}; look again: fedlens site review"
+                if lapsed
+                else f"the experiment {short} waits for: fedlens site review"
+            )
         others = needed - len(known)
         waits = "another reviewer" if others == 1 else f"{others} other reviewers"
         return (

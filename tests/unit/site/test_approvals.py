@@ -191,6 +191,12 @@ def test_two_reviewers_are_two_keys(site: Site) -> None:
     assert site.missing().startswith("2 of 3 approvals; waits for another reviewer (approved by ")
     site.ask_for(4, officer=OFFICER)
     assert site.missing().startswith("2 of 4 approvals; waits for 2 other reviewers (approved by ")
+    site.review = replace(site.review, run="run-2")
+    assert "another run" in site.missing()
+    site.decide(after=2)
+    assert site.missing().startswith(
+        "1 of 4 approvals; waits for 3 other reviewers"
+    )  # not of what has lapsed
 
 
 def test_the_key_of_a_stranger_decides_nothing(site: Site) -> None:

@@ -95,7 +95,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             each.close()
         raise ConfigError(
             f"cannot listen at port {port} of {host}: {error.strerror or error}",
-            hint="choose another port with --bind, or end the process that uses it",
+            hint="end the process that uses it; sites call this port, unless another is forwarded to --bind",
         ) from None
     return sockets
 
