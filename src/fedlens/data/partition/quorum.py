@@ -52,7 +52,8 @@ class Quorum:
         """
         sites = {self.roster.sites[client] for client in clients if is_client(client)}
         if failed and len(sites) < self.min_sites:
-            return f"clients of {len(sites)} site{'s' * (len(sites) != 1)} took part, and a round needs {self.min_sites} sites"
+            took = "1 site" if len(sites) == 1 else f"{len(sites)} sites"
+            return f"clients of {took} took part, and a round needs {self.min_sites} sites"
         for weights in self._weights.values():
             (site, weight), *_ = weights.most_common(1)
             if weight > (self.max_share + 1e-9) * weights.total():  # sums of weights are rounded
