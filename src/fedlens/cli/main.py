@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from fedlens import __version__
 from fedlens.base.printable import printable
 from fedlens.cli.analyze import analyze
+from fedlens.cli.audit import audit
 from fedlens.cli.bench import bench
 from fedlens.cli.compare import compare
 from fedlens.cli.cost import cost
@@ -137,6 +138,7 @@ app.command("show")(show)
 app.command("compare")(compare)
 app.command("cost")(cost)
 app.command("privacy")(privacy)
+app.command("audit")(audit)
 app.command("sweep")(sweep)
 app.command("reproduce")(reproduce)
 app.command("report")(report)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.base.printable import printable
 from fedlens.cli.display.output import print_columns, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, Json
+
+if TYPE_CHECKING:
+    from fedlens.privacy.settings import PrivacySettings
+    from fedlens.run.build import Built
 
 _SHOWN = 8  # rounds of the table
 
@@ -57,9 +62,31 @@ def privacy(
 def _answer(
     recipe: str, changes: Any, epsilon: float | None, data_dir: Any, download: bool
 ) -> dict[str, Any]:
-    from fedlens.base.errors import ConfigError
     from fedlens.privacy.accounting import epsilons, noise_for
     from fedlens.privacy.guarantee import guarantee
+
+    built, settings, release = private_experiment(recipe, changes, data_dir, download)
+    config, delta = built.config, settings.delta
+    rounds = sorted({max(1, math.ceil(config.rounds * k / _SHOWN)) for k in range(1, _SHOWN + 1)} | {1})
+    spent = {t: epsilons([release] * t, delta) for t in rounds}
+    table = [
+        {"round": t, **{k: v if v is not None and math.isfinite(v) else None for k, v in vars(e).items()}}
+        for t, e in spent.items()
+    ]
+    found = {**guarantee(settings, [release] * config.rounds, config.record.unsafe), "rounds": table}
+    if epsilon is not None:
+        found["noise_multiplier"] = noise_for(epsilon, delta, config.rounds, release)
+    return found
+
+
+def private_experiment(
+    recipe: str, changes: Any, data_dir: Any, download: bool
+) -> tuple[Built, PrivacySettings, Mapping[str, Any]]:
+    """An experiment that is ready to run, its table [privacy], and what each round releases.
+
+    Raises `ConfigError` if it has no such table.
+    """
+    from fedlens.base.errors import ConfigError
     from fedlens.run.build import build, data_directory
     from fedlens.settings.config import read_config
     from fedlens.settings.config_source import read_source
@@ -74,15 +101,6 @@ def _answer(
             hint="add privacy = {clip = 0.1, noise_multiplier = 1.0, delta = 1e-5}",
         )
     built = build(plan(config, source), data_directory(data_dir), download)
-    release, delta = built.algorithm.release, config.privacy.delta
+    release = built.algorithm.release
     assert release is not None  # an algorithm without releases has refused the table
-    rounds = sorted({max(1, math.ceil(config.rounds * k / _SHOWN)) for k in range(1, _SHOWN + 1)} | {1})
-    spent = {t: epsilons([release] * t, delta) for t in rounds}
-    table = [
-        {"round": t, **{k: v if v is not None and math.isfinite(v) else None for k, v in vars(e).items()}}
-        for t, e in spent.items()
-    ]
-    found = {**guarantee(config.privacy, [release] * config.rounds, config.record.unsafe), "rounds": table}
-    if epsilon is not None:
-        found["noise_multiplier"] = noise_for(epsilon, delta, config.rounds, release)
-    return found
+    return built, config.privacy, release
