@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from fedlens.core.protocol import ClientStates, FederationInfo, Payload, RoundCo
 from fedlens.core.random import derive
 from fedlens.core.tree import Tree, part
 from fedlens.engines.inline import inline
-from fedlens.local.client_privacy import NAME
 from fedlens.local.rules import ClientRule, LocalContext, Tensors
 from fedlens.local.settings import LocalSettings
 from fedlens.privacy.accounting import epsilons
@@ -130,14 +129,14 @@ class AuditedRuns:
     """
 
     def __init__(self, built: Built, m: int) -> None:
-        algorithm, privacy = built.algorithm, built.config.privacy
-        if not isinstance(algorithm, Averaging) or NAME not in algorithm.rule.server_rules or privacy is None:
+        algorithm, privacy = cast(Averaging, built.algorithm), built.config.privacy
+        release = algorithm.release
+        if privacy is None or release is None or str(privacy.unit) != "client":
             raise ConfigError(
                 "an audit tests client-level privacy, and this experiment has another unit",
                 where="privacy.unit",
                 hint="set privacy.unit = 'client'",
             )
-        release = algorithm.release or {}
         if privacy.adaptive:
             raise ConfigError(
                 "an audit needs a fixed clip: with an adaptive one the count of unclipped clients is released too",
