@@ -24,7 +24,7 @@ from fedlens.algorithms.client_sampling import SecretCohorts, Select
 from fedlens.base.errors import ConfigError, RunFailed
 from fedlens.base.format import duration
 from fedlens.core.driver import Driver, Tally
-from fedlens.core.protocol import ClientStates, FederationInfo, Payload, RoundContext
+from fedlens.core.protocol import ClientId, ClientStates, FederationInfo, Payload, RoundContext
 from fedlens.core.random import derive
 from fedlens.core.tree import Tree, part
 from fedlens.engines.inline import inline
@@ -67,22 +67,20 @@ class Canaries:
         self._owner = rng.permutation(np.arange(self._size) % self._m)
         self._direction = rng.standard_normal(self._size)
         self._direction /= np.sqrt(self._sums(self._direction**2))[self._owner]
-        self._at = {int(client): k for k, client in enumerate(self.clients)}
+        self._at: dict[ClientId, int] = {int(client): k for k, client in enumerate(self.clients)}
 
     def scores(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
         """What of an update [d] lies in the direction of each canary, [m]."""
         return self._sums(update * self._direction)
 
-    def absent(self, client: int) -> bool:
+    def absent(self, client: ClientId) -> bool:
         """Whether a client is a canary that does not take part."""
         k = self._at.get(client)
         return not (self._replaced or k is None or self.present[k])
 
     def grad(self, gradients: Tensors, parameters: Tensors, context: LocalContext) -> Tensors:
         """The update that a client sends in place of the gradients of its one step: a canary's own, or zero."""
-        k, client = None, context.problem.client.id
-        if isinstance(client, int):
-            k = self._at.get(client)
+        k = self._at.get(context.problem.client.id)
         if k is None:
             return [torch.zeros_like(leaf) for leaf in parameters]
         length = self._length if self.present[k] else -self._length
