@@ -312,6 +312,10 @@ AGGREGATES = Registry(
             "fedlens.aggregate.secure.secagg_plus:secagg_plus",
             "the same for 200 clients a round or more, each with a few neighbours (Bell et al. 2020)",
         ),
+        "lightsecagg": Entry(
+            "fedlens.aggregate.secure.lightsecagg:lightsecagg",
+            "the same with masks that survivors remove at once, whoever left; simulation only (So et al. 2022)",
+        ),
         "optimal-convex": Entry(
             "fedlens.aggregate.optimal_convex:optimal_convex",
             "weights that score best on the server's data (Chen et al. 2022, Eq. 5)",

@@ -15,12 +15,16 @@ from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.keys import SURVIVORS, SecureSumRefused, Terms, digest, helpers
 from fedlens.aggregate.secure.quantized import Of, OfTau, Weights, computed
 from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
-from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, masked_sum
+from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, Masked, masked_sum
 from fedlens.aggregate.secure.secagg_takes import secagg_takes
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Answers, Ask, FederationInfo, Op
 from fedlens.core.reduction import How, Refusal, Update
 from fedlens.core.schema import Schema
+
+Threshold = Annotated[
+    float, Field(gt=0.5, le=1, description="fraction of the asked clients that must last in every step")
+]
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class SecAgg(BlindSum):
     """
 
     once: ClassVar[bool] = True
+    sums: ClassVar[type[Masked]] = Masked
     threshold: float = 0.67
     operation: str = ""
     contract: str = ""
@@ -115,7 +120,7 @@ class SecAgg(BlindSum):
     ) -> Generator[Ask, Answers, Update | Refusal | None]:
         """The four asks; a `Refusal` if too few clients last, or if the sum fails a check."""
         try:
-            total, survivors = yield from masked_sum(ask, self.terms, self.vectors, ctx)
+            total, survivors = yield from masked_sum(ask, self.terms, self.vectors, ctx, self.sums)
         except SecureSumRefused as error:
             return Refusal(str(error))
         return self.opened(total, [r for r in ask.requests if r.client in survivors], ask, ctx)
@@ -126,9 +131,7 @@ def secagg(
     of: Of = "mean",
     weighting: Weights = "examples",
     tau_eff: OfTau = "mean",
-    threshold: Annotated[
-        float, Field(gt=0.5, le=1, description="fraction of the asked clients that must last in every step")
-    ] = 0.67,
+    threshold: Threshold = 0.67,
     bits: Bits = 16,
     range: Ranges = RANGES,  # type: ignore[assignment]
 ) -> SecAgg:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedlens.aggregate.secure import keys, shamir
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.encoding import VECTOR
-from fedlens.aggregate.secure.masks import add_masks
+from fedlens.aggregate.secure.masks import Words, add_masks
 from fedlens.core.calls import Calls
 from fedlens.core.protocol import Call, Client, Id, Obstacle, Outcome, Payload
 from fedlens.core.random import Rng, random_state_kept
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 ATTEMPT, OWN = "secagg", "sealed"  # the names of what every ask holds, and of what it holds for one client
 _OWN_NAMES = (ATTEMPT, OWN, "log", "work")  # of a payload, besides what all clients train with
 _PLACES = struct.Struct(">II")  # sender and receiver, as the points of their shares
-SEALED_BYTES = keys.SEALING + _PLACES.size + 2 * shamir.SHARE_BYTES
+SEALING_BYTES = keys.SEALING + _PLACES.size  # beside what is sealed
+SEALED_BYTES = SEALING_BYTES + 2 * shamir.SHARE_BYTES
 _HOUR = 3600.0
 # The last step that a client answered.
 _KEYS, _SHARES, _MASKED, _AGREED, _UNMASKED = "keys", "shares", "masked", "agreed", "unmasked"
@@ -53,7 +54,7 @@ def as_bytes(tensor: Tensor) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """An attempt at a client: its log, what the log has of the attempt, and the secrets."""
 
     log: Payload
@@ -135,7 +136,7 @@ def _check_shares(attempt: keys.Attempt, needed: int, client: Client) -> None:
         )
 
 
-def _step(payload: Payload, client: Client, *after: str) -> _Step:
+def _step(payload: Payload, client: Client, *after: str) -> Step:
     """The attempt of this ask. Raises `SecureSumRefused` unless the last step that was answered is one of `after`."""
     attempt, log, entry = _announced(payload, client)
     if entry is None or keys.Attempt.of(entry["attempt"]) != attempt or entry["step"] not in after:
@@ -144,7 +145,7 @@ def _step(payload: Payload, client: Client, *after: str) -> _Step:
             f"attempt {attempt.number} at round {attempt.round} goes on after '{after[0]}', and the client answered "
             f"{last} before"
         )
-    return _Step(log, entry, attempt, client)
+    return Step(log, entry, attempt, client)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class RoundKeys:
         _check_shares(attempt, self.terms.needed(len(attempt.cohort)), client)
         seen = _seen(attempt, log, client)
         client.secrets.forget(keys.of_run(attempt.run))
-        step = _Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
+        step = Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
         member = step.member()
         signature = client.secrets.identity.sign(signed(attempt, client.id, member))
         sent = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
@@ -215,7 +216,7 @@ class SendShares:
         with step.ending():
             return self._shared(payload[ATTEMPT], step)
 
-    def _shared(self, asked: Payload, step: _Step) -> Outcome:
+    def _shared(self, asked: Payload, step: Step) -> Outcome:
         transcript, own = keys.Transcript.of(self.terms, asked), step.client.id
         members = transcript.members
         if members.get(own) != step.member():
@@ -227,23 +228,36 @@ class SendShares:
                 client, signed(step.attempt, client, member), signature
             ):
                 raise keys.SecureSumRefused(f"the signature of client {client} is wrong")
-        nonces, shares = step.secret("gcm", 12 * len(members)), list[list[int]]()
-        near = {client: transcript.points[client] for client in transcript.near[own]}
+        return Outcome(
+            {**self._sent(step, transcript), "log": step.logged(step=_SHARES, **transcript.payload)}
+        )
+
+    def _sent(self, step: Step, transcript: keys.Transcript) -> Payload:
+        """The sealed shares, and what the server is told of the secrets."""
+        own = step.client.id
+        points, shares = [transcript.points[client] for client in transcript.near[own]], list[list[int]]()
         for purpose in ("masking", "seed"):
             random = step.secret(f"shares of {purpose}", shamir.randomness(transcript.shares))
             more = shamir.coefficients(random)
-            shares.append(shamir.split(int.from_bytes(step.secret(purpose)), more, list(near.values())))
-        sealed = b""
-        for place, (client, point) in enumerate(near.items()):
-            text = _PLACES.pack(transcript.points[own], point)
-            text += b"".join(each[place].to_bytes(shamir.SHARE_BYTES) for each in shares)
-            nonce = nonces[12 * (point - 1) : 12 * point]
-            sealed += transcript.seal(step.sealing, own, client, nonce, text)
-        return Outcome({
-            "sealed": as_tensor(sealed),
+            shares.append(shamir.split(int.from_bytes(step.secret(purpose)), more, points))
+        texts = (
+            b"".join(each.to_bytes(shamir.SHARE_BYTES) for each in pair) for pair in zip(*shares, strict=True)
+        )
+        return {
+            "sealed": sealed(step, transcript, texts),
             "commitment": as_tensor(transcript.commitment(own, step.secret("seed"))),
-            "log": step.logged(step=_SHARES, **transcript.payload),
-        })  # fmt: skip
+        }
+
+
+def sealed(step: Step, transcript: keys.Transcript, texts: Iterable[bytes]) -> Tensor:
+    """Texts for the members that a client exchanges shares with, each sealed with the places that it is meant for."""
+    own, nonces = step.client.id, keys.pieces(step.secret("gcm", 12 * len(transcript.members)), 12)
+    found = bytearray()
+    for client, text in zip(transcript.near[own], texts, strict=True):
+        point = transcript.points[client]
+        text = _PLACES.pack(transcript.points[own], point) + text
+        found += transcript.seal(step.sealing, own, client, nonces[point - 1], text)
+    return torch.frombuffer(found, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -274,7 +288,7 @@ class MaskedTrain:
         for (payload, client, _), own in zip(calls, calls.payloads, strict=True):
             digests = shared if own.keys() <= set(_OWN_NAMES) else self._digests(payload)
             results.append(_tried(self._begun, payload, client, digests))
-        ready = [at for at, step in enumerate(results) if isinstance(step, _Step)]
+        ready = [at for at, step in enumerate(results) if isinstance(step, Step)]
         asked = calls.only(ready, [_plain(results[at]) for at in ready])
         for at, outcome in zip(ready, self.train.together(asked) if ready else (), strict=True):
             results[at] = _tried(self._masked, results[at], outcome)
@@ -291,7 +305,7 @@ class MaskedTrain:
     def _digests(self, payload: Payload) -> tuple[bytes, bytes]:
         return digests({name: value for name, value in payload.items() if name not in _OWN_NAMES})
 
-    def _begun(self, payload: Payload, client: Client, found: tuple[bytes, bytes]) -> _Step:
+    def _begun(self, payload: Payload, client: Client, found: tuple[bytes, bytes]) -> Step:
         """The attempt, with what the log gets of the senders."""
         step = _step(payload, client, _SHARES)
         with step.ending():
@@ -307,16 +321,24 @@ class MaskedTrain:
             _check_sites("senders of shares", senders, client)
             begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
             _opened(begun, transcript)
-            masks = [(transcript.own_mask(client.id, step.secret("seed")), 1)]
-            others = [other for other in transcript.among(client.id, senders) if other != client.id]
-            masks += [transcript.common_mask(begun.masking, client.id, other) for other in others]
-            return replace(begun, masks=masks)
+            return replace(begun, masks=self._masks(begun, transcript))
 
-    def _masked(self, step: _Step, outcome: Outcome | BaseException) -> Outcome:
+    def _masks(self, step: Step, transcript: keys.Transcript) -> Sequence[tuple[bytes, int]]:
+        """The keys of the client's masks, with their signs."""
+        own, senders = step.client.id, step.entry["senders"]
+        others = [other for other in transcript.among(own, senders) if other != own]
+        common = [transcript.common_mask(step.masking, own, other) for other in others]
+        return [(transcript.own_mask(own, step.secret("seed")), 1), *common]
+
+    def _mask(self, words: Words, masks: Sequence[tuple[bytes, int]]) -> None:
+        """Adds the masks to the words, in place."""
+        add_masks(words, masks)
+
+    def _masked(self, step: Step, outcome: Outcome | BaseException) -> Outcome:
         with step.ending():
             if isinstance(outcome, BaseException):
                 raise outcome
-            add_masks(outcome.payload[VECTOR].numpy().view(self.train.layout.unsigned), step.masks)
+            self._mask(outcome.payload[VECTOR].numpy().view(self.train.layout.unsigned), step.masks)
             return outcome._replace(payload={**outcome.payload, "log": step.logged(step=_MASKED)})
 
 
@@ -328,7 +350,7 @@ def _tried(work: Callable[..., Any], *given: Any) -> Any:
         return error
 
 
-def _plain(step: _Step) -> Id:
+def _plain(step: Step) -> Id:
     """The request that trains this client where nothing is masked, so that its batches are the same."""
     return Id(step.attempt.round, 0, step.attempt.cohort.index(step.client.id))
 
@@ -339,22 +361,21 @@ def digests(shared: Payload) -> tuple[bytes, bytes]:
     return model, keys.digest({**shared, "model": model})
 
 
-def _opened(step: _Step, transcript: keys.Transcript) -> dict[ClientId, tuple[bytes, bytes]]:
-    """The shares of each sender: of its masking key, and of its seed."""
+def _opened(step: Step, transcript: keys.Transcript) -> dict[ClientId, bytes]:
+    """The text that each sender has sealed for this client."""
     own, opened = step.client.id, {}
     if transcript.members[own] != step.member():
         raise keys.SecureSumRefused("the client has no secrets of this attempt any more, as after a restart")
-    senders = transcript.among(own, step.entry["senders"])
-    for client, sealed in zip(senders, keys.pieces(step.entry["sealed"], SEALED_BYTES), strict=True):
-        plain = transcript.open(step.sealing, client, own, sealed)
+    senders, received = transcript.among(own, step.entry["senders"]), step.entry["sealed"]
+    for client, each in zip(senders, keys.pieces(received, len(received) // len(senders)), strict=True):
+        plain = transcript.open(step.sealing, client, own, each)
         if _PLACES.unpack_from(plain) != (transcript.points[client], transcript.points[own]):
             raise keys.SecureSumRefused(f"what client {client} sealed is meant for another client")
-        key, seed = keys.pieces(plain[_PLACES.size :], shamir.SHARE_BYTES)
-        opened[client] = key, seed
+        opened[client] = plain[_PLACES.size :]
     return opened
 
 
-def _survivors(payload: Payload, step: _Step, terms: keys.Terms) -> tuple[list[ClientId], keys.Transcript]:
+def _survivors(payload: Payload, step: Step, terms: keys.Terms) -> tuple[list[ClientId], keys.Transcript]:
     """The list of survivors in an ask. Raises `SecureSumRefused` for one that this client does not open."""
     survivors, transcript = list(payload[ATTEMPT]["clients"]), keys.Transcript.of(terms, step.entry)
     keys.subset("survivors", survivors, step.entry["senders"], transcript.needed)
@@ -426,15 +447,19 @@ class Unmask:
         new["models"] = [*(m for m in log.get("models", ()) if m != step.attempt.model), step.attempt.model]
         return Outcome({"shares": as_tensor(answer), "log": new})
 
-    def _shares(self, payload: Payload, step: _Step) -> bytes:
+    def _shares(self, payload: Payload, step: Step) -> bytes:
         survivors, transcript = _survivors(payload, step, self.terms)
         if self.terms.contract:
             self._check_agreed(payload[ATTEMPT], survivors, transcript, step)
-        opened = _opened(step, transcript)
-        return b"".join(seed if client in survivors else key for client, (key, seed) in opened.items())
+        return self._answer(_opened(step, transcript), survivors)
+
+    def _answer(self, opened: Mapping[ClientId, bytes], survivors: Sequence[ClientId]) -> bytes:
+        """What the server gets of the texts that the senders have sealed for this client."""
+        shares = {client: keys.pieces(text, shamir.SHARE_BYTES) for client, text in opened.items()}
+        return b"".join(shares[client][client in survivors] for client in shares)
 
     def _check_agreed(
-        self, asked: Payload, survivors: Sequence[ClientId], transcript: keys.Transcript, step: _Step
+        self, asked: Payload, survivors: Sequence[ClientId], transcript: keys.Transcript, step: Step
     ) -> None:
         """Raises `SecureSumRefused` unless this client, and as many as must last, have signed this very list."""
         if survivors != step.entry["survivors"]:

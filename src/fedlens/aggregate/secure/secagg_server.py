@@ -23,6 +23,7 @@ from fedlens.core.types import ClientId, Payload
 KEYS, SHARES, MASKED, AGREE, UNMASK = "keys", "shares", "train", "agree", "unmask"
 _ATTEMPT = "attempt"  # a note in the journal
 SIGNATURE_BYTES = 512  # at most
+_NONE = torch.empty(0, dtype=torch.uint8)
 
 
 def bytes_field(size: int, most: float = float("inf")) -> TensorField:
@@ -105,6 +106,25 @@ class Masked:
         add_masks(total, self._unmasking(secrets))
         return total
 
+    @staticmethod
+    def announced(terms: keys.Terms, near: int) -> dict[str, Field]:
+        """What a client sends in *Shares* that shares its secrets with so many members, itself included."""
+        return {"sealed": bytes_field(near * SEALED_BYTES), "commitment": bytes_field(keys.KEY_BYTES)}
+
+    @staticmethod
+    def start(layout: SumLayout) -> Words:
+        """The sum of no words, in which others are added."""
+        return np.zeros(layout.words, layout.unsigned)
+
+    def answered(self, client: ClientId) -> int:
+        """How many bytes a survivor answers to *Unmask*."""
+        return len(self.transcript.among(client, self.commitments)) * shamir.SHARE_BYTES
+
+    def unmasked(self, answers: Mapping[ClientId, bytes]) -> Words:
+        """The sum without its masks, from the answers to *Unmask*."""
+        shares = {client: keys.pieces(text, shamir.SHARE_BYTES) for client, text in answers.items()}
+        return self.opened(self.secrets(shares))
+
     def _unmasking(self, secrets: Mapping[ClientId, bytes]) -> Iterator[tuple[bytes, int]]:
         survivors = set(self.survivors)
         for client, secret in secrets.items():
@@ -118,7 +138,7 @@ class Masked:
 
 
 def masked_sum(
-    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext
+    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext, kind: type[Masked] = Masked
 ) -> Generator[Ask, Answers, tuple[Words, Sequence[ClientId]]]:
     """The sum of the words of a cohort, unsigned [words], and the clients that are in it.
 
@@ -128,10 +148,11 @@ def masked_sum(
 
     Args:
         ask: the training of the cohort.
+        kind: of a masked sum.
     """
     journal, round = ctx.journal, ctx.round
     if (kept := journal.noted(round, MASKED_SUM)) is not None:
-        masked = Masked.of(terms, kept)
+        masked = kind.of(terms, kept)
         attempt = masked.transcript.attempt
         if (attempt.cohort, attempt.model, attempt.shared) != (_cohort(ask), *digests(ask.shared)):
             raise keys.SecureSumRefused(
@@ -140,16 +161,16 @@ def masked_sum(
     else:
         number = (journal.noted(round, _ATTEMPT) or {"number": 0})["number"] + 1
         journal.note(round, _ATTEMPT, {"number": number})  # each is used once
-        masked = yield from _collect(ask, terms, layout, ctx, number)
+        masked = yield from _collect(ask, terms, layout, ctx, number, kind)
         journal.note(round, MASKED_SUM, masked.payload)
-    total = masked.opened((yield from _secrets(masked, ask.deadline)))
+    total = masked.unmasked((yield from _answers(masked, ask.deadline)))
     if (fault := layout.fault(total, len(masked.survivors))) is not None:
         raise keys.SecureSumRefused(fault)
     return total, masked.survivors
 
 
 def _collect(
-    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext, number: int
+    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext, number: int, kind: type[Masked]
 ) -> Generator[Ask, Answers, Masked]:
     cohort = _cohort(ask)
     attempt = keys.Attempt.of({
@@ -170,11 +191,11 @@ def _collect(
     signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
     asked = {**transcript.payload, "signatures": signatures}
     degree = len(transcript.near[next(iter(members))])
-    fields = {"sealed": bytes_field(degree * SEALED_BYTES), "commitment": bytes_field(keys.KEY_BYTES)}
+    fields = kind.announced(terms, degree)
     replies = yield from _support(SHARES, list(members), asked, ask.deadline, fields)
     senders = list(replies)
     keys.subset("senders of shares", senders, list(members), transcript.needed)
-    commitments = {client: as_bytes(reply["commitment"]) for client, reply in replies.items()}
+    commitments = {client: as_bytes(reply.get("commitment", _NONE)) for client, reply in replies.items()}
 
     own = {request.client: request.payload for request in ask.requests}
     sealed = {sender: reply["sealed"].view(degree, -1) for sender, reply in replies.items()}
@@ -190,22 +211,21 @@ def _collect(
     answers = yield replace(
         ask, op=MASKED, requests=requests, shared=shared, expect=expect, holds=True, logged=True
     )
-    total = np.zeros(layout.words, layout.unsigned)
-    survivors = []
+    total, survivors = kind.start(layout), []
     for reply in _without_metrics(answers):
         total += reply.payload[VECTOR].numpy().view(layout.unsigned)
         survivors.append(reply.client)
         del reply  # frees its words before the next one comes
     keys.subset("survivors", survivors, senders, transcript.needed)
-    return Masked(transcript, commitments, survivors, total)
+    return kind(transcript, commitments, survivors, total)
 
 
 def _cohort(ask: Ask) -> tuple[ClientId, ...]:
     return tuple(request.client for request in ask.requests)
 
 
-def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, dict[ClientId, bytes]]:
-    """Asks for the secrets that open the sum, and checks them. Real sites sign the list of survivors before."""
+def _answers(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, dict[ClientId, bytes]]:
+    """Asks for what opens the sum. Real sites sign the list of survivors before."""
     survivors, transcript = list(masked.survivors), masked.transcript
     asked: dict[str, Any] = {"attempt": transcript.attempt.payload, "clients": survivors}
     openers = survivors
@@ -216,14 +236,14 @@ def _secrets(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
         keys.subset("signatures of the list of survivors", openers, survivors, transcript.needed)
         signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
         asked = {**asked, "signers": openers, "signatures": signatures}
-    sizes = {c: len(transcript.among(c, masked.commitments)) * shamir.SHARE_BYTES for c in openers}
+    sizes = {client: masked.answered(client) for client in openers}
     one, most = len(set(sizes.values())) == 1, max(sizes.values())
     fields = {"shares": bytes_field(most if one else -1, most=most)}
     replies = yield from _support(UNMASK, openers, asked, deadline, fields)
     answers = {client: as_bytes(reply["shares"]) for client, reply in replies.items()}
     answers = {client: text for client, text in answers.items() if len(text) == sizes[client]}
     keys.subset("senders of shares that open the sum", list(answers), survivors, transcript.needed)
-    return masked.secrets({client: keys.pieces(text, shamir.SHARE_BYTES) for client, text in answers.items()})
+    return answers
 
 
 def _support(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,8 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlens.aggregate.secure.encoding import VECTOR, SumLayout
 from fedlens.aggregate.secure.keys import SecureSumRefused, Terms
+from fedlens.aggregate.secure.lightsecagg_steps import (
+    CodedMasked,
+    CodedMaskTrain,
+    CodedTerms,
+    SendParts,
+    SumParts,
+)
 from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
-from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, masked_sum
+from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, Masked, masked_sum
 from fedlens.core.dataset_info import FederationInfo
 from fedlens.core.payload import pack, unpack
 from fedlens.core.protocol import Ask, Client, Failure, Id, Outcome, Reply, Request, RoundContext
@@ -69,6 +76,7 @@ class SumFederation:
     Attributes:
         wire: whether payloads and logs pass a network's encoding.
         contract: that of real sites, which sign the list of survivors; see `signed_by`.
+        kind: of a masked sum.
         view: all that the server got, by operation: its asks and answers.
     """
 
@@ -79,6 +87,7 @@ class SumFederation:
     seed: int = 0
     wire: bool = False
     contract: str = ""
+    kind: ClassVar[type[Masked]] = Masked
     entropy: Callable[[int], bytes] = os.urandom
     sites: list[Site] = field(default_factory=list)
     view: list[tuple[Ask, list[Any]]] = field(default_factory=list)
@@ -145,7 +154,7 @@ class SumFederation:
         )
         requests = [Request(k, {"work": 1}) for k in (range(self.n) if cohort is None else cohort)]
         ask = Ask("train", requests, {"model": {"w": torch.tensor([model])}, "lr": 0.1})
-        return masked_sum(ask, terms or self.terms, self.layout, context)
+        return masked_sum(ask, terms or self.terms, self.layout, context, self.kind)
 
     def answer(self, ask: Ask, request: Request, slot: int = 0) -> Any:
         """The answer of a site to one request, over a network, and its new log."""
@@ -205,6 +214,29 @@ class SumFederation:
     def failures(self) -> list[str]:
         """The reasons of all failures so far."""
         return [a.reason for _, answers in self.view for a in answers if isinstance(a, Failure)]
+
+
+@dataclass
+class CodedFederation(SumFederation):
+    """The same with LightSecAgg: four of five must last, and two may collude."""
+
+    threshold: float = 0.8
+    colluding: int = 2
+    kind: ClassVar[type[Masked]] = CodedMasked
+
+    @property
+    def terms(self) -> CodedTerms:
+        return CodedTerms(
+            **vars(super().terms), cohort=self.n, colluding=self.colluding, words=self.layout.words
+        )
+
+    def ops(self, site: Site) -> Mapping[str, Any]:
+        return {
+            KEYS: RoundKeys(self.terms),
+            SHARES: SendParts(self.terms),
+            MASKED: CodedMaskTrain(FixedWords(self.layout), self.terms),  # type: ignore[arg-type]
+            UNMASK: SumParts(self.terms),
+        }
 
 
 class Killed(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import combinations, combinations_with_replacement, product
 from typing import Any
 
@@ -23,9 +24,9 @@ from tests.unit.aggregate.secure.secagg_kit import STEPS, Killed, SumFederation,
 FATES = range(len(STEPS) + 1)  # how many asks a client answers before it is lost
 
 
-def outcome(fates: tuple[int, ...]) -> None:
+def check_outcome(fates: tuple[int, ...], made: Callable[[int], SumFederation] = SumFederation) -> None:
     """Checks a round in which each client is lost after so many answers."""
-    federation = SumFederation(len(fates))
+    federation = made(len(fates))
     needed = federation.terms.needed(len(fates))
     lasting = [sum(fate > step for fate in fates) for step in range(len(STEPS))]
 
@@ -48,13 +49,13 @@ def test_the_sum_is_that_of_those_who_are_in_for_each_number_of_each_fate() -> N
     patterns = list(combinations_with_replacement(FATES, 5))
     assert len(patterns) == 126
     for fates in patterns:
-        outcome(fates)
+        check_outcome(fates)
 
 
 @pytest.mark.nightly
 def test_the_sum_is_that_of_those_who_are_in_for_all_fates() -> None:
     for fates in product(FATES, repeat=5):
-        outcome(fates)
+        check_outcome(fates)
 
 
 @pytest.mark.parametrize("kill", list(product(["before", "after"], STEPS)))

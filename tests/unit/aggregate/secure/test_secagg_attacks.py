@@ -20,7 +20,7 @@ from fedlens.aggregate.secure.keys import (
     private_key,
     public,
 )
-from fedlens.aggregate.secure.secagg_client import ATTEMPT, OWN, SEALED_BYTES, as_tensor
+from fedlens.aggregate.secure.secagg_client import ATTEMPT, OWN, as_tensor
 from fedlens.aggregate.secure.secagg_server import KEYS, MASKED, SHARES, UNMASK
 from fedlens.core.protocol import Ask, Reply, Request
 from fedlens.core.random import Secrets
@@ -69,7 +69,7 @@ def without(name: str, *left_out: int, added: tuple[int, ...] = ()) -> Callable[
         keep = [at for at, client in enumerate(asked[name]) if client not in left_out]
         new = altered(ask, **{name: [asked[name][at] for at in keep] + list(added)})
         if OWN in request.payload:
-            sealed = request.payload[OWN].reshape(-1, SEALED_BYTES)[keep].flatten()
+            sealed = request.payload[OWN].reshape(len(asked[name]), -1)[keep].flatten()
             request = replace(request, payload={**request.payload, OWN: sealed})
         if "keys" in asked:
             keys = pieces(asked["keys"], Member.BYTES)
@@ -80,9 +80,9 @@ def without(name: str, *left_out: int, added: tuple[int, ...] = ()) -> Callable[
 
 
 def flipped(ask: Ask, request: Request) -> Any:
-    sealed = request.payload[OWN].clone()
-    sealed[2 * SEALED_BYTES + 30] ^= 1
-    return ask, replace(request, payload={**request.payload, OWN: sealed})
+    sealed = request.payload[OWN].reshape(5, -1).clone()
+    sealed[2, 30] ^= 1
+    return ask, replace(request, payload={**request.payload, OWN: sealed.flatten()})
 
 
 def swapped(ask: Ask, request: Request) -> Any:
