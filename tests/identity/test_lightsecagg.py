@@ -21,7 +21,9 @@ from tests.identity.test_secagg import ENGINES, STEPS, TWENTY, Lossy, run, state
 from tests.unit.engines import ray_kit
 from tests.unit.engines.ray_kit import NEEDS_RAY
 
-LONG = [pytest.param(name, marks=pytest.mark.nightly) for name in FAMILY if name not in ("fedavg", "scaffold")]
+LONG = [
+    pytest.param(name, marks=pytest.mark.nightly) for name in FAMILY if name not in ("fedavg", "scaffold")
+]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", *LONG])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, combinations_with_replacement, product
 from typing import Any
 
@@ -19,6 +21,7 @@ from fedlens.aggregate.secure.keys import SecureSumRefused, Transcript
 from fedlens.aggregate.secure.lightsecagg_steps import CodedMasked, CodedTerms, coded, decoded
 from fedlens.aggregate.secure.secagg_client import _opened, _step, as_bytes
 from fedlens.aggregate.secure.secagg_server import MASKED, SHARES, UNMASK
+from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Ask, Reply, Request
 from fedlens.core.random import Secrets
 from tests.unit.aggregate.secure.secagg_kit import (
@@ -30,6 +33,7 @@ from tests.unit.aggregate.secure.secagg_kit import (
 )
 from tests.unit.aggregate.secure.test_secagg import FATES, check_outcome
 from tests.unit.aggregate.secure.test_secagg_attacks import ATTACKS, attacked
+from tests.unit.aggregate.secure.test_secagg_settings import built
 
 
 def columns(*of: range) -> np.ndarray:
@@ -280,3 +284,54 @@ def test_survivors_send_a_part_of_a_vector_and_any_u_open_the_sum() -> None:
 def test_terms_of_a_smaller_cohort_are_those_of_the_largest() -> None:
     terms = CodedTerms(0.67, "", "", cohort=10, colluding=3, words=100)
     assert (terms.needed(10), terms.needed(8), terms.parts, terms.length) == (7, 7, 4, 25)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "more", "where", "said"),
+    [
+        (5, {"threshold": 0.51}, "aggregate.colluding", "U = 3 of N = 5 .* T = 0 cannot collude.* 6 > 6"),
+        (10, {"colluding": 4}, "aggregate.colluding", "U = 7 of N = 10 .* T = 4 cannot collude.* 14 > 14"),
+        (10, {"threshold": 0.6, "colluding": 3}, "aggregate.colluding", "U = 6 of N = 10 .* 12 > 13"),
+        (10, {"colluding": 0}, "aggregate.colluding", "at least 1"),
+        (10, {"bits": 27}, "aggregate.bits", "set aggregate.bits = 26 or less"),
+        (2, {}, "select", "needs 3 clients"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    cohort: int, more: dict[str, Any], where: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        built(aggregate={"name": "lightsecagg", **more}, select={"clients_per_round": cohort})
+    assert refused.value.where == where
+
+
+def test_16_383_clients_fit_at_16_bits() -> None:
+    made = built(aggregate={"name": "lightsecagg"}).algorithm
+    fits = partial(made.aggregate.fitted, made.train)
+    info = made.parts.federation
+    assert fits(16_383, info).vectors.cohort == 16_383
+    with pytest.raises(ConfigError, match=r"set aggregate\.bits = 15 or less"):
+        fits(16_384, info)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "more", "said"),
+    [
+        (10, {}, "10 clients need U = 7 .* 3 may drop out.* T = 3 .* 2.5 times its update: .* = 10 / 4"),
+        (10, {"threshold": 0.6}, "U = 6 .* 4 may drop out.* T = 1 .* 2.0 times"),
+        (4, {}, "U = 3 .* 1 may drop out.* T = 1 .* 2.0 times"),
+        (3, {}, "U = 3 .* none may drop out.* T = 2 .* 3.0 times"),
+        (10, {"colluding": 1}, "U = 7 .* T = 1 .* 1.7 times"),
+    ],
+)
+def test_the_start_says_what_it_allows_and_costs(cohort: int, more: dict[str, Any], said: str) -> None:
+    table = {"name": "lightsecagg", **more}
+    (note,) = built(select={"clients_per_round": cohort}, aggregate=table).algorithm.notes
+    assert re.search(said, note)
+
+
+def test_real_sites_are_refused() -> None:
+    made = built(aggregate={"name": "lightsecagg"}).algorithm
+    info = replace(made.parts.federation, contract="ab" * 32)
+    with pytest.raises(ConfigError, match="in simulations alone"):
+        made.aggregate.fitted(made.train, 4, info)
