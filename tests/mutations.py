@@ -1416,6 +1416,19 @@ MUTATIONS = [
         "while len(others := np.flatnonzero(values > q)):",
         "unit/aggregate/secure/test_field.py",
     ),
+    # -- LightSecAgg --
+    Mutation(
+        "aggregate/secure/lightsecagg_steps.py",
+        "values = np.concatenate([parts, noise])",
+        "values = np.concatenate([parts, 0 * noise])",
+        "unit/aggregate/secure/test_lightsecagg.py",
+    ),
+    Mutation(
+        "aggregate/secure/lightsecagg.py",
+        "if not 1 <= t <= helpers(cohort, u):",
+        "if not 1 <= t < u:",
+        "unit/aggregate/secure/test_lightsecagg.py",
+    ),
     # -- FedNAS --
     Mutation(
         "algorithms/fednas.py",

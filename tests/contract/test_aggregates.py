@@ -36,6 +36,7 @@ AGGREGATED: dict[str, dict[str, Any]] = {
     "quantized": {"name": "quantized", "bits": 30, "range": 64.0},
     "secagg": {"name": "secagg", "bits": 30, "range": 64.0},
     "secagg-plus": {"name": "secagg-plus"},
+    "lightsecagg": {"name": "lightsecagg", "bits": 27, "range": 64.0},
     "Median": {"name": f"{OWN}:Median"},
     "GeometricMedian": {"name": f"{OWN}:GeometricMedian"},
     "CenteredClipping": {"name": f"{OWN}:CenteredClipping", "radius": 2.0},
@@ -81,7 +82,7 @@ REFUSED = dict.fromkeys(AGGREGATED, COMMON) | {
 REFUSED["quantized"] = (
     COMMON | PERSONAL | {"finetune", "mime", "feddane", "admm", "ceadmm", "iceadmm", "liadmm", "ditto"}
 )
-REFUSED["secagg"] = REFUSED["quantized"]
+REFUSED["secagg"] = REFUSED["lightsecagg"] = REFUSED["quantized"]
 REFUSED["secagg-plus"] = set(RULED)  # the cohorts of the table are too small for it
 PAIRS = list(product(AGGREGATED, RULED))
 # In the ci tier every aggregate and every rule comes up, in turn; and SCAFFOLD with the median.

@@ -67,6 +67,11 @@ ROWS: dict[str, dict[str, Any]] = {
         "select": {"clients_per_round": 4},
         "record": {"clients": False},
     },
+    "lightsecagg": {
+        "aggregate": {"name": "lightsecagg", "bits": 27, "range": 64.0},
+        "select": {"clients_per_round": 4},
+        "record": {"clients": False},
+    },
     # data
     "shifts and flips": {"data": {"augment": ["crop", {"name": "flip", "vertical": 0.5}]}},
     "colours": {"data": {"dataset": COLOUR, "augment": ["colour-jitter", "grey"]}},
@@ -129,8 +134,8 @@ def merged(names: str) -> dict[str, Any]:
 
 
 def test_every_component_runs_in_the_ci_tier() -> None:
-    # A layer of the contract table's network is frozen too, and `quantized` has the words of `secagg`.
-    alone = {"frozen part", "secagg"}
+    # A layer of the contract table's network is frozen too, and `quantized` has the words of the others.
+    alone = {"frozen part", "secagg", "lightsecagg"}
     assert {name for names in TOGETHER for name in names.split(" + ")} | alone == set(ROWS)
 
 

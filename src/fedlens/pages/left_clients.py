@@ -49,11 +49,15 @@ def left_clients(run: Run) -> dict[str, Any] | None:
     }
 
 
+# Aggregates that show the server no single update.
+_SUMMED = ("secagg", "secagg-plus", "lightsecagg")
+
+
 def _lead(run: Run, rows: bool, pooled: bool) -> str:
     private = bool(subtable(run.summary, "privacy"))
     if not rows:
         return _HIDDEN if private else "The server asked the clients nothing." * pooled
-    plain = not private and subtable(run.config, "aggregate").get("name") != "secagg"
+    plain = not private and subtable(run.config, "aggregate").get("name") not in _SUMMED
     return _LEAD + (_AT_SITES if run.at_sites else _PLAIN) * plain
 
 

@@ -15,7 +15,7 @@ Q = 2**31 - 1
 """The prime. Every function also takes a smaller one, so that a test can enumerate all that may happen."""
 TERMS = 64  # products of 31 and 16 bits in an exact sum: 65 pass 2^53, where float64 has no odd numbers
 _HALF = 16
-_CACHED = 1 << 16  # numbers that are worked on at once, so that they stay in the cache of a core
+_CACHED = 1 << 17  # numbers that are worked on at once, so that they stay in the cache of a core
 
 
 def residues(numbers: NDArray[np.signedinteger], q: int = Q) -> Residues:
@@ -126,13 +126,15 @@ def product(matrix: Sequence[Sequence[int]], values: Residues, q: int = Q) -> Re
     columns = max(1, min(count, _CACHED // (rows + terms)))
     memory = np.empty((2 * terms + 2 * rows, columns))
     for start in range(0, count, columns):
-        part = values[:, start : start + columns]
+        part = values[:, start : start + columns].view(np.int32)
         halves, total, more = np.split(memory[:, : part.shape[1]], [2 * terms, 2 * terms + rows])
-        halves[:terms], halves[terms:] = part >> _HALF, part & 0xFFFF
-        total[:] = 0
+        np.right_shift(part, _HALF, out=halves[:terms], casting="unsafe")
+        np.bitwise_and(part, 0xFFFF, out=halves[terms:], casting="unsafe")
         for first in range(0, 2 * terms, TERMS):
             group = slice(first, first + TERMS)
-            total += np.matmul(both[:, group], halves[group], out=more)
+            np.matmul(both[:, group], halves[group], out=more if first else total)
+            if first:
+                total += more
             np.rint(np.multiply(total, 1 / q, out=more), out=more)
             total -= np.multiply(more, q, out=more)  # a residue between -q and q
         found = total.astype(np.int32).view(np.uint32)
