@@ -10,9 +10,8 @@ operations, `server` the rest of the round; both are medians over rounds, which 
 bytes are those of a round; `words` is what the plain reply and its weight have at 4 bytes each.
 
 The first lines compare the masks of one client with bare AES-256-CTR over as many bytes; the goal is 1.3 times. Then
-the coding and decoding of LightSecAgg's masks with bare products of float64 matrices of their halves; the goal is twice, and a
-busy machine shows more.
-The goal of the bytes up of SecAgg is 1.02 times the words.
+the coding and decoding of LightSecAgg's masks with bare products of float64 matrices of their halves: the goal is
+twice, and a busy machine shows more. The goal of the bytes up of SecAgg is 1.02 times the words.
 """
 
 from __future__ import annotations
