@@ -26,7 +26,7 @@ from fedlens.aggregate.secure.secagg_client import (
     SEALING_BYTES,
     MaskedTrain,
     SendShares,
-    Step,
+    AttemptStep,
     Unmask,
     sealed,
 )
@@ -116,7 +116,7 @@ class CodedTerms(keys.Terms):
 class SendParts(SendShares):
     """Seals a coded part of the client's mask for each member. Raises as `SendShares` does."""
 
-    def _sent(self, step: Step, transcript: keys.Transcript) -> Payload:
+    def _sent(self, step: AttemptStep, transcript: keys.Transcript) -> Payload:
         terms, own, seed = cast("CodedTerms", self.terms), step.client.id, step.secret("seed")
         mask, noise = terms.mask(transcript, own, seed), terms.noise(transcript, own, seed)
         parts = coded(mask, noise, len(transcript.members)).astype(_WORD, copy=False)
@@ -127,7 +127,7 @@ class SendParts(SendShares):
 class CodedMaskTrain(MaskedTrain):
     """Trains, and sends q_u + z_u modulo 2^31 - 1. Raises as `MaskedTrain` does."""
 
-    def _masks(self, step: Step, transcript: keys.Transcript) -> Sequence[tuple[bytes, int]]:
+    def _masks(self, step: AttemptStep, transcript: keys.Transcript) -> Sequence[tuple[bytes, int]]:
         return [(transcript.own_mask(step.client.id, step.secret("seed")), 1)]
 
     def _mask(self, words: Words, masks: Sequence[tuple[bytes, int]]) -> None:

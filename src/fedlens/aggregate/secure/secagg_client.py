@@ -54,7 +54,7 @@ def as_bytes(tensor: Tensor) -> bytes:
 
 
 @dataclass(frozen=True)
-class Step:
+class AttemptStep:
     """An attempt at a client: its log, what the log has of the attempt, and the secrets."""
 
     log: Payload
@@ -136,7 +136,7 @@ def _check_shares(attempt: keys.Attempt, needed: int, client: Client) -> None:
         )
 
 
-def _step(payload: Payload, client: Client, *after: str) -> Step:
+def _step(payload: Payload, client: Client, *after: str) -> AttemptStep:
     """The attempt of this ask. Raises `SecureSumRefused` unless the last step that was answered is one of `after`."""
     attempt, log, entry = _announced(payload, client)
     if entry is None or keys.Attempt.of(entry["attempt"]) != attempt or entry["step"] not in after:
@@ -145,7 +145,7 @@ def _step(payload: Payload, client: Client, *after: str) -> Step:
             f"attempt {attempt.number} at round {attempt.round} goes on after '{after[0]}', and the client answered "
             f"{last} before"
         )
-    return Step(log, entry, attempt, client)
+    return AttemptStep(log, entry, attempt, client)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class RoundKeys:
         _check_shares(attempt, self.terms.needed(len(attempt.cohort)), client)
         seen = _seen(attempt, log, client)
         client.secrets.forget(keys.of_run(attempt.run))
-        step = Step(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
+        step = AttemptStep(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
         member = step.member()
         signature = client.secrets.identity.sign(signed(attempt, client.id, member))
         sent = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
@@ -216,7 +216,7 @@ class SendShares:
         with step.ending():
             return self._shared(payload[ATTEMPT], step)
 
-    def _shared(self, asked: Payload, step: Step) -> Outcome:
+    def _shared(self, asked: Payload, step: AttemptStep) -> Outcome:
         transcript, own = keys.Transcript.of(self.terms, asked), step.client.id
         members = transcript.members
         if members.get(own) != step.member():
@@ -232,7 +232,7 @@ class SendShares:
             {**self._sent(step, transcript), "log": step.logged(step=_SHARES, **transcript.payload)}
         )
 
-    def _sent(self, step: Step, transcript: keys.Transcript) -> Payload:
+    def _sent(self, step: AttemptStep, transcript: keys.Transcript) -> Payload:
         """The sealed shares, and what the server is told of the secrets."""
         own = step.client.id
         points, shares = [transcript.points[client] for client in transcript.near[own]], list[list[int]]()
@@ -249,7 +249,7 @@ class SendShares:
         }
 
 
-def sealed(step: Step, transcript: keys.Transcript, texts: Iterable[bytes]) -> Tensor:
+def sealed(step: AttemptStep, transcript: keys.Transcript, texts: Iterable[bytes]) -> Tensor:
     """Texts for the members that a client exchanges shares with, each sealed with the places that it is meant for."""
     own, nonces = step.client.id, keys.pieces(step.secret("gcm", 12 * len(transcript.members)), 12)
     found = bytearray()
@@ -288,7 +288,7 @@ class MaskedTrain:
         for (payload, client, _), own in zip(calls, calls.payloads, strict=True):
             digests = shared if own.keys() <= set(_OWN_NAMES) else self._digests(payload)
             results.append(_tried(self._begun, payload, client, digests))
-        ready = [at for at, step in enumerate(results) if isinstance(step, Step)]
+        ready = [at for at, step in enumerate(results) if isinstance(step, AttemptStep)]
         asked = calls.only(ready, [_plain(results[at]) for at in ready])
         for at, outcome in zip(ready, self.train.together(asked) if ready else (), strict=True):
             results[at] = _tried(self._masked, results[at], outcome)
@@ -305,7 +305,7 @@ class MaskedTrain:
     def _digests(self, payload: Payload) -> tuple[bytes, bytes]:
         return digests({name: value for name, value in payload.items() if name not in _OWN_NAMES})
 
-    def _begun(self, payload: Payload, client: Client, found: tuple[bytes, bytes]) -> Step:
+    def _begun(self, payload: Payload, client: Client, found: tuple[bytes, bytes]) -> AttemptStep:
         """The attempt, with what the log gets of the senders."""
         step = _step(payload, client, _SHARES)
         with step.ending():
@@ -323,7 +323,7 @@ class MaskedTrain:
             _opened(begun, transcript)
             return replace(begun, masks=self._masks(begun, transcript))
 
-    def _masks(self, step: Step, transcript: keys.Transcript) -> Sequence[tuple[bytes, int]]:
+    def _masks(self, step: AttemptStep, transcript: keys.Transcript) -> Sequence[tuple[bytes, int]]:
         """The keys of the client's masks, with their signs."""
         own, senders = step.client.id, step.entry["senders"]
         others = [other for other in transcript.among(own, senders) if other != own]
@@ -334,7 +334,7 @@ class MaskedTrain:
         """Adds the masks to the words, in place."""
         add_masks(words, masks)
 
-    def _masked(self, step: Step, outcome: Outcome | BaseException) -> Outcome:
+    def _masked(self, step: AttemptStep, outcome: Outcome | BaseException) -> Outcome:
         with step.ending():
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -350,7 +350,7 @@ def _tried(work: Callable[..., Any], *given: Any) -> Any:
         return error
 
 
-def _plain(step: Step) -> Id:
+def _plain(step: AttemptStep) -> Id:
     """The request that trains this client where nothing is masked, so that its batches are the same."""
     return Id(step.attempt.round, 0, step.attempt.cohort.index(step.client.id))
 
@@ -361,7 +361,7 @@ def digests(shared: Payload) -> tuple[bytes, bytes]:
     return model, keys.digest({**shared, "model": model})
 
 
-def _opened(step: Step, transcript: keys.Transcript) -> dict[ClientId, bytes]:
+def _opened(step: AttemptStep, transcript: keys.Transcript) -> dict[ClientId, bytes]:
     """The text that each sender has sealed for this client."""
     own, opened = step.client.id, {}
     if transcript.members[own] != step.member():
@@ -375,7 +375,9 @@ def _opened(step: Step, transcript: keys.Transcript) -> dict[ClientId, bytes]:
     return opened
 
 
-def _survivors(payload: Payload, step: Step, terms: keys.Terms) -> tuple[list[ClientId], keys.Transcript]:
+def _survivors(
+    payload: Payload, step: AttemptStep, terms: keys.Terms
+) -> tuple[list[ClientId], keys.Transcript]:
     """The list of survivors in an ask. Raises `SecureSumRefused` for one that this client does not open."""
     survivors, transcript = list(payload[ATTEMPT]["clients"]), keys.Transcript.of(terms, step.entry)
     keys.subset("survivors", survivors, step.entry["senders"], transcript.needed)
@@ -447,7 +449,7 @@ class Unmask:
         new["models"] = [*(m for m in log.get("models", ()) if m != step.attempt.model), step.attempt.model]
         return Outcome({"shares": as_tensor(answer), "log": new})
 
-    def _shares(self, payload: Payload, step: Step) -> bytes:
+    def _shares(self, payload: Payload, step: AttemptStep) -> bytes:
         survivors, transcript = _survivors(payload, step, self.terms)
         if self.terms.contract:
             self._check_agreed(payload[ATTEMPT], survivors, transcript, step)
@@ -459,7 +461,7 @@ class Unmask:
         return b"".join(shares[client][client in survivors] for client in shares)
 
     def _check_agreed(
-        self, asked: Payload, survivors: Sequence[ClientId], transcript: keys.Transcript, step: Step
+        self, asked: Payload, survivors: Sequence[ClientId], transcript: keys.Transcript, step: AttemptStep
     ) -> None:
         """Raises `SecureSumRefused` unless this client, and as many as must last, have signed this very list."""
         if survivors != step.entry["survivors"]:
