@@ -24,9 +24,9 @@ from fedlens.aggregate.secure.field import (
 from fedlens.aggregate.secure.masks import Words
 from fedlens.aggregate.secure.secagg_client import (
     SEALING_BYTES,
+    AttemptStep,
     MaskedTrain,
     SendShares,
-    AttemptStep,
     Unmask,
     sealed,
 )
