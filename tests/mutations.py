@@ -713,6 +713,18 @@ MUTATIONS = [
             ("key if self.settings.seeded else ctx.entropy(KEY_BYTES)", "key"),
         )
     ),
+    *(
+        Mutation("local/example_privacy.py", text, broken, "identity/test_example_privacy.py")
+        for text, broken in (
+            ("if not self.settings.seeded:", "if False:"),
+            ("deviation = self.settings.z * self.settings.first_clip", "deviation = self.settings.z"),
+            ('release["cohort"], stream)', "max(1, len(positions)), stream)"),
+            ("own += (factors @ leaf)", "own += leaf.sum(0)"),
+            ("if not (finite := norms.isfinite()).all():", "if not (finite := norms.isfinite()).any():"),
+            ("return Solved(weights, None,", "return Solved(weights, 0.0,"),
+        )
+    ),
+    Mutation("site/answering.py", "if release is not None:", "if False:", "unit/site/test_policy.py"),
     Mutation(
         "algorithms/client_sampling.py",
         "replace(ctx, rng=SystemRng(ctx.rng.key, ctx.entropy))",

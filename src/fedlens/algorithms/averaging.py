@@ -40,9 +40,11 @@ from fedlens.algorithms.client_sampling import (
     straggling,
 )
 from fedlens.algorithms.private_averaging import (
+    example_notes,
     privacy_curves,
     privacy_notes,
     private_mean,
+    refuse_beside_examples,
     refuse_measured,
     refuse_unprotected,
     summed_blindly,
@@ -67,6 +69,7 @@ from fedlens.core.schema import AskedField, NumberField, Schema, TreeField
 from fedlens.core.tree import Leaf, Tree, TreeSpec, part, select, tree_of, zeros_like
 from fedlens.local.chain import chain
 from fedlens.local.client_privacy import client_privacy
+from fedlens.local.example_privacy import PrivateSteps, example_privacy
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
@@ -160,13 +163,16 @@ class Averaging(AlgorithmBase):
 
     @property
     def private(self) -> bool:
-        """Whether noise and cohorts come from the system's entropy; seeded ones promise nothing."""
-        return self.protects and self.parts.privacy is not None and not self.parts.privacy.seeded
+        """Whether clients are hidden by noise and cohorts of the system's entropy; seeded ones promise nothing."""
+        privacy = self.parts.privacy
+        return self.protects and privacy is not None and privacy.hides_clients and not privacy.seeded
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Those of the aggregate, and whom `[privacy]` trusts."""
         privacy, clients = self.parts.privacy, len(self.parts.federation.eligible)
+        if privacy is not None and not privacy.hides_clients:
+            return (*self.aggregate.notes, *example_notes(privacy, self.parts.federation))
         return (*self.aggregate.notes, *(() if privacy is None else privacy_notes(privacy, clients)))
 
     @property
@@ -203,6 +209,11 @@ class Averaging(AlgorithmBase):
     def release(self) -> Mapping[str, Any] | None:
         """What the rule that adds noise releases."""
         return next((rule.release for rule in self.rule.server_rules.values() if rule.release), None)
+
+    def client_release(self, client: int) -> Mapping[str, Any] | None:
+        """Its local steps, where these add noise to the gradients of examples."""
+        steps, size = self.rule.solve, int(self.parts.federation.sizes[client])
+        return steps.release(size, self.parts.local) if isinstance(steps, PrivateSteps) else None
 
     @property
     def curves(self) -> tuple[OwnCurve, ...]:
@@ -490,9 +501,13 @@ def _private(
     choose: Select,
     personal: frozenset[str],
 ) -> tuple[ClientRule, Aggregate, Select]:
-    """The components with client-level privacy. Raises `ConfigError` for those that would break its promise."""
-    refuse_unprotected(rule, aggregation, parts.local, bool(personal or parts.task.local_leaves(parts.spec)))
+    """The components with noise. Raises `ConfigError` for those that would break its promise."""
+    at_clients = bool(personal or parts.task.local_leaves(parts.spec))
     refuse_measured(parts.federation, parts.measure, parts.measure_clients)
+    if not privacy.hides_clients:
+        refuse_beside_examples(rule, aggregation, parts.local, at_clients, parts.task)
+        return example_privacy(privacy), aggregation, choose
+    refuse_unprotected(rule, aggregation, parts.local, at_clients)
     mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
     aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
     rule = chain(rule, client_privacy(mechanism))

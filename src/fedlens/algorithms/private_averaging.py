@@ -19,6 +19,7 @@ from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.privacy.accounting import noise_for
 from fedlens.privacy.settings import PrivacySettings
+from fedlens.tasks.task import Task
 
 _UNKNOWN = 1e-3  # the noise in a check without data: small, so that any cohort is large enough
 _OTHER = "choose another algorithm, such as 'fedavg', 'fedprox' or 'fedadam', or remove [privacy]"
@@ -148,6 +149,40 @@ def refuse_unprotected(rule: ClientRule, aggregate: Aggregate, local: LocalSetti
         raise ConfigError(what, where="algorithm.name", hint=_OTHER)
 
 
+def refuse_beside_examples(
+    rule: ClientRule, aggregate: Aggregate, local: LocalSettings, personal: bool, task: Task
+) -> None:
+    """Raises `ConfigError` for what reads examples beside the noised steps of `unit = "example"`, or changes them.
+
+    Args:
+        rule: those of the algorithm and of the user.
+        aggregate: of the replies.
+        local: the local settings.
+        personal: whether parts of the model stay at the clients.
+        task: whose loss has to be that of each example alone.
+    """
+    mean = "set aggregate = {name = 'mean', weighting = 'uniform'}"
+    blind = f"{type(aggregate).__name__} sums the local loss too, which has no noise"
+    asks = f"{type(aggregate).__name__} asks clients for more than their update, or weighs them by their examples"
+    plain = bool(aggregate.ops) or aggregate.weighting != "uniform"
+    examples = "set task.class_weights = 'none', or choose another task"
+    of_examples = "the loss of an example is not its own: it depends on others, or on counts of classes"
+    alone = task.losses is not None and not task.takes_targets and not task.weighs
+    refused = (
+        (personal, "privacy", "parts of the model stay at clients; the promise is about one model", _OTHER),
+        (not rule.plain, "algorithm.name", f"{rule.called} changes local steps, which are those of DP-SGD", _OTHER),
+        (aggregate.blind, "aggregate.name", blind, mean),
+        (plain and not aggregate.blind, "aggregate.weighting", asks, mean),
+        (bool(local.stragglers), "local.stragglers", "the number of steps of a client is fixed", "remove it"),
+        (local.examples is not None, "local.examples", "examples are drawn by DP-SGD alone", "remove it"),
+        (local.clip_norm is not None, "local.clip_norm", "each gradient is clipped already", "set privacy.clip"),
+        (not alone, "task", of_examples, examples),
+    )  # fmt: skip
+    for holds, where, what, hint in refused:
+        if holds:
+            raise ConfigError(f"with privacy.unit = 'example', {what}", where=where, hint=hint)
+
+
 def refuse_measured(federation: FederationInfo, measure: Sequence[str], clients: object) -> None:
     """Raises `ConfigError` if the clients' data measure the model: these numbers would have no noise.
 
@@ -182,6 +217,19 @@ def refuse_statistics(spec: TreeSpec) -> None:
     if any(spec[name].dtype not in exact for name in part(spec, "weight", trainable=True)):
         what = "weights with few digits may be rounded to a norm above C"
         raise ConfigError(what, where="model", hint="use float32 weights")
+
+
+def example_notes(settings: PrivacySettings, federation: FederationInfo) -> tuple[str, ...]:
+    """What a user should know before a run with `unit = "example"`, as sentences."""
+    largest = federation.largest
+    cases = {
+        "[privacy] hides one image of a client in all that the client sends, and not all images of one person; it does "
+        "not hide which clients take part": True,
+        "privacy.noise = 'seeded' promises nothing: who knows the seed subtracts the noise": settings.seeded,
+        f"privacy.delta = {settings.delta:g} is no promise to a client of {largest:,} images: sending one of them, "
+        f"drawn at random, would keep it. Set it far below {1 / largest:.1g}": settings.delta * largest >= 1,
+    }
+    return tuple(sentence for sentence, holds in cases.items() if holds)
 
 
 def privacy_notes(settings: PrivacySettings, clients: int) -> tuple[str, ...]:

@@ -76,7 +76,13 @@ def _found(
         raise ConfigError(f"--one-run and {other} exclude each other", where=other, hint="remove one of them")
     if picture is not None:
         check_suffix(picture)
-    built, settings, release = private_experiment(recipe, changes, data_dir, download)
+    built, settings = private_experiment(recipe, changes, data_dir, download)
+    if (release := built.algorithm.release) is None:
+        raise ConfigError(
+            "the canaries of an audit are whole clients, and the unit is an example",
+            where="privacy.unit",
+            hint="set it to 'client'",
+        )
     found = (
         audit_one_run(built) if one_run else audit_runs(built, runs or _RUNS, partial(typer.echo, err=True))
     )

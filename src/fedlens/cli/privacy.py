@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.base.format import many
 from fedlens.base.printable import printable
 from fedlens.cli.display.output import print_columns, reported, stdout_kept_clean
 from fedlens.cli.options import Changes, DataDir, Debug, Download, Json
@@ -36,7 +36,8 @@ def privacy(
     """Show the epsilon that an experiment spends by round, or the noise for an epsilon, without training.
 
     The settings are checked and the data are read, since the number of clients counts. Epsilon is that of the table
-    [privacy], by privacy loss distributions (PLD) where they know the sampling, and by Rényi divergences (RDP).
+    [privacy], by privacy loss distributions (PLD) where they know the sampling, and by Rényi divergences (RDP). With
+    privacy.unit = "example" it is that of each client, if it takes part in every round.
     """
     with reported(debug, as_json) as output:
         with stdout_kept_clean(as_json):
@@ -48,6 +49,9 @@ def privacy(
         for sentence in answer["assumed"]:
             print(printable(sentence))
         print()
+        if "clients" in answer:
+            _print_clients(answer["clients"])
+            return
         rows = [
             [f"{row['round']:,}", *("" if row[k] is None else f"{row[k]:.4g}" for k in ("pld", "rdp"))]
             for row in answer["rounds"]
@@ -59,14 +63,44 @@ def privacy(
             )
 
 
+def _print_clients(clients: list[dict[str, Any]]) -> None:
+    rows = [
+        [
+            printable(row["client"]),
+            f"{row['examples']:,}",
+            f"{row['q']:.3g}",
+            f"{row['steps']:,}",
+            "" if row["epsilon"] is None else f"{row['epsilon']:.4g}",
+        ]
+        for row in clients[:_SHOWN]
+    ]
+    print_columns(rows, ["client", "examples", "q", "steps", "epsilon (RDP)"], range(1, 5))
+    if len(clients) > _SHOWN:
+        print(f"and {many(len(clients) - _SHOWN, 'client')} with at most the last epsilon")
+
+
 def _answer(
     recipe: str, changes: Any, epsilon: float | None, data_dir: Any, download: bool
 ) -> dict[str, Any]:
+    from fedlens.base.errors import ConfigError
+    from fedlens.core.types import client_name
     from fedlens.privacy.accounting import epsilons, noise_for
-    from fedlens.privacy.guarantee import guarantee
+    from fedlens.privacy.guarantee import example_guarantee, guarantee
 
-    built, settings, release = private_experiment(recipe, changes, data_dir, download)
-    config, delta = built.config, settings.delta
+    built, settings = private_experiment(recipe, changes, data_dir, download)
+    config, delta, release = built.config, settings.delta, built.algorithm.release
+    if release is None:  # each client adds the noise itself
+        if epsilon is not None:
+            raise ConfigError(
+                "--epsilon finds the noise for whole clients, and the unit is an example",
+                where="--epsilon",
+                hint="try --set privacy.noise_multiplier=1.5",
+            )
+        releases = {
+            client_name(k, built.partition.ids): [built.algorithm.client_release(k) or {}] * config.rounds
+            for k in built.algorithm.candidates(built.federation)
+        }
+        return example_guarantee(settings, releases)
     rounds = sorted({max(1, math.ceil(config.rounds * k / _SHOWN)) for k in range(1, _SHOWN + 1)} | {1})
     spent = {t: epsilons([release] * t, delta) for t in rounds}
     table = [
@@ -81,8 +115,8 @@ def _answer(
 
 def private_experiment(
     recipe: str, changes: Any, data_dir: Any, download: bool
-) -> tuple[Built, PrivacySettings, Mapping[str, Any]]:
-    """An experiment that is ready to run, its table [privacy], and what each round releases.
+) -> tuple[Built, PrivacySettings]:
+    """An experiment that is ready to run, and its table [privacy].
 
     Raises `ConfigError` if it has no such table.
     """
@@ -101,6 +135,4 @@ def private_experiment(
             hint="add privacy = {clip = 0.1, noise_multiplier = 1.0, delta = 1e-5}",
         )
     built = build(plan(config, source), data_directory(data_dir), download)
-    release = built.algorithm.release
-    assert release is not None  # an algorithm without releases has refused the table
-    return built, config.privacy, release
+    return built, config.privacy

@@ -175,6 +175,10 @@ class AlgorithmBase(Algorithm):
         """
         return ()
 
+    def client_release(self, client: int) -> Mapping[str, Any] | None:
+        """What this client releases each time that it trains, if it adds the noise itself; see `release`."""
+        return None
+
     @property
     def private(self) -> bool:
         """Whether the run keeps to itself who took part, as the promise of `[privacy]` needs; see `docs/run-directory`.

@@ -108,11 +108,12 @@ class LocalContext:
 class Solved(NamedTuple):
     """The result of a rule's own solver: weights, mean task loss, numbers of examples and batches.
 
-    `sums` are its own metrics, which are summed over the clients; the rule declares them in `metrics`.
+    A `loss` that is None is not sent. `sums` are its own metrics, which are summed over the clients; the rule declares
+    them in `metrics`.
     """
 
     parameters: Tensors
-    loss: float
+    loss: float | None
     examples: int
     batches: int
     sums: Mapping[str, float] = MappingProxyType({})

@@ -153,8 +153,9 @@ class Train:
         state = self._state(client.state, changes, problem.learner, kept or {})
         # A solver reports the total number of its batches.
         batches = solved.batches + (problem.seen if self.rule.solve is None else 0)
-        sums = {"loss": solved.loss * solved.examples, "examples": solved.examples, "batches": batches}
-        return Outcome(reply, state, {**solved.sums, **sums})
+        sums = {"examples": solved.examples, "batches": batches}
+        loss = {} if solved.loss is None else {"loss": solved.loss * solved.examples}
+        return Outcome(reply, state, {**solved.sums, **loss, **sums})
 
     def context(
         self, payload: Payload, client: Client, rng: Rng, closing: ExitStack, load: bool = True

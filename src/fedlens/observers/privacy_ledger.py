@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +9,19 @@ from typing import Any
 
 from fedlens.base.errors import RunDirectoryError
 from fedlens.core.driver import Tally
-from fedlens.core.protocol import Payload, State
+from fedlens.core.protocol import Answer, Ask, Payload, State
+from fedlens.core.step_counts import Work
+from fedlens.core.types import client_name, is_client
 from fedlens.files import jsonl
-from fedlens.privacy.accounting import epsilons
-from fedlens.privacy.guarantee import guarantee
+from fedlens.privacy.guarantee import example_guarantee, guarantee
 from fedlens.run.build import Built
 from fedlens.run.observer import ObservedRun, Observer, Place
 
 
 class PrivacyLedger(Observer):
     """Writes privacy.jsonl, a line a release, before anything of the round is written or sent.
+
+    With `unit = "example"` it has a line for each client that was asked to train, whatever became of the reply.
 
     A resumed run never cuts the file: a round that is repeated draws new clients and new noise, and its first release
     counts too. Adds `epsilon` to the metrics of an evaluation, and the guarantee to summary.json.
@@ -33,7 +35,7 @@ class PrivacyLedger(Observer):
 
     def __init__(self, built: Built) -> None:
         self._algorithm, self._settings = built.algorithm, built.config.privacy
-        self._unsafe = built.config.record.unsafe
+        self._unsafe, self._ids = built.config.record.unsafe, built.partition.ids
         self._path: Path | None = None
         self._events: list[Mapping[str, Any]] = []
         self._known = 0  # releases at the checkpoint
@@ -60,7 +62,7 @@ class PrivacyLedger(Observer):
                 hint="put the file back: what was released stays spent",
             )
         release = self._algorithm.release or {}
-        if any(event["relation"] != release["relation"] for event in self._events):
+        if release and any(event["relation"] != release["relation"] for event in self._events):
             raise RunDirectoryError(
                 f"the releases so far have the relation '{self._events[-1]['relation']}' between data sets, those to "
                 f"come '{release['relation']}', and the two have no common epsilon",
@@ -68,13 +70,23 @@ class PrivacyLedger(Observer):
                 hint="undo the change of select, or start a new run",
             )
 
+    def answered(self, ask: Ask, answer: Answer, work: Work) -> None:
+        """Writes what a client has released, if it adds noise itself; the disk has it before the round is written."""
+        if self._path is None or work.phase != "training" or not is_client(answer.client):
+            return
+        if (release := self._algorithm.client_release(answer.client)) is not None:
+            event = {"round": work.round, "client": client_name(answer.client, self._ids), **release}
+            jsonl.append(self._path, [event])
+            self._events.append(event)
+
     def released(self, round: int, state: State, tally: Tally) -> None:
         """Writes the releases of the round, and waits until the disk has them."""
         events = [event for event in self._algorithm.spent(state) if event["round"] == round]
         if self._path is not None and events:
             jsonl.append(self._path, events)
-            jsonl.sync(self._path)
             self._events += events
+        if self._path is not None:
+            jsonl.sync(self._path)
 
     def evaluated(
         self, round: int, state: State, tally: Tally, metrics: Mapping[str, float]
@@ -82,11 +94,16 @@ class PrivacyLedger(Observer):
         """The epsilon of all releases so far; none without noise."""
         if self._settings is None or not self._events:
             return {}
-        spent = epsilons(self._events, self._settings.delta).best
-        return {"epsilon": spent} if math.isfinite(spent) else {}
+        spent = self.summary()["privacy"]["epsilon"]
+        return {} if spent is None else {"epsilon": spent}
 
     def summary(self) -> Mapping[str, Any]:
         """The guarantee, as `privacy`."""
         if self._settings is None:
             return {}
-        return {"privacy": guarantee(self._settings, self._events, self._unsafe)}
+        if self._settings.hides_clients:
+            return {"privacy": guarantee(self._settings, self._events, self._unsafe)}
+        events: dict[str, list[Mapping[str, Any]]] = {}
+        for event in self._events:
+            events.setdefault(event["client"], []).append(event)
+        return {"privacy": example_guarantee(self._settings, events)}

@@ -7,6 +7,9 @@ the expected clients a release, of `clients`; and `relation`, between the data s
 - "add-or-remove": one client more or less. The sum of clipped updates changes by C at most.
 - "replace": one client in place of another. The sum changes by 2 C at most, so that noise of z C is worth z / 2.
 
+With `unit = "example"` the events are a client's own, and examples stand where clients do: `cohort` is the expected
+batch, of `clients` examples, and `steps` is the number of such releases.
+
 Two accountants are asked. PLD composes the distributions of the privacy loss numerically and is tight; it does not know
 sampling without replacement. RDP composes Rényi divergences; it is looser, and knows Poisson sampling under
 "add-or-remove" alone. Both see the multiplier z as the settings mean it: RDP is given z / 2 under "replace", and PLD z,
@@ -75,8 +78,31 @@ def epsilons(events: Iterable[Mapping[str, Any]], delta: float) -> Epsilons:
     >>> round(found.pld, 3), round(found.rdp, 3)
     (1.314, 1.485)
     """
-    kinds = Counter(map(Release.of, events))
-    return _epsilons(tuple(sorted(kinds.items())), delta)
+    return _epsilons(_kinds(events), delta)
+
+
+def by_client(events: Mapping[str, Iterable[Mapping[str, Any]]], delta: float) -> dict[str, float]:
+    """The epsilon of the events of each client, by RDP, which is quick; the largest first.
+
+    >>> event = {"z": 1.0, "q": 0.02, "sampling": "poisson", "relation": "add-or-remove", "cohort": 20, "clients": 1000}
+    >>> half = {**event, "steps": 500}
+    >>> {client: round(epsilon, 3) for client, epsilon in by_client({"a": [half], "b": [half, half]}, 1e-5).items()}
+    {'b': 4.324, 'a': 3.144}
+    """
+    spent = {client: _rdp_of(_kinds(own), delta) for client, own in events.items()}
+    return dict(sorted(spent.items(), key=lambda each: -each[1]))
+
+
+def _kinds(events: Iterable[Mapping[str, Any]]) -> tuple[tuple[Release, int], ...]:
+    kinds = Counter[Release]()
+    for event in events:
+        kinds[Release.of(event)] += event.get("steps", 1)
+    return tuple(sorted(kinds.items()))
+
+
+@lru_cache(maxsize=1024)
+def _rdp_of(kinds: tuple[tuple[Release, int], ...], delta: float) -> float:
+    return math.inf if any(kind.z <= 0 for kind, _ in kinds) else _by_rdp(kinds, delta)
 
 
 def noise_for(epsilon: float, delta: float, rounds: int, event: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlens.base.format import many
-from fedlens.privacy.accounting import epsilons
+from fedlens.privacy.accounting import Epsilons, by_client, epsilons
 from fedlens.privacy.settings import PrivacySettings
 
 _NEIGHBOURS = {
@@ -25,6 +25,16 @@ _ASSUMED = (
     "The list of clients is public: how many there are, and who may be drawn, does not depend on who takes part.",
     "A client may fail for reasons in its own data; whether a round is skipped or the run ends may not depend on them.",
     "Other runs on the same clients, and choosing settings by their results, spend privacy that is not counted here.",
+)
+
+
+_OF_EXAMPLES = (
+    "It hides one example of a client, from the server too. Several images of one person are protected less: see "
+    "'Privacy for each image' in docs/choose-privacy.md.",
+    "How many examples each client has is public, and so are the steps that follow. Drawing clients is not counted: it "
+    "hides nothing from the server.",
+    "Other runs on the same clients, and choosing settings by their results, spend privacy that is not counted here. "
+    "Real sites count all runs on their data.",
 )
 
 
@@ -47,16 +57,7 @@ def guarantee(
     'After 100 rounds the model is (1.31, 1e-05)-differentially pr'
     """
     spent = epsilons(events, settings.delta)
-    finite = math.isfinite(spent.best)
-    about: dict[str, Any] = {
-        "unit": settings.unit,
-        "delta": settings.delta,
-        "releases": len(events),
-        "epsilon": spent.best if finite else None,
-        "epsilon_pld": spent.pld if finite else None,
-        "epsilon_rdp": spent.rdp if finite else None,
-        "noise": settings.noise,
-    }
+    about = _numbers(settings, spent, len(events))
     if not events:
         return {**about, "sentence": "Nothing has been released yet.", "assumed": []}
     last = events[-1]
@@ -67,16 +68,85 @@ def guarantee(
     )
     if unsafe:
         sentence = "Not private: record.unsafe lets values of single clients into the files of the run."
-    elif not finite:
-        sentence = "Not private: noise_multiplier is 0, so no noise was added."
-    elif settings.noise == "seeded":
-        sentence = (
-            "Nothing is promised: the noise comes from the seed, and who knows it can subtract it. With noise = "
-            f"'system' the model would be {promised} after {rounds}."
-        )
     else:
-        sentence = f"After {rounds} the model is {promised}."
+        sentence = _sentence(
+            settings,
+            spent,
+            f"the model would be {promised} after {rounds}",
+            f"After {rounds} the model is {promised}",
+        )
     drawn = _DRAWN[last["sampling"]].format(
         clients=f"{last['clients']:,}", q=last["q"], cohort=f"{last['cohort']:,.0f}"
     )
     return {**about, "sentence": sentence, "assumed": [f"{drawn}.", *_ASSUMED]}
+
+
+def example_guarantee(
+    settings: PrivacySettings, events: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """The guarantee of each client with `unit = "example"`: as `guarantee`, and `clients`, the largest epsilon first.
+
+    The numbers are those of the client that spent most; of the others epsilon is by RDP alone, which is quick.
+
+    Args:
+        settings: the table `[privacy]`.
+        events: the releases of each client by its name.
+
+    Raises `ConfigError` as `epsilons` does.
+
+    >>> settings = PrivacySettings(unit="example", clip=1.0, noise_multiplier=1.0, delta=1e-5)
+    >>> event = {"z": 1.0, "q": 0.05, "sampling": "poisson", "relation": "add-or-remove", "cohort": 30, "clients": 600}
+    >>> found = example_guarantee(settings, {"a": [{**event, "steps": 20}] * 2, "b": [{**event, "steps": 20}]})
+    >>> [(row["client"], row["trained"], row["steps"], round(row["epsilon"], 2)) for row in found["clients"]]
+    [('a', 2, 40, 2.95), ('b', 1, 20, 2.58)]
+    """
+    by_rdp = by_client({client: own for client, own in events.items() if own}, settings.delta)
+    most = next(iter(by_rdp), None)
+    spent = epsilons(events[most] if most is not None else (), settings.delta)
+    rows = [
+        {
+            "client": client,
+            "examples": events[client][-1]["clients"],
+            "trained": len(events[client]),
+            "steps": sum(event["steps"] for event in events[client]),
+            "q": events[client][-1]["q"],
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+        }
+        for client, epsilon in by_rdp.items()
+    ]
+    about = {**_numbers(settings, spent, sum(map(len, events.values()))), "clients": rows}
+    if most is None:
+        return {**about, "sentence": "Nothing has been released yet.", "assumed": []}
+    unknown = "differentially private in whether any one of its examples takes part"
+    promised = f"({spent.best:.3g}, {settings.delta:g})-{unknown}"
+    kept = f"All that client {most} sends is {promised}; no other client spends more"
+    would = f"all that client {most} sends would be {promised}"
+    return {
+        **about,
+        "sentence": _sentence(settings, spent, would, kept),
+        "assumed": [*_OF_EXAMPLES],
+    }
+
+
+def _numbers(settings: PrivacySettings, spent: Epsilons, releases: int) -> dict[str, Any]:
+    finite = math.isfinite(spent.best)
+    return {
+        "unit": settings.unit,
+        "delta": settings.delta,
+        "releases": releases,
+        "epsilon": spent.best if finite else None,
+        "epsilon_pld": spent.pld if finite else None,
+        "epsilon_rdp": spent.rdp if finite else None,
+        "noise": settings.noise,
+    }
+
+
+def _sentence(settings: PrivacySettings, spent: Epsilons, would: str, promise: str) -> str:
+    if not math.isfinite(spent.best):
+        return "Not private: noise_multiplier is 0, so no noise was added."
+    if settings.seeded:
+        return (
+            "Nothing is promised: the noise comes from the seed, and who knows it can subtract it. With noise = "
+            f"'system' {would}."
+        )
+    return f"{promise}."

@@ -20,24 +20,32 @@ class PrivacySettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    unit: Literal["client"] = Field(
-        "client", description="whose presence the model hides: a client with all of its examples"
+    unit: Literal["client", "example"] = Field(
+        "client",
+        description="whose presence is hidden. client: a client with all of its examples, in the published model; "
+        "example: one example of a client, in all that the client sends (DP-SGD, Abadi et al. 2016, arXiv 1607.00133)",
     )
     clip: Clip | Literal["adaptive"] = Field(
-        description="C, the largest Euclidean norm of a client's update; adaptive: the median of the norms, which is "
-        "estimated under noise from round to round (Andrew et al. 2021, arXiv 1905.03871)"
+        description="C, the largest Euclidean norm of a client's update, or of an example's gradient; adaptive: the "
+        "median of the norms of updates, which is estimated under noise from round to round (Andrew et al. 2021, arXiv "
+        "1905.03871)"
     )
     clip_first: Clip = Field(_FIRST, description="C of the first round, of an adaptive clip only")
     clip_floor: Clip = Field(_FLOOR, description="the smallest C, of an adaptive clip only")
     noise_multiplier: float | None = Field(
-        None, ge=0, description="z: the noise in the sum of the updates has the deviation z C; 0 for no noise"
+        None,
+        ge=0,
+        description="z: the noise in the sum of the updates or gradients has the deviation z C; 0 for no noise",
     )
     epsilon: float | None = Field(
         None,
         gt=0,
-        description="in place of noise_multiplier: the smallest z with which all rounds stay within epsilon",
+        description="in place of noise_multiplier, for clients: the smallest z with which all rounds stay within "
+        "epsilon",
     )
-    delta: float = Field(gt=0, lt=1, description="the delta of (epsilon, delta); far below 1 / clients")
+    delta: float = Field(
+        gt=0, lt=1, description="the delta of (epsilon, delta); far below 1 / clients, or 1 / examples"
+    )
     mechanism: Literal["gaussian"] = Field(
         "gaussian", description="the noise of a round: independent normals"
     )
@@ -49,6 +57,12 @@ class PrivacySettings(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> PrivacySettings:
+        if not self.hides_clients and (self.adaptive or self.epsilon is not None):
+            what = "clip = 'adaptive'" if self.adaptive else "epsilon"
+            raise ValueError(
+                f"{what} is for unit = 'client': set numbers for clip and noise_multiplier, and 'fedlens privacy' says "
+                "the epsilon of each client"
+            )
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise ValueError("set noise_multiplier or epsilon, one of the two")
         if self.adaptive and self.clip_first < self.clip_floor:
@@ -65,6 +79,11 @@ class PrivacySettings(BaseModel):
         if self.noise_multiplier is None:
             raise ValueError("the noise for this epsilon is not solved")
         return self.noise_multiplier
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether the unit is a client, so that nothing recorded may tell who took part."""
+        return self.unit == "client"
 
     @property
     def seeded(self) -> bool:

@@ -25,8 +25,8 @@ _COLUMNS = (
 class PrivateRounds:
     """Separates what a run publishes of a round from what only its owner may see.
 
-    Under `[privacy]` no local loss is recorded, since it has no noise. If noise and cohorts come from the system's
-    entropy, who took part, with what norms, bytes and seconds, goes to `private.jsonl`, of mode 0600, and nowhere else.
+    Under `[privacy]` no local loss is recorded, since it has no noise. If clients are hidden (`Algorithm.private`), who
+    took part, with what norms, bytes and seconds, goes to `private.jsonl`, of mode 0600, and nowhere else.
     A round that is repeated after a kill has another line there. With `record.unsafe` everything is recorded.
 
     Attributes:

@@ -23,12 +23,13 @@ def round_context(
 ) -> RoundContext:
     """The context that the algorithm gets in a round; without a journal, its notes are forgotten.
 
-    A private run draws among all clients, also those that are not `available` and then fail: the probability of a
+    A run that hides clients draws among all, also those that are not `available` and then fail: the probability of a
     client must not depend on who is there.
     """
     rng = Rng((built.config.seeds.selection, "round", round))
     kept = Journal() if journal is None else journal
-    among = None if built.config.privacy is not None else available
+    privacy = built.config.privacy
+    among = None if privacy is not None and privacy.hides_clients else available
     return RoundContext(round, built.config.rounds, built.federation, rng, journal=kept, available=among)
 
 

@@ -153,9 +153,22 @@ def _taken(run: Run) -> list[list[str]]:
 def _promise(trial: TrialRound) -> dict[str, Any] | None:
     """The guarantee of `[privacy]` after all rounds; None without the table."""
     config, release = trial.built.config, trial.built.algorithm.release
-    if config.privacy is None or release is None:
+    if config.privacy is None:
         return None
-    return guarantee(config.privacy, [release] * config.rounds, config.record.unsafe)
+    if release is None:  # the noise is the clients' own, and their sizes are not known yet
+        z, clip = config.privacy.z, config.privacy.first_clip
+        noised = f"each client clips the gradient of an image to {clip:g}, and adds noise of {z * clip:g} to their sum"
+        kept = "epsilon follows from its number of images, and its site counts it in privacy.jsonl"
+        sentence = f"{noised}; {kept}" if z and not config.privacy.seeded else "nothing is promised"
+        return {
+            "unit": "one image of a client",
+            "against": "the server too",
+            "sentence": sentence,
+            "assumed": [],
+        }
+    found = guarantee(config.privacy, [release] * config.rounds, config.record.unsafe)
+    against = "those who get the models, not against the server"
+    return {**found, "unit": "one client with all of its images", "against": against}
 
 
 def _messages(trial: TrialRound) -> Iterator[list[Any]]:

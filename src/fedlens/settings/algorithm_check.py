@@ -189,14 +189,21 @@ def check_privacy(
         spec: of the model, if it is known.
         moments_of: the training images that the dataset's mean and deviation were computed of.
     """
+    of_clients = config.privacy is not None and config.privacy.hides_clients
+    if config.record.unsafe and not of_clients:
+        raise ConfigError(
+            "without [privacy] of whole clients everything is recorded anyway",
+            where="record.unsafe",
+            hint="remove it",
+        )
     if config.privacy is None:
-        if config.record.unsafe:
-            raise ConfigError(
-                "without [privacy] everything is recorded anyway",
-                where="record.unsafe",
-                hint="remove it",
-            )
         return
+    if not of_clients and config.engine.get("precision") == "fp16":
+        raise ConfigError(
+            "gradients of single examples are computed without the scaled loss that fp16 needs",
+            where="engine.precision",
+            hint="set it to 'bf16' or 'fp32'",
+        )
     if moments_of and config.data.normalize == "standard":
         what = (
             "images are normalized by the mean and the deviation of all clients' images, which have no noise"

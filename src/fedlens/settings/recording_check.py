@@ -75,7 +75,7 @@ def _of_single_clients(config: Config, blind: bool) -> list[str]:
     Raises `ConfigError` if records of single clients are wanted, and the server sees their sum alone or `[privacy]`
     hides them.
     """
-    record, private = config.record, config.privacy is not None
+    record, private = config.record, config.privacy is not None and config.privacy.hides_clients
     wanted = {"clients": record.clients, "local_models": record.local_models, "updates": record.updates}
     for key in (key for key, value in wanted.items() if value):
         if blind:

@@ -61,8 +61,17 @@ class Opened(Protocol):
     def takes(self, op: str) -> Schema | None:
         """What a client may be asked by this operation; None if nothing."""
 
-    def refused(self, op: str, row: int | None = None, work: int | None = None) -> Sequence[str]:
+    def refused(
+        self,
+        op: str,
+        row: int | None = None,
+        work: int | None = None,
+        releases: Sequence[Mapping[str, Any]] = (),
+    ) -> Sequence[str]:
         """Why the policy of the site refuses an operation: for any client, or for that in a row and its work."""
+
+    def release(self, op: str, row: int, work: int | None = None, /) -> Mapping[str, Any] | None:
+        """What the client in a row releases by an operation that adds noise for each example; None for others."""
 
     @property
     def reports_metrics(self) -> bool:
@@ -246,11 +255,15 @@ class Answering:
         asked = {**shared, **payload}
         if (fault := replace(takes, log=False).fault(asked)) is not None:
             raise AskRefused("refused", f"'{fields.operation}' is asked with what it does not take: {fault}")
-        for sentence in opened.refused(fields.operation, row, asked.get("work")):
+        release = opened.release(fields.operation, row, asked.get("work"))
+        releases = [] if release is None else [*self._logs.releases(fields.client), release]
+        for sentence in opened.refused(fields.operation, row, asked.get("work"), releases):
             raise AskRefused("policy", sentence)
         with self._writing:
             self._check_running()
             state = self._states.get(ask)
+            if release is not None:  # before it is computed: an answer that is lost counts
+                self._logs.released(fields.run, fields.round, fields.client, release)
         if takes.log:
             payload["log"] = self._logs.get(fields.run, fields.client)
         expect = replace(self._bounded(expect, sizes[0]), log=takes.log)

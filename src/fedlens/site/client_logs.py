@@ -3,19 +3,25 @@
 A log (`fedlens.core.protocol.Ask.logged`) is a mapping with `runs`, of which a file has the one of its run, and
 `models`, the models in opened sums. Those are kept over all runs, in a folder of their own: a model that was summed
 once is refused in any other run. Names of runs and clients are hashed in paths.
+
+Beside them is the ledger of differential privacy, `privacy.jsonl`: a line for each operation with noise for each
+example that a client began, over all runs (`[allow] max_epsilon`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from fedlens.base.errors import DecodingError, one_line
+from fedlens.base.errors import DecodingError, RunDirectoryError, one_line
 from fedlens.core.types import Payload
 from fedlens.core.wire.message import Caps, read_payload, write_payload
+from fedlens.files import jsonl
 from fedlens.files.atomic_files import read_regular, sweep
 from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import private_folder, write_private
@@ -23,6 +29,8 @@ from fedlens.site.kept_states import StateLost
 
 LOGS = "client-logs"
 """The name of the folder, in that of a site."""
+LEDGER = "privacy.jsonl"
+"""The name of the ledger of privacy, in the folder of a site."""
 _MODELS = "models"
 
 
@@ -52,6 +60,8 @@ class ClientLogs:
 
     def __init__(self, folder: Path, cipher: FileCipher) -> None:
         self._folder, self._cipher = private_folder(folder), cipher
+        self._ledger = folder.parent / LEDGER
+        jsonl.truncate(self._ledger, sys.maxsize)  # a line that a power cut has cut began no operation
         for each in folder.iterdir():
             sweep(each)
 
@@ -82,6 +92,19 @@ class ClientLogs:
                 entry = dict(self.get(run, client)["runs"].get(run, {}))
                 if entry.get("attempt", {}).get("round", 0) < round and entry.pop("answer", None) is not None:
                     self._write(self._folder / _hashed(run), run, client, {"runs": {run: entry}})
+
+    def releases(self, client: str) -> list[dict[str, Any]]:
+        """What a client has released with noise, over all runs. Raises `StateLost` if the ledger is damaged."""
+        try:
+            return [event for event in jsonl.read(self._ledger) if event["client"] == client]
+        except (RunDirectoryError, KeyError) as error:
+            what = f"the ledger of privacy cannot be read: {one_line(str(error))}"
+            raise StateLost(what, where=str(self._ledger)) from error
+
+    def released(self, run: str, round: int, client: str, release: Mapping[str, Any]) -> None:
+        """Adds a release, on the disk. Raises `RunFailed` if the disk refuses."""
+        jsonl.append(self._ledger, [{"client": client, "run": run, "round": round, **release}], private=True)
+        jsonl.sync(self._ledger)
 
     def _models(self, client: str) -> list[bytes]:
         models: list[bytes] = self._read(self._folder / _MODELS, _MODELS, client).get("models", [])

@@ -6,7 +6,8 @@ operation, which the server asks of a client with a share of the work, or at bot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,15 +20,19 @@ from fedlens.algorithms.peers import EvaluateHeld, Mix, Send, Show
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import many
 from fedlens.core.protocol import Op
+from fedlens.local.example_privacy import PrivateSteps
 from fedlens.local.settings import LocalSettings
 from fedlens.local.training import Train
 from fedlens.local.vectorized.batched_train import BatchedTrain
 from fedlens.models.registry import MODELS
+from fedlens.privacy.accounting import by_client
 from fedlens.settings.config import NETWORK, Config, read_config
 from fedlens.site.contract import Contract
-from fedlens.site.settings import SiteSettings
+from fedlens.site.settings import SiteAllow, SiteSettings
 
 _SECURE = "secagg"
+_SUMMED = "summing images, since data.dataset has no mean and std,"
+_UNNOISED = "without noise for each example, whose epsilon is infinite,"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class OperationWork:
         summed: whether it is a part of a secure sum.
         measures: whether what it sends are losses and counts.
         known: False for an operation whose training does not follow from the settings.
+        epsilon: of one example of the client after all operations so far and this one; None if its noise is known, and
+            the client is not. Infinite for what has no noise for each example.
     """
 
     op: str
@@ -51,6 +58,7 @@ class OperationWork:
     summed: bool = False
     measures: bool = False
     known: bool = True
+    epsilon: float | None = math.inf
 
 
 def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = None) -> OperationWork:
@@ -81,9 +89,39 @@ def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = 
     if kind is Send and inside.settings is not None:  # one step of a round
         return OperationWork(name, None, 1, _batch(inside.settings, examples))
     train = inside.rule.train if kind is Send else inside
-    if type(train) in (Train, BatchedTrain) and train.rule.solve is None:
-        return _training(name, train.settings, examples, asked, train.rule.traits.full_gradients)
+    if type(train) in (Train, BatchedTrain) and (private_steps(op) or train.rule.solve is None):
+        work = _training(name, train.settings, examples, asked, train.rule.traits.full_gradients)
+        return replace(work, epsilon=None) if private_steps(op) else work
     return OperationWork(name, known=False)
+
+
+def private_steps(op: Op) -> PrivateSteps | None:
+    """The noised steps of an operation of `privacy.unit = "example"`; None for any other operation."""
+    train = cast("Any", op)
+    solve = train.rule.solve if type(train) in (Train, BatchedTrain) else None
+    return solve if type(solve) is PrivateSteps else None
+
+
+def release_of(op: Op, examples: int, asked: int | None = None) -> Mapping[str, Any] | None:
+    """What a client of so many examples releases by an operation with noise; see `fedlens.privacy.accounting`.
+
+    Noise from the seed, which the server knows, counts as none.
+
+    Args:
+        asked: the epochs or steps that the server asks for, if fewer than in the settings.
+    """
+    if (steps := private_steps(op)) is None:
+        return None
+    local = cast("Any", op).settings
+    release = steps.release(examples, local, local.steps_at(examples, asked))
+    return {**release, "z": 0.0} if steps.settings.seeded else release
+
+
+def spent_by(work: OperationWork, releases: Sequence[Mapping[str, Any]], allow: SiteAllow) -> OperationWork:
+    """The operation with the epsilon of the client's releases, its own included, if `[allow]` limits it; by RDP."""
+    if not releases or allow.max_epsilon is None:
+        return work
+    return replace(work, epsilon=by_client({work.op: releases}, allow.delta)[work.op])
 
 
 def _training(
@@ -153,11 +191,22 @@ def _secure(experiment: _Experiment, which: str) -> str | None:
         return None
     if config.aggregate is None or config.aggregate["name"] != _SECURE:
         return f"training without aggregate.name = '{_SECURE}'"
-    return "summing images, since data.dataset has no mean and std," if config.sums_moments else None
+    return _SUMMED if config.sums_moments else None
 
 
 def _private(experiment: _Experiment, most: float) -> str | None:
-    return "training without noise for each example, whose epsilon is infinite,"
+    privacy = experiment.config.privacy
+    if privacy is None or privacy.hides_clients or privacy.seeded or not privacy.z:
+        return f"training {_UNNOISED}"
+    return _SUMMED if experiment.config.sums_moments else None
+
+
+def _spending(work: OperationWork, most: float) -> str | None:
+    if work.epsilon is None or work.epsilon <= most:
+        return None
+    if math.isinf(work.epsilon):
+        return f"'{work.op}' {_UNNOISED}"
+    return f"'{work.op}', after which epsilon is {work.epsilon:.3g} for one image of the client,"
 
 
 def _operation(work: OperationWork, allowed: list[str]) -> str | None:
@@ -208,7 +257,7 @@ RULES: Mapping[str, tuple[_OfExperiment | None, _OfOperation | None]] = {
     "min_batch": _of_training(_too_small),
     "secure_sum": (_secure, _unsummed),
     "report_metrics": (None, _measuring),
-    "max_epsilon": (_private, None),
+    "max_epsilon": (_private, _spending),
 }
 """The lines of `[allow]` that refuse experiments and operations. Others are read where they are needed."""
 

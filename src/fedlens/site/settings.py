@@ -100,7 +100,11 @@ class SiteAllow(_Table):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="the largest epsilon of one image; no algorithm adds noise for each image yet, so this refuses all",
+        description="the largest epsilon of one image of a client, over all runs on its data; refuses all that adds no "
+        "noise for each image (privacy.unit = 'example')",
+    )
+    delta: float = Field(
+        1e-5, gt=0, lt=1, description="the delta of max_epsilon; far below 1 / images of a client"
     )
     reviewers: int = Field(1, ge=1, le=9, description="how many people must approve an experiment")
 

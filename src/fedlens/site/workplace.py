@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,7 +37,7 @@ from fedlens.site.client_identity import client_identity
 from fedlens.site.contract import Contract, read_contract
 from fedlens.site.local_data import LocalData
 from fedlens.site.operation_thread import time_limit
-from fedlens.site.policy import refuse, refused, work_of
+from fedlens.site.policy import refuse, refused, release_of, spent_by, work_of
 from fedlens.site.settings import SiteSettings
 
 _CLIENTS = 2**20  # what a site computes the split of held-out examples over
@@ -139,10 +139,25 @@ class Workplace:
         """What a client may be asked by this operation; None if nothing."""
         return self.built.algorithm.takes(op)
 
-    def refused(self, op: str, row: int | None = None, work: int | None = None) -> list[str]:
-        """Why `[allow]` of `site.toml` refuses an operation: for any client, or for that in a row and its work."""
-        examples = None if row is None else self.examples(row)[0]
-        return refused(work_of(op, self.built.algorithm.ops[op], examples, work), self.local.settings)
+    def refused(
+        self,
+        op: str,
+        row: int | None = None,
+        work: int | None = None,
+        releases: Sequence[Mapping[str, Any]] = (),
+    ) -> list[str]:
+        """Why `[allow]` of `site.toml` refuses an operation: for any client, or for that in a row and its work.
+
+        Args:
+            releases: of the client so far, and by this operation.
+        """
+        examples, settings = None if row is None else self.examples(row)[0], self.local.settings
+        done = work_of(op, self.built.algorithm.ops[op], examples, work)
+        return refused(spent_by(done, releases, settings.allow), settings)
+
+    def release(self, op: str, row: int, work: int | None = None) -> Mapping[str, Any] | None:
+        """What the client in a row releases by an operation that adds noise for each example; None for others."""
+        return release_of(self.built.algorithm.ops[op], self.examples(row)[0], work)
 
     @property
     def reports_metrics(self) -> bool:

@@ -66,3 +66,20 @@ def test_an_experiment_without_the_table_promises_nothing(tmp_path: Path) -> Non
     answer = CliRunner().invoke(app, ["privacy", str(path)])
     assert answer.exit_code == 2
     assert "the experiment has no table [privacy]" in answer.output
+
+
+def test_it_prints_what_each_client_would_spend(tmp_path: Path) -> None:
+    path = tmp_path / "examples.toml"
+    path.write_text(RECIPE + TABLE.replace("clip", 'unit = "example"\nclip').replace("4.0", "20.0"))
+    batch = ["--set", 'local.batch_size="all"']  # q = 1, which PLD counts quickly
+    answer = CliRunner().invoke(app, ["privacy", str(path), *batch])
+    assert answer.exit_code == 0, answer.output
+    lines = answer.output.splitlines()
+    assert lines[0].startswith("All that client ")
+    rows = [line.split() for line in lines if line[:1].isdigit() or line[:1] == " "]
+    assert len(rows) == 8
+    assert {(row[2], row[3]) for row in rows} == {("1", "12")}  # a step in each of 12 rounds
+    assert lines[-1] == "and 12 clients with at most the last epsilon"
+    refused = CliRunner().invoke(app, ["privacy", str(path), "--epsilon", "2"])
+    assert refused.exit_code == 2
+    assert "--set privacy.noise_multiplier" in refused.output

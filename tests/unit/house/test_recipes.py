@@ -20,7 +20,7 @@ GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
 NAS = ["digits-fednas", "cifar10/fednas-paper"]
 PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum", "fashion-mnist/vertical-quadrants"]
 MATCHED = ["fashion-mnist/fedma", "cifar10/fedma-paper"]
-PRIVATE = ["fashion-mnist/dp-fedavg"]
+PRIVATE = ["fashion-mnist/dp-fedavg", "fashion-mnist/dp-sgd"]
 MOCO = "cifar10/moco-v2"
 TABLE_2 = [
     *(

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.rdp import RdpAccountant
 
 from fedlens import Experiment, Observer, resume
 from fedlens.base.errors import RunDirectoryError
@@ -130,3 +132,38 @@ def test_a_run_is_trained_longer(tmp_path: Path) -> None:
     (path / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
     resume(path, accept_changes=True)
     assert [event["round"] for event in jsonl.read(path / "privacy.jsonl")] == [1, 2, 3]
+
+
+def test_each_client_has_its_own_ledger_line_and_epsilon(tmp_path: Path) -> None:
+    """Each ask to train counts, and a repeated round counts again."""
+    local = {"lr": 0.1, "steps": 2, "batch_size": "all"}
+    noised = {"unit": "example", "clip": 1.0, "noise_multiplier": 20.0, "delta": 1e-3}
+    settings = {
+        **PRIVATE,
+        "rounds": 3,
+        "evaluation": {"every": 3},
+        "privacy": noised,
+        "local": local,
+        "select": {"clients_per_round": 2},
+    }
+    settings["data"] = {"dataset": "digits", "partition": {"name": "iid", "clients": 3}, "normalize": "unit"}
+    with pytest.raises(Killed):
+        Experiment(**settings).run(tmp_path / "run", report=False, progress=Killer("released", 2))
+    run = resume(tmp_path / "run", report=False)
+    events = jsonl.read(tmp_path / "run" / "privacy.jsonl")
+    assert [event["round"] for event in events] == [1, 1, 2, 2, 2, 2, 3, 3]
+    spent = run.summary["privacy"]
+    own = {
+        row["client"]: [event for event in events if event["client"] == row["client"]]
+        for row in spent["clients"]
+    }
+    assert {row["client"]: row["trained"] for row in spent["clients"]} == {k: len(v) for k, v in own.items()}
+    for row in spent["clients"]:  # dp-accounting's, for the client's own steps: q = 1, so each is a Gaussian
+        accountant = RdpAccountant()
+        accountant.compose(GaussianDpEvent(20.0), 2 * len(own[row["client"]]))
+        assert row["epsilon"] == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-4)
+        assert row["epsilon"] <= spent["epsilon_rdp"]
+    assert run.metrics[-1]["epsilon"] == spent["epsilon"] <= spent["epsilon_rdp"]
+    assert "local_loss" not in run.metrics[-1]
+    assert run.metrics[-1]["clients"] == 2
+    assert spent["sentence"].startswith(f"All that client {spent['clients'][0]['client']} sends is (")

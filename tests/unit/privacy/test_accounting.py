@@ -4,9 +4,12 @@ import math
 from typing import Any
 
 import pytest
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from dp_accounting.pld import PLDAccountant
+from scipy.stats import binom
 
 from fedlens.base.errors import ConfigError
-from fedlens.privacy.accounting import Epsilons, epsilons, noise_for
+from fedlens.privacy.accounting import Epsilons, by_client, epsilons, noise_for
 from fedlens.privacy.guarantee import guarantee
 from fedlens.privacy.settings import PrivacySettings
 
@@ -107,3 +110,20 @@ def test_nothing_is_promised_without_noise_or_with_noise_that_can_be_subtracted(
         "Not private: record.unsafe"
     )
     assert guarantee(settings(), [])["sentence"] == "Nothing has been released yet."
+
+
+def test_steps_of_an_event_are_that_many_releases() -> None:
+    sampled = {**event(0.02, 1.0), "steps": 400}
+    spent = by_client({"a": [sampled], "b": [sampled, {**sampled, "steps": 600}]}, DELTA)
+    assert list(spent) == ["b", "a"]
+    assert spent["b"] == pytest.approx(4.324169, rel=1e-4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("images", "epsilon"), [(1, 3.9), (5, 27.5), (10, 71.5)])
+def test_what_several_images_of_a_person_cost(images: int, epsilon: float) -> None:
+    """The table of docs/choose-privacy.md: each image is in a batch by itself, and all may change the sum."""
+    share = [float(binom.pmf(k, images, 0.02)) for k in range(images + 1)]
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(MixtureOfGaussiansDpEvent(1.0, list(range(images + 1)), share), 1000)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(epsilon, abs=0.05)

@@ -78,7 +78,12 @@ class OpenedProgram:
     def examples(self, client: int) -> Sequence[int]:
         return self.sizes[client]
 
-    def refused(self, op: str, row: int | None = None, work: int | None = None) -> Sequence[str]:
+    def release(self, op: str, row: int, work: int | None = None) -> None:
+        pass
+
+    def refused(
+        self, op: str, row: int | None = None, work: int | None = None, releases: Sequence[Any] = ()
+    ) -> Sequence[str]:
         return ()
 
     @contextmanager

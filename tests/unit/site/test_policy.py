@@ -36,6 +36,7 @@ from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.partition.roster import Roster
 from fedlens.engines.inline import inline
 from fedlens.identity.file_cipher import FileCipher
+from fedlens.privacy.accounting import by_client
 from fedlens.run.build import build
 from fedlens.run.round_context import round_context
 from fedlens.site.answering import Answering
@@ -118,6 +119,12 @@ GKT = {
     **NETWORKS,
     "algorithm": {"name": "fedgkt", "client": {"name": "small-cnn", "norm": "none"}, "cut": "0"},
 }
+EXAMPLE = {"unit": "example", "clip": 1.0, "noise_multiplier": 4.0, "delta": 0.1}
+NOISED: Mapping[str, Any] = {
+    "data": {"dataset": {**GIVEN, "test": "digits"}, "normalize": "unit"},
+    "evaluation": {"clients": "none"},
+    "privacy": EXAMPLE,
+}
 EPOCHS = {"local": {"lr": 0.1, "epochs": 4, "batch_size": 8}}
 EXPERIMENTS: list[tuple[str, Any, Any, Mapping[str, Any]]] = [
     # the line, a value that refuses, one that allows, and the experiment
@@ -134,6 +141,9 @@ EXPERIMENTS: list[tuple[str, Any, Any, Mapping[str, Any]]] = [
     ("secure_sum", "only", "any", {**SECURE, "aggregate": {"name": "quantized"}}),
     ("secure_sum", "only", "any", {**SECURE, "data": {"dataset": {**FORM, "test": "digits"}}}),
     ("max_epsilon", 1.0, None, {}),
+    ("max_epsilon", 1.0, None, {**NOISED, "privacy": {**EXAMPLE, "noise": "seeded"}}),
+    ("max_epsilon", 1.0, None, {**NOISED, "privacy": {**EXAMPLE, "unit": "client"}}),
+    ("max_epsilon", 1.0, None, {**NOISED, "data": {"dataset": {**FORM, "test": "digits"}}}),
 ]
 
 
@@ -236,7 +246,7 @@ def test_a_model_in_any_setting_is_named_also_by_default(
 
 
 def test_every_line_has_a_rule_or_a_reader() -> None:
-    elsewhere = {"max_seconds", "min_examples", "min_cohort", "reviewers"}
+    elsewhere = {"delta", "max_seconds", "min_examples", "min_cohort", "reviewers"}
     assert SiteAllow.model_fields.keys() == RULES.keys() | elsewhere
 
 
@@ -337,7 +347,8 @@ def answers(folders: dict[str, Path]) -> Iterator[Callable[..., tuple[Answers, d
         for steps in (algorithm.round(state, context), algorithm.evaluate(state, context)):
             ask = next(steps)
             if ask.op == "evaluate":  # of data that the server does not have
-                ask = steps.send(iter(()))
+                with suppress(StopIteration):  # no client is asked
+                    ask = steps.send(iter(()))
             asks[ask.op] = ask
         for one in made:
             one.log.close()
@@ -395,6 +406,40 @@ def test_an_operation_beyond_a_line_never_starts(
     site, asks = answers(changes, **{line: right})
     assert site.outcome(asks[op], slot=1) == "reply"
     assert site.started == [op]
+
+
+def test_noised_training_is_counted_over_all_runs_and_refused_beyond_max_epsilon(
+    answers: Callable[..., tuple[Answers, dict[str, Ask]]],
+) -> None:
+    release = {
+        "z": 4.0,
+        "q": 8 / 30,
+        "sampling": "poisson",
+        "relation": "add-or-remove",
+        "cohort": 8,
+        "clients": 30,
+    }
+    spent = [by_client({"a": [{**release, "steps": 3}] * times}, 1e-5)["a"] for times in (2, 3)]
+    site, asks = answers(
+        NOISED, max_epsilon=spent[0] + 1e-6
+    )  # at the delta of the site, not at 0.1 of the experiment
+    assert site.outcome(asks["train"]) == "reply"
+    assert site.metrics == {"examples": 24, "batches": 3}
+    ledger = ClientLogs(site.folder / "logs", FileCipher(SITE))  # read anew, as after a restart
+    ledger.released("another run", 1, "b", {**release, "steps": 3})
+
+    def lost(payload: Payload, client: Client, rng: Rng) -> NoReturn:
+        raise RuntimeError("there is no reply")
+
+    site.place.program = replace(site.place.program, ops={"train": lost})
+    assert site.outcome(asks["train"], slot=1) == "operation"
+    assert [event["steps"] for event in ledger.releases("a")] == [3, 3]
+    assert (site.folder / "privacy.jsonl").stat().st_mode & 0o777 == 0o600
+    site, asks = answers(NOISED, canary=True, max_epsilon=spent[0] + 1e-6)
+    assert site.outcome(asks["train"], slot=2) == "policy"
+    assert site.started == []
+    assert f"after which epsilon is {spent[1]:.3g} for one image" in site.said()
+    assert len(ledger.releases("a")) == 2
 
 
 @pytest.mark.parametrize("where", ["own", "shared"])

@@ -40,7 +40,7 @@ class StackedModel:
 
     def __init__(self, learner: Loadable, scratch: dict[Any, Any], task: Task | None = None) -> None:
         self.learner, self.names = learner, list(learner.trainable)
-        self.forward = _Forward(learner.module, task)
+        self.forward = TaskForward(learner.module, task)
         self.stack = Stack(Masks([]))
         self.random = any(drops(layer) for layer in learner.module.modules())
         self.slots = [_slot(learner.module, name) for name in self.names]
@@ -111,7 +111,7 @@ class StackedModel:
         return outputs, features[0].reshape(*clients, -1) if features else None
 
 
-class _Forward(nn.Module):
+class TaskForward(nn.Module):
     """The forward pass of a task as a module for `functional_call`."""
 
     def __init__(self, module: nn.Module, task: Task | None) -> None:
@@ -119,6 +119,7 @@ class _Forward(nn.Module):
         self.module, self.task = module, task
 
     def forward(self, images: Tensor) -> Any:
+        """The outputs."""
         return self.run(images)
 
     def run(self, images: Tensor) -> Any:
