@@ -49,7 +49,7 @@ def privacy(
         for sentence in answer["assumed"]:
             print(printable(sentence))
         print()
-        if "clients" in answer:
+        if "rounds" not in answer:
             _print_clients(answer["clients"])
             return
         rows = [
