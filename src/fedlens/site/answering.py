@@ -255,9 +255,10 @@ class Answering:
         asked = {**shared, **payload}
         if (fault := replace(takes, log=False).fault(asked)) is not None:
             raise AskRefused("refused", f"'{fields.operation}' is asked with what it does not take: {fault}")
-        release = opened.release(fields.operation, row, asked.get("work"))
+        work = asked.get("work")
+        release = opened.release(fields.operation, row, work)
         releases = [] if release is None else [*self._logs.releases(fields.client), release]
-        for sentence in opened.refused(fields.operation, row, asked.get("work"), releases):
+        for sentence in opened.refused(fields.operation, row, work, releases):
             raise AskRefused("policy", sentence)
         with self._writing:
             self._check_running()
