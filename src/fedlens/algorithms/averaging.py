@@ -32,7 +32,6 @@ from fedlens.algorithms.client_evaluation import (
     refuse_unmeasured,
 )
 from fedlens.algorithms.client_sampling import (
-    SecretCohorts,
     Select,
     Uniform,
     candidates,
@@ -43,11 +42,7 @@ from fedlens.algorithms.private_averaging import (
     example_notes,
     privacy_curves,
     privacy_notes,
-    private_mean,
-    refuse_beside_examples,
-    refuse_measured,
-    refuse_unprotected,
-    summed_blindly,
+    private_parts,
 )
 from fedlens.base.signatures import check_methods, follows_device, place_of
 from fedlens.core.algorithm_base import AlgorithmBase, OwnCurve
@@ -67,9 +62,7 @@ from fedlens.core.protocol import (
 from fedlens.core.reduction import Update
 from fedlens.core.schema import AskedField, NumberField, Schema, TreeField
 from fedlens.core.tree import Leaf, Tree, TreeSpec, part, select, tree_of, zeros_like
-from fedlens.local.chain import chain
-from fedlens.local.client_privacy import client_privacy
-from fedlens.local.example_privacy import PrivateSteps, example_privacy
+from fedlens.local.example_privacy import PrivateSteps
 from fedlens.local.rate_scales import model_scales
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
@@ -454,7 +447,7 @@ def averaging(
     scales = model_scales(parts.local, parts.model)
     fit.refuse_steep(rule, parts.local, max(scales, default=1.0))
     if parts.privacy is not None:
-        rule, aggregation, choose = _private(parts, parts.privacy, rule, aggregation, choose, personal)
+        rule, aggregation, choose = private_parts(parts, parts.privacy, rule, aggregation, choose, personal)
     if scales:
         fit.refuse_scaled(rule, aggregation)
     fit.refuse_task(rule, parts.task)
@@ -491,24 +484,3 @@ def averaging(
     papers: dict[str, Any] = {"aggregate": aggregate or plain_mean, "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
     return Averaging(parts, choose, train, aggregation, step, rule, personal, more, replaced=replaced)
-
-
-def _private(
-    parts: Parts,
-    privacy: PrivacySettings,
-    rule: ClientRule,
-    aggregation: Aggregate,
-    choose: Select,
-    personal: frozenset[str],
-) -> tuple[ClientRule, Aggregate, Select]:
-    """The components with noise. Raises `ConfigError` for those that would break its promise."""
-    at_clients = bool(personal or parts.task.local_leaves(parts.spec))
-    refuse_measured(parts.federation, parts.measure, parts.measure_clients)
-    if not privacy.hides_clients:
-        refuse_beside_examples(rule, aggregation, parts.local, at_clients, parts.task)
-        return example_privacy(privacy), aggregation, choose
-    refuse_unprotected(rule, aggregation, parts.local, at_clients)
-    mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
-    aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
-    rule = chain(rule, client_privacy(mechanism))
-    return rule, aggregation, choose if privacy.seeded else SecretCohorts(choose)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.secure.blind_sum import RANGES, BlindSum
-from fedlens.algorithms.client_sampling import BySize, Everyone, Poisson, Select, Uniform
+from fedlens.algorithms.client_sampling import BySize, Everyone, Poisson, SecretCohorts, Select, Uniform
 from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import OwnCurve
 from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec, count, part
-from fedlens.local.client_privacy import PrivateMean, Sampling
+from fedlens.local.chain import chain
+from fedlens.local.client_privacy import PrivateMean, Sampling, client_privacy
+from fedlens.local.example_privacy import example_privacy
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.privacy.accounting import noise_for
@@ -243,3 +246,33 @@ def privacy_notes(settings: PrivacySettings, clients: int) -> tuple[str, ...]:
         >= 1,
     }
     return tuple(sentence for sentence, holds in cases.items() if holds)
+
+
+def private_parts(
+    parts: Any,
+    privacy: PrivacySettings,
+    rule: ClientRule,
+    aggregation: Aggregate,
+    choose: Select,
+    personal: frozenset[str],
+) -> tuple[ClientRule, Aggregate, Select]:
+    """The components with noise.
+
+    Args:
+        parts: the `fedlens.algorithms.averaging.Parts`.
+        privacy: the table `[privacy]`.
+        rule, aggregation, choose: the client rule, the aggregate and the selection.
+        personal: leaves of the model that stay at the clients.
+
+    Raises `ConfigError` for those that would break its promise.
+    """
+    at_clients = bool(personal or parts.task.local_leaves(parts.spec))
+    refuse_measured(parts.federation, parts.measure, parts.measure_clients)
+    if not privacy.hides_clients:
+        refuse_beside_examples(rule, aggregation, parts.local, at_clients, parts.task)
+        return example_privacy(privacy), aggregation, choose
+    refuse_unprotected(rule, aggregation, parts.local, at_clients)
+    mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
+    aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
+    rule = chain(rule, client_privacy(mechanism))
+    return rule, aggregation, choose if privacy.seeded else SecretCohorts(choose)
