@@ -189,7 +189,7 @@ def test_the_model_in_a_model_is_named_too(folders: dict[str, Path]) -> None:
     ("table", "line", "said"),
     [
         ("allow", "max_epoch = 5", "did you mean 'max_epochs'."),
-        ("allow", "zzz = 5", "known: algorithms, max_epochs, "),
+        ("allow", "zzz = 5", "known: algorithms, delta, max_epochs, "),
         ("keep", "zzz = 5", "known: days, sent."),
         ("compute", "thread = 5", "did you mean 'threads'."),
         ("data", "zzz = 5", "known: cache, clients, dataset, exclude, labels."),
