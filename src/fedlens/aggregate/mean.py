@@ -316,6 +316,10 @@ AGGREGATES = Registry(
             "fedlens.aggregate.secure.lightsecagg:lightsecagg",
             "the same with masks that survivors remove at once, whoever left; simulation only (So et al. 2022)",
         ),
+        "turbo-aggregate": Entry(
+            "fedlens.aggregate.secure.turbo_aggregate:turbo_aggregate",
+            "the same in a circle of groups, for 15 clients a round or more; simulation only (So et al. 2021)",
+        ),
         "optimal-convex": Entry(
             "fedlens.aggregate.optimal_convex:optimal_convex",
             "weights that score best on the server's data (Chen et al. 2022, Eq. 5)",

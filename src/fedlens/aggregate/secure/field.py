@@ -9,6 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedlens.base.errors import ConfigError
+
 Residues: TypeAlias = NDArray[np.uint32]  # each in [0, q)
 
 Q = 2**31 - 1
@@ -16,6 +18,17 @@ Q = 2**31 - 1
 TERMS = 64  # products of 31 and 16 bits in an exact sum: 65 pass 2^53, where float64 has no odd numbers
 _HALF = 16
 _CACHED = 1 << 17  # numbers that are worked on at once, so that they stay in the cache of a core
+
+
+def check_range(cohort: int, bits: int) -> None:
+    """Raises `ConfigError` if the sum of a cohort's words of so many bits may reach q / 2: cohort x 2^bits < q / 2."""
+    if 2 * (cohort << bits) >= Q:
+        raise ConfigError(
+            f"a sum of {cohort:,} clients at {bits} bits may be {cohort:,} x 2^{bits}, and words modulo 2^31 - 1 hold "
+            "less than 2^30",
+            where="aggregate.bits",
+            hint=f"set aggregate.bits = {((Q - 1) // (2 * cohort)).bit_length() - 1} or less, or select fewer clients",
+        )
 
 
 def residues(numbers: NDArray[np.signedinteger], q: int = Q) -> Residues:

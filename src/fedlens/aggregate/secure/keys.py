@@ -91,10 +91,13 @@ class Terms:
         """How many shares give a secret: here those of all that must last."""
         return self.needed(cohort)
 
-    def near(self, members: Sequence[ClientId], seed: bytes) -> Mapping[ClientId, Sequence[ClientId]]:
+    def near(
+        self, members: Sequence[ClientId], cohort: Sequence[ClientId], seed: bytes
+    ) -> Mapping[ClientId, Sequence[ClientId]]:
         """With whom each member exchanges shares and masks, itself included, in the order of the members: with all.
 
         Args:
+            cohort: all that were asked for keys.
             seed: a hash of what all members have published.
         """
         return dict.fromkeys(members, members)
@@ -230,7 +233,7 @@ class Transcript:
     @cached_property
     def near(self) -> Mapping[ClientId, Sequence[ClientId]]:
         """With whom each member exchanges shares and masks, itself included."""
-        return self.terms.near(list(self.members), self.hash)
+        return self.terms.near(list(self.members), self.attempt.cohort, self.hash)
 
     def among(self, client: ClientId, others: Collection[ClientId]) -> list[ClientId]:
         """Those of `others` with whom a client exchanges shares and masks, itself included."""

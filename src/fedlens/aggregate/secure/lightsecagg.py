@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedlens.aggregate.secure.blind_sum import RANGES, Bits, Ranges
 from fedlens.aggregate.secure.encoded_train import EncodedTrain
-from fedlens.aggregate.secure.field import Q
+from fedlens.aggregate.secure.field import check_range
 from fedlens.aggregate.secure.keys import helpers
 from fedlens.aggregate.secure.lightsecagg_steps import (
     CodedMasked,
@@ -94,14 +94,7 @@ class LightSecAgg(SecAgg):
                 where="aggregate.colluding",
                 hint="set a smaller aggregate.colluding" if t > 1 else "set a larger aggregate.threshold",
             )
-        if 2 * (cohort << self.bits) >= Q:
-            raise ConfigError(
-                f"a sum of {cohort:,} clients at {self.bits} bits may be {cohort:,} x 2^{self.bits}, and words modulo "
-                f"2^31 - 1 hold less than 2^30",
-                where="aggregate.bits",
-                hint=f"set aggregate.bits = {((Q - 1) // (2 * cohort)).bit_length() - 1} or less, or select fewer "
-                "clients",
-            )
+        check_range(cohort, self.bits)
         return fitted
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ SEALING_BYTES = keys.SEALING + _PLACES.size  # beside what is sealed
 SEALED_BYTES = SEALING_BYTES + 2 * shamir.SHARE_BYTES
 _HOUR = 3600.0
 # The last step that a client answered.
-_KEYS, _SHARES, _MASKED, _AGREED, _UNMASKED = "keys", "shares", "masked", "agreed", "unmasked"
+KEYED, _SHARES, TRAINED, _AGREED, _UNMASKED = "keys", "shares", "masked", "agreed", "unmasked"
 
 
 def as_tensor(data: bytes) -> Tensor:
@@ -136,7 +136,7 @@ def _check_shares(attempt: keys.Attempt, needed: int, client: Client) -> None:
         )
 
 
-def _step(payload: Payload, client: Client, *after: str) -> AttemptStep:
+def step_after(payload: Payload, client: Client, *after: str) -> AttemptStep:
     """The attempt of this ask. Raises `SecureSumRefused` unless the last step that was answered is one of `after`."""
     attempt, log, entry = _announced(payload, client)
     if entry is None or keys.Attempt.of(entry["attempt"]) != attempt or entry["step"] not in after:
@@ -177,7 +177,7 @@ class RoundKeys:
         _check_shares(attempt, self.terms.needed(len(attempt.cohort)), client)
         seen = _seen(attempt, log, client)
         client.secrets.forget(keys.of_run(attempt.run))
-        step = AttemptStep(log, {"attempt": attempt.payload, "step": _KEYS}, attempt, client)
+        step = AttemptStep(log, {"attempt": attempt.payload, "step": KEYED}, attempt, client)
         member = step.member()
         signature = client.secrets.identity.sign(signed(attempt, client.id, member))
         sent = {"keys": as_tensor(bytes(member)), "signature": as_tensor(signature), "seen": int(seen)}
@@ -212,22 +212,12 @@ class SendShares:
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends `sealed` [102 x its neighbours], and the `commitment` [32] to the seed of the client's own mask."""
-        step = _step(payload, client, _KEYS)
+        step = step_after(payload, client, KEYED)
         with step.ending():
             return self._shared(payload[ATTEMPT], step)
 
     def _shared(self, asked: Payload, step: AttemptStep) -> Outcome:
-        transcript, own = keys.Transcript.of(self.terms, asked), step.client.id
-        members = transcript.members
-        if members.get(own) != step.member():
-            raise keys.SecureSumRefused(
-                "the keys that came back are not those that the client sent, or it has restarted since"
-            )
-        for (client, member), signature in zip(members.items(), asked["signatures"], strict=True):
-            if not step.client.secrets.identity.verify(
-                client, signed(step.attempt, client, member), signature
-            ):
-                raise keys.SecureSumRefused(f"the signature of client {client} is wrong")
+        transcript = shown_transcript(asked, step, self.terms)
         return Outcome(
             {**self._sent(step, transcript), "log": step.logged(step=_SHARES, **transcript.payload)}
         )
@@ -249,14 +239,34 @@ class SendShares:
         }
 
 
-def sealed(step: AttemptStep, transcript: keys.Transcript, texts: Iterable[bytes]) -> Tensor:
-    """Texts for the members that a client exchanges shares with, each sealed with the places that it is meant for."""
-    own, nonces = step.client.id, keys.pieces(step.secret("gcm", 12 * len(transcript.members)), 12)
+def shown_transcript(asked: Payload, step: AttemptStep, terms: keys.Terms) -> keys.Transcript:
+    """The keys of all members that the server shows. Raises `SecureSumRefused` for those that `SendShares` refuses."""
+    transcript, own = keys.Transcript.of(terms, asked), step.client.id
+    members = transcript.members
+    if members.get(own) != step.member():
+        raise keys.SecureSumRefused(
+            "the keys that came back are not those that the client sent, or it has restarted since"
+        )
+    for (client, member), signature in zip(members.items(), asked["signatures"], strict=True):
+        if not step.client.secrets.identity.verify(client, signed(step.attempt, client, member), signature):
+            raise keys.SecureSumRefused(f"the signature of client {client} is wrong")
+    return transcript
+
+
+def sealed(
+    step: AttemptStep, transcript: keys.Transcript, texts: Iterable[bytes], nonces: str = "gcm"
+) -> Tensor:
+    """Texts for the members that a client sends some to, each sealed with the places that it is meant for.
+
+    Args:
+        nonces: the purpose of the secret that gives the nonces; each is used once in an attempt.
+    """
+    own, each = step.client.id, keys.pieces(step.secret(nonces, 12 * len(transcript.members)), 12)
     found = bytearray()
     for client, text in zip(transcript.near[own], texts, strict=True):
         point = transcript.points[client]
         text = _PLACES.pack(transcript.points[own], point) + text
-        found += transcript.seal(step.sealing, own, client, nonces[point - 1], text)
+        found += transcript.seal(step.sealing, own, client, each[point - 1], text)
     return torch.frombuffer(found, dtype=torch.uint8)
 
 
@@ -269,6 +279,7 @@ class MaskedTrain:
     train with, is not what the attempt announced, if a sealed text is forged, and if the senders are too few.
     """
 
+    after: ClassVar[str] = _SHARES
     train: EncodedTrain
     terms: keys.Terms
 
@@ -306,22 +317,25 @@ class MaskedTrain:
         return digests({name: value for name, value in payload.items() if name not in _OWN_NAMES})
 
     def _begun(self, payload: Payload, client: Client, found: tuple[bytes, bytes]) -> AttemptStep:
-        """The attempt, with what the log gets of the senders."""
-        step = _step(payload, client, _SHARES)
+        step = step_after(payload, client, self.after)
         with step.ending():
             if found != (step.attempt.model, step.attempt.shared):
                 raise keys.SecureSumRefused(
                     "the model, or what comes with it, is not what the round announced"
                 )
-            senders, sealed = list(payload[ATTEMPT]["clients"]), as_bytes(payload[OWN])
-            transcript = keys.Transcript.of(self.terms, step.entry)
-            keys.subset("senders of shares", senders, step.entry["members"], transcript.needed)
-            if client.id not in senders:
-                raise keys.SecureSumRefused("the senders of shares leave out the client")
-            _check_sites("senders of shares", senders, client)
-            begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
-            _opened(begun, transcript)
-            return replace(begun, masks=self._masks(begun, transcript))
+            return self._prepared(payload, step)
+
+    def _prepared(self, payload: Payload, step: AttemptStep) -> AttemptStep:
+        """The attempt, with what the log gets of the senders, and the masks."""
+        senders, sealed = list(payload[ATTEMPT]["clients"]), as_bytes(payload[OWN])
+        transcript = keys.Transcript.of(self.terms, step.entry)
+        keys.subset("senders of shares", senders, step.entry["members"], transcript.needed)
+        if step.client.id not in senders:
+            raise keys.SecureSumRefused("the senders of shares leave out the client")
+        _check_sites("senders of shares", senders, step.client)
+        begun = replace(step, entry={**step.entry, "senders": senders, "sealed": sealed})
+        _opened(begun, transcript)
+        return replace(begun, masks=self._masks(begun, transcript))
 
     def _masks(self, step: AttemptStep, transcript: keys.Transcript) -> Sequence[tuple[bytes, int]]:
         """The keys of the client's masks, with their signs."""
@@ -339,7 +353,7 @@ class MaskedTrain:
             if isinstance(outcome, BaseException):
                 raise outcome
             self._mask(outcome.payload[VECTOR].numpy().view(self.train.layout.unsigned), step.masks)
-            return outcome._replace(payload={**outcome.payload, "log": step.logged(step=_MASKED)})
+            return outcome._replace(payload={**outcome.payload, "log": step.logged(step=TRAINED)})
 
 
 def _tried(work: Callable[..., Any], *given: Any) -> Any:
@@ -363,10 +377,17 @@ def digests(shared: Payload) -> tuple[bytes, bytes]:
 
 def _opened(step: AttemptStep, transcript: keys.Transcript) -> dict[ClientId, bytes]:
     """The text that each sender has sealed for this client."""
+    senders = transcript.among(step.client.id, step.entry["senders"])
+    return opened_of(step, transcript, senders, step.entry["sealed"])
+
+
+def opened_of(
+    step: AttemptStep, transcript: keys.Transcript, senders: Sequence[ClientId], received: bytes
+) -> dict[ClientId, bytes]:
+    """The texts of these senders, all of one size. Raises `SecureSumRefused` if one is forged, or meant for another."""
     own, opened = step.client.id, {}
     if transcript.members[own] != step.member():
         raise keys.SecureSumRefused("the client has no secrets of this attempt any more, as after a restart")
-    senders, received = transcript.among(own, step.entry["senders"]), step.entry["sealed"]
     for client, each in zip(senders, keys.pieces(received, len(received) // len(senders)), strict=True):
         plain = transcript.open(step.sealing, client, own, each)
         if _PLACES.unpack_from(plain) != (transcript.points[client], transcript.points[own]):
@@ -375,7 +396,7 @@ def _opened(step: AttemptStep, transcript: keys.Transcript) -> dict[ClientId, by
     return opened
 
 
-def _survivors(
+def survivors_shown(
     payload: Payload, step: AttemptStep, terms: keys.Terms
 ) -> tuple[list[ClientId], keys.Transcript]:
     """The list of survivors in an ask. Raises `SecureSumRefused` for one that this client does not open."""
@@ -404,7 +425,7 @@ class Agree:
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Sends the `signature` of the list."""
-        step = _step(payload, client, _MASKED, _AGREED, _UNMASKED)
+        step = step_after(payload, client, TRAINED, _AGREED, _UNMASKED)
         if (before := step.entry.get("survivors")) is not None:
             if before != payload[ATTEMPT]["clients"]:
                 raise keys.SecureSumRefused(
@@ -413,7 +434,7 @@ class Agree:
                 )
             return Outcome({"signature": as_tensor(step.entry["signature"])})
         with step.ending():
-            survivors, transcript = _survivors(payload, step, self.terms)
+            survivors, transcript = survivors_shown(payload, step, self.terms)
         signature = client.secrets.identity.sign(signed_list(transcript, survivors))
         log = step.logged(step=_AGREED, survivors=survivors, signature=signature)
         return Outcome({"signature": as_tensor(signature), "log": log})
@@ -439,7 +460,7 @@ class Unmask:
         again = "answer" in entry and keys.same(entry["asked"], keys.digest([asked, survivors]))
         if again:
             return Outcome({"shares": as_tensor(entry["answer"])})
-        step = _step(payload, client, _AGREED if self.terms.contract else _MASKED)
+        step = step_after(payload, client, _AGREED if self.terms.contract else TRAINED)
         with step.ending():
             _seen(step.attempt, log, client)  # another run may have opened one since *Keys*
             answer = self._shares(payload, step)
@@ -450,7 +471,7 @@ class Unmask:
         return Outcome({"shares": as_tensor(answer), "log": new})
 
     def _shares(self, payload: Payload, step: AttemptStep) -> bytes:
-        survivors, transcript = _survivors(payload, step, self.terms)
+        survivors, transcript = survivors_shown(payload, step, self.terms)
         if self.terms.contract:
             self._check_agreed(payload[ATTEMPT], survivors, transcript, step)
         return self._answer(_opened(step, transcript), survivors)

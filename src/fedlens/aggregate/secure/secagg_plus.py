@@ -28,7 +28,7 @@ class SparseTerms(Terms):
     published, nonces included: the degree / 2 next ones on each side are neighbours. A degree of all other clients
     gives SecAgg.
 
-    >>> near = SparseTerms(0.6, "", "", degree=2, held=2).near(list("abcde"), b"drawn")
+    >>> near = SparseTerms(0.6, "", "", degree=2, held=2).near(list("abcde"), "abcde", b"drawn")
     >>> near["a"], near["b"]
     (['a', 'b', 'c'], ['a', 'b', 'd'])
     """
@@ -40,11 +40,13 @@ class SparseTerms(Terms):
         """How many shares give a secret."""
         return self.held
 
-    def near(self, members: Sequence[ClientId], seed: bytes) -> Mapping[ClientId, Sequence[ClientId]]:
+    def near(
+        self, members: Sequence[ClientId], cohort: Sequence[ClientId], seed: bytes
+    ) -> Mapping[ClientId, Sequence[ClientId]]:
         """See `Terms.near`."""
         n, side = len(members), self.degree // 2
         if n <= self.degree + 1:
-            return super().near(members, seed)
+            return super().near(members, cohort, seed)
         circle = sorted(range(n), key=lambda at: digest([seed, at]))
         return {
             members[at]: [members[one] for one in sorted(circle[(p + d) % n] for d in range(-side, side + 1))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,18 @@ class Masked:
         add_masks(total, self._unmasking(secrets))
         return total
 
+    @classmethod
+    def collected(
+        cls,
+        ask: Ask,
+        transcript: keys.Transcript,
+        signatures: Sequence[bytes],
+        layout: SumLayout,
+        ctx: RoundContext,
+    ) -> Generator[Ask, Answers, Masked]:
+        """The asks *Shares* and *Masked*."""
+        return _collect(cls, ask, transcript, signatures, layout)
+
     @staticmethod
     def announced(terms: keys.Terms, near: int) -> dict[str, Field]:
         """What a client sends in *Shares* that shares its secrets with so many members, itself included."""
@@ -161,7 +174,8 @@ def masked_sum(
     else:
         number = (journal.noted(round, _ATTEMPT) or {"number": 0})["number"] + 1
         journal.note(round, _ATTEMPT, {"number": number})  # each is used once
-        masked = yield from _collect(ask, terms, layout, ctx, number, kind)
+        transcript, signatures = yield from _announced(ask, terms, ctx, number)
+        masked = yield from kind.collected(ask, transcript, signatures, layout, ctx)
         journal.note(round, MASKED_SUM, masked.payload)
     total = masked.unmasked((yield from _answers(masked, ask.deadline)))
     if (fault := layout.fault(total, len(masked.survivors))) is not None:
@@ -169,9 +183,10 @@ def masked_sum(
     return total, masked.survivors
 
 
-def _collect(
-    ask: Ask, terms: keys.Terms, layout: SumLayout, ctx: RoundContext, number: int, kind: type[Masked]
-) -> Generator[Ask, Answers, Masked]:
+def _announced(
+    ask: Ask, terms: keys.Terms, ctx: RoundContext, number: int
+) -> Generator[Ask, Answers, tuple[keys.Transcript, list[bytes]]]:
+    """Announces an attempt; gives the keys of its members, and their signatures."""
     cohort = _cohort(ask)
     attempt = keys.Attempt.of({
         "run": ctx.journal.run, "round": ctx.round, "number": number, "nonce": ctx.entropy(16), "cohort": cohort,
@@ -182,17 +197,26 @@ def _collect(
         "signature": bytes_field(-1, most=SIGNATURE_BYTES),
         "seen": NumberField(above=-1, most=1),
     }
-    replies = yield from _support(KEYS, cohort, {"attempt": attempt.payload}, ask.deadline, fields)
+    replies = yield from support(KEYS, cohort, {"attempt": attempt.payload}, ask.deadline, fields)
     members = {client: keys.Member.of(as_bytes(reply["keys"])) for client, reply in replies.items()}
     transcript = keys.Transcript(terms, attempt, members)
     if seen := sum(reply["seen"] for reply in replies.values()):
         ctx.sums["models_seen"] = seen
+    return transcript, [as_bytes(reply["signature"]) for reply in replies.values()]
 
-    signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
-    asked = {**transcript.payload, "signatures": signatures}
+
+def _collect(
+    kind: type[Masked],
+    ask: Ask,
+    transcript: keys.Transcript,
+    signatures: Sequence[bytes],
+    layout: SumLayout,
+) -> Generator[Ask, Answers, Masked]:
+    members, attempt = transcript.members, transcript.attempt
+    asked = {**transcript.payload, "signatures": list(signatures)}
     degree = len(transcript.near[next(iter(members))])
-    fields = kind.announced(terms, degree)
-    replies = yield from _support(SHARES, list(members), asked, ask.deadline, fields)
+    fields = kind.announced(transcript.terms, degree)
+    replies = yield from support(SHARES, list(members), asked, ask.deadline, fields)
     senders = list(replies)
     keys.subset("senders of shares", senders, list(members), transcript.needed)
     commitments = {client: as_bytes(reply.get("commitment", _NONE)) for client, reply in replies.items()}
@@ -212,7 +236,7 @@ def _collect(
         ask, op=MASKED, requests=requests, shared=shared, expect=expect, holds=True, logged=True
     )
     total, survivors = kind.start(layout), []
-    for reply in _without_metrics(answers):
+    for reply in without_metrics(answers):
         total += reply.payload[VECTOR].numpy().view(layout.unsigned)
         survivors.append(reply.client)
         del reply  # frees its words before the next one comes
@@ -231,7 +255,7 @@ def _answers(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
     openers = survivors
     fields: dict[str, Field] = {"signature": bytes_field(-1, most=SIGNATURE_BYTES)}
     if transcript.terms.contract:
-        replies = yield from _support(AGREE, survivors, asked, deadline, fields)
+        replies = yield from support(AGREE, survivors, asked, deadline, fields)
         openers = list(replies)
         keys.subset("signatures of the list of survivors", openers, survivors, transcript.needed)
         signatures = [as_bytes(reply["signature"]) for reply in replies.values()]
@@ -239,21 +263,30 @@ def _answers(masked: Masked, deadline: float | None) -> Generator[Ask, Answers, 
     sizes = {client: masked.answered(client) for client in openers}
     one, most = len(set(sizes.values())) == 1, max(sizes.values())
     fields = {"shares": bytes_field(most if one else -1, most=most)}
-    replies = yield from _support(UNMASK, openers, asked, deadline, fields)
+    replies = yield from support(UNMASK, openers, asked, deadline, fields)
     answers = {client: as_bytes(reply["shares"]) for client, reply in replies.items()}
     answers = {client: text for client, text in answers.items() if len(text) == sizes[client]}
     keys.subset("senders of shares that open the sum", list(answers), survivors, transcript.needed)
     return answers
 
 
-def _support(
-    op: str, clients: Sequence[ClientId], asked: Payload, deadline: float | None, fields: Mapping[str, Field]
+def support(
+    op: str,
+    clients: Sequence[ClientId],
+    asked: Payload,
+    deadline: float | None,
+    fields: Mapping[str, Field],
+    own: Mapping[ClientId, Payload] = MappingProxyType({}),
 ) -> Generator[Ask, Answers, dict[ClientId, Payload]]:
-    """The replies to an ask that supports the training, by client. Refuses keys that are points of small order."""
-    requests, shared = [Request(client) for client in clients], {ATTEMPT: asked}
+    """The replies to an ask that supports the training, by client. Refuses keys that are points of small order.
+
+    Args:
+        own: what single clients are sent besides.
+    """
+    requests, shared = [Request(client, own.get(client, {})) for client in clients], {ATTEMPT: asked}
     answers = yield Ask(op, requests, shared, Schema(fields), deadline=deadline, counts=False, logged=True)
     replies: dict[ClientId, Payload] = {}
-    for reply in _without_metrics(answers):
+    for reply in without_metrics(answers):
         try:
             if op == KEYS:
                 member = keys.Member.of(as_bytes(reply.payload["keys"]))
@@ -267,7 +300,7 @@ def _support(
     return replies
 
 
-def _without_metrics(answers: Answers) -> Iterator[Reply]:
+def without_metrics(answers: Answers) -> Iterator[Reply]:
     """The replies; refuses those with metrics, which a client could choose the best round by."""
     for answer in answers:
         if isinstance(answer, Reply) and answer.metrics:

@@ -23,6 +23,8 @@ from fedlens.aggregate.secure.lightsecagg_steps import (
 )
 from fedlens.aggregate.secure.secagg_client import Agree, MaskedTrain, RoundKeys, SendShares, Unmask
 from fedlens.aggregate.secure.secagg_server import AGREE, KEYS, MASKED, SHARES, UNMASK, Masked, masked_sum
+from fedlens.aggregate.secure.turbo_server import PASS, CircleMasked
+from fedlens.aggregate.secure.turbo_steps import CircleTerms, EndSum, PassSum, SpreadTrain
 from fedlens.core.dataset_info import FederationInfo
 from fedlens.core.payload import pack, unpack
 from fedlens.core.protocol import Ask, Client, Failure, Id, Outcome, Reply, Request, RoundContext
@@ -236,6 +238,27 @@ class CodedFederation(SumFederation):
             SHARES: SendParts(self.terms),
             MASKED: CodedMaskTrain(FixedWords(self.layout), self.terms),  # type: ignore[arg-type]
             UNMASK: SumParts(self.terms),
+        }
+
+
+@dataclass
+class CircleFederation(SumFederation):
+    """The same with Turbo-Aggregate, in groups of `size`."""
+
+    threshold: float = 0.5
+    size: int = 2
+    kind: ClassVar[type[Masked]] = CircleMasked
+
+    @property
+    def terms(self) -> CircleTerms:
+        return CircleTerms(**vars(super().terms), size=self.size, words=self.layout.words)
+
+    def ops(self, site: Site) -> Mapping[str, Any]:
+        return {
+            KEYS: RoundKeys(self.terms),
+            MASKED: SpreadTrain(FixedWords(self.layout), self.terms),  # type: ignore[arg-type]
+            PASS: PassSum(self.terms),
+            UNMASK: EndSum(self.terms),
         }
 
 

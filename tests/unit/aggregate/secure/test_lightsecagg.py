@@ -19,7 +19,7 @@ from fedlens.aggregate.secure.encoding import VECTOR
 from fedlens.aggregate.secure.field import Q, add, lagrange, residues, uniform
 from fedlens.aggregate.secure.keys import SecureSumRefused, Transcript
 from fedlens.aggregate.secure.lightsecagg_steps import CodedMasked, CodedTerms, coded, decoded
-from fedlens.aggregate.secure.secagg_client import _opened, _step, as_bytes
+from fedlens.aggregate.secure.secagg_client import _opened, as_bytes, step_after
 from fedlens.aggregate.secure.secagg_server import MASKED, SHARES, UNMASK
 from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import Ask, Reply, Request
@@ -224,7 +224,7 @@ def test_the_parts_that_clients_send_are_not_padded_with_zeros() -> None:
     received = {}
     for site in federation.sites:
         entry = site.log["runs"]["run"]
-        step = _step({"secagg": {"attempt": entry["attempt"]}, "log": site.log}, site.client(), "masked")
+        step = step_after({"secagg": {"attempt": entry["attempt"]}, "log": site.log}, site.client(), "masked")
         transcript = Transcript.of(terms, entry)
         received[site.id] = {k: np.frombuffer(t, "<u4") for k, t in _opened(step, transcript).items()}
         seed = step.secret("seed")

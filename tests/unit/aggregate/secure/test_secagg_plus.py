@@ -113,10 +113,10 @@ def test_each_client_seals_shares_for_its_neighbours_alone() -> None:
 
 def test_the_graph_is_drawn_from_what_all_publish_and_is_regular_and_mutual() -> None:
     terms, members = SparseTerms(0.6, "", "", degree=6, held=3), list(range(N))
-    near = terms.near(members, b"one")
+    near = terms.near(members, members, b"one")
     assert {len(found) for found in near.values()} == {7}
     assert all(one in near[other] for one in members for other in near[one])
-    assert near != terms.near(members, b"two")
+    assert near != terms.near(members, members, b"two")
 
 
 def test_masked_words_are_uniform() -> None:
