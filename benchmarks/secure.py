@@ -48,6 +48,7 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "quantized": {"name": "quantized"},
     "secagg": {"name": "secagg", "threshold": THRESHOLD},
     "lightsecagg": {"name": "lightsecagg", "threshold": THRESHOLD},
+    "turbo": {"name": "turbo-aggregate"},
 }
 TURNS = 9  # of the masks
 
@@ -178,7 +179,11 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    kinds = {name: Rounds(asked.cohort, table) for name, table in TABLES.items()}
+    kinds = {
+        name: Rounds(asked.cohort, table)
+        for name, table in TABLES.items()
+        if name != "turbo" or asked.cohort >= 15
+    }
     words = sum(leaf.numel() for leaf in kinds["plain"].state["model"].values()) + 1
     ours, bare = masks(words, asked.cohort)
     print(
@@ -197,8 +202,11 @@ def main() -> None:
         costs: dict[str, list[Cost]] = {name: [] for name in kinds}
         for _ in range(asked.rounds):
             for name, rounds in kinds.items():
-                costs[name].append(rounds.round(lost))
+                if name != "turbo" or rate < 0.4:  # half of each group of five
+                    costs[name].append(rounds.round(lost))
         for name, each in costs.items():
+            if not each:
+                continue
             median = Cost(*(statistics.median(column) for column in zip(*each, strict=True)))
             ratio = median.up / (4 * words * (asked.cohort - lost))
             print(

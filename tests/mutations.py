@@ -1441,6 +1441,25 @@ MUTATIONS = [
         "if not 1 <= t < u:",
         "unit/aggregate/secure/test_lightsecagg.py",
     ),
+    # -- Turbo-Aggregate --
+    Mutation(
+        "aggregate/secure/turbo_steps.py",
+        "plain = add(np.concatenate([noise, last]), words, q)",
+        "plain = add(np.concatenate([0 * noise, 0 * last]), words, q)",
+        "unit/aggregate/secure/test_turbo_aggregate.py",
+    ),
+    Mutation(
+        "aggregate/secure/turbo_steps.py",
+        "sums = [mean(plain, coded, len(former))] * 2",
+        "pass",
+        "unit/aggregate/secure/test_turbo_aggregate.py",
+    ),
+    Mutation(
+        "aggregate/secure/turbo_aggregate.py",
+        "if cohort < _GROUPS * self.group:",
+        "if cohort < self.group:",
+        "unit/aggregate/secure/test_turbo_aggregate.py",
+    ),
     # -- FedNAS --
     Mutation(
         "algorithms/fednas.py",

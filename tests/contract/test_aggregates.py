@@ -37,6 +37,7 @@ AGGREGATED: dict[str, dict[str, Any]] = {
     "secagg": {"name": "secagg", "bits": 30, "range": 64.0},
     "secagg-plus": {"name": "secagg-plus"},
     "lightsecagg": {"name": "lightsecagg", "bits": 27, "range": 64.0},
+    "turbo-aggregate": {"name": "turbo-aggregate"},
     "Median": {"name": f"{OWN}:Median"},
     "GeometricMedian": {"name": f"{OWN}:GeometricMedian"},
     "CenteredClipping": {"name": f"{OWN}:CenteredClipping", "radius": 2.0},
@@ -83,7 +84,7 @@ REFUSED["quantized"] = (
     COMMON | PERSONAL | {"finetune", "mime", "feddane", "admm", "ceadmm", "iceadmm", "liadmm", "ditto"}
 )
 REFUSED["secagg"] = REFUSED["lightsecagg"] = REFUSED["quantized"]
-REFUSED["secagg-plus"] = set(RULED)  # the cohorts of the table are too small for it
+REFUSED["secagg-plus"] = REFUSED["turbo-aggregate"] = set(RULED)  # the cohorts of the table are too small
 PAIRS = list(product(AGGREGATED, RULED))
 # In the ci tier every aggregate and every rule comes up, in turn; and SCAFFOLD with the median.
 TURN = [(list(AGGREGATED)[at % len(AGGREGATED)], rule) for at, rule in enumerate(RULED)]

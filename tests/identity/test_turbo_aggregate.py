@@ -41,10 +41,18 @@ def test_it_is_the_sum_without_masks_to_the_bit(name: str) -> None:
         assert digest(plain.states.get(client)) == digest(secure.states.get(client))
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, pytest.param("ray", marks=[NEEDS_RAY, pytest.mark.nightly])])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "inline",
+        "vectorized",
+        pytest.param("processes", marks=pytest.mark.nightly),
+        pytest.param("ray", marks=[NEEDS_RAY, pytest.mark.nightly]),
+    ],
+)
 def test_whoever_drops_out_the_others_are_summed(engine: str, quick_workers: None) -> None:
     """Four groups of five clients, of which three of each must last."""
-    draw, opened = random.Random(5), 0
+    draw, opened = random.Random(4), 0
     made = ENGINES.get(engine, partial(ray_kit.made, cpus=0.2))
     for attempt in range(2 if engine == "inline" else 1):
         rate = 0.05 if attempt == 0 else 0.25

@@ -50,7 +50,7 @@ def left_clients(run: Run) -> dict[str, Any] | None:
 
 
 # Aggregates that show the server no single update.
-_SUMMED = ("secagg", "secagg-plus", "lightsecagg")
+_SUMMED = ("secagg", "secagg-plus", "lightsecagg", "turbo-aggregate")
 
 
 def _lead(run: Run, rows: bool, pooled: bool) -> str:

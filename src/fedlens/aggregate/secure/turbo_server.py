@@ -64,7 +64,7 @@ class CircleMasked(Masked):
         answers = yield replace(
             ask, op=MASKED, requests=requests, shared=shared, expect=Schema(fields), holds=True, logged=True
         )
-        words = {
+        words: dict[ClientId, Mapping[ClientId, torch.Tensor]] = {
             reply.client: rows
             for reply in without_metrics(answers)
             if (rows := _by_receiver(transcript, reply.client, reply.payload[OWN])) is not None
@@ -86,6 +86,8 @@ class CircleMasked(Masked):
             }
             replies = yield from support(PASS, asked_of, asked, ask.deadline, fields, own)
             keys.subset("members who have passed a sum on", list(replies), groups[at], half(groups[at]))
+            for client in former:  # frees what was handed on
+                words[client] = sums[client] = {}
             for client, reply in replies.items():
                 if at and (rows := _by_receiver(transcript, client, reply[OWN])) is not None:
                     sums[client] = rows

@@ -130,7 +130,7 @@ def test_the_sum_of_one_group_of_five_for_all_fates() -> None:
         check_outcome(fates, size=5)
 
 
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 300))]
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 300))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -151,12 +151,12 @@ def test_a_sum_without_the_former_sums_is_wrong(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kill", list(product(["before", "after"], STEPS)))
 def test_a_killed_server_goes_on_without_isolating_a_client(kill: tuple[str, str]) -> None:
-    federation = CircleFederation(15, size=5, wire=True)
+    federation = CircleFederation(6, wire=True)
     with pytest.raises(Killed):
         federation.drive(federation.asked(), kill=kill)
     total, n = federation.drive(federation.asked())
-    assert n == 15
-    assert np.array_equal(total, federation.plain(range(15)))
+    assert n == 6
+    assert np.array_equal(total, federation.plain(range(6)))
 
 
 def test_a_round_whose_sum_is_open_is_not_repeated() -> None:
@@ -328,8 +328,10 @@ def test_fewer_members_than_half_learn_nothing_of_the_words_and_half_do(
     """All noises: what chosen members of the next group get of x + u, whose u the server knows."""
     noises = columns(*[range(q)] * (size - 1))
 
+    made = {x: spread(np.full(noises.shape[1], x, np.uint32), noises, q) for x in (0, 1, q - 1)}
+
     def views(x: int, chosen: tuple[int, ...]) -> Counter[bytes]:
-        plain, coded = spread(np.full(noises.shape[1], x, np.uint32), noises, q)
+        plain, coded = made[x]
         seen = np.concatenate([plain[list(chosen)], coded[list(chosen)]])
         return Counter(map(bytes, seen.astype(np.uint8).T.copy()))
 
