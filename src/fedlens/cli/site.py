@@ -192,6 +192,7 @@ def purge(
         from time import time
 
         from fedlens.base.errors import ConfigError
+        from fedlens.base.format import many
         from fedlens.site.retention import purge_site, runs_in_log
         from fedlens.site.settings import SITE_FILE, SiteSettings
 
@@ -205,7 +206,7 @@ def purge(
             )
             raise ConfigError(what, where=str(folder / "log"), hint=f"runs: {', '.join(named or runs)}")
         gone = purge_site(folder, days, time(), None if due else named[0])
-        say(*(f"purged: {each}, {files} files" for each, files in gone.items()))
+        say(*(f"purged: {each}, {many(files, 'file')}" for each, files in gone.items()))
         if not gone:
             say(
                 f"nothing is due: no run asked for the last time more than {days} days ago and left files here"

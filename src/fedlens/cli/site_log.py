@@ -25,7 +25,9 @@ def log(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what the server asked, what this site decided, and what left it; asks nobody.
+    """Show what the server asked, what this site decided, told and deleted, and what left it; asks nobody.
+
+    "answered" was written to be sent: what a stop kept here stands in no line of the server's answers.jsonl.
 
     Each reading verifies the chain. A tail that was cut off shows only to the server, at the next message.
     """
@@ -49,9 +51,15 @@ def log(
             written = export_log(read, export, keys.name, keys.federation)
             say(*(f"written: {path}" for path in written))
         elif as_json:
-            output.json({"lines": read.lines, "head": read.head, "asks": read.asks[-last:]})
+            output.json(
+                {"lines": read.lines, "head": read.head, "asks": read.asks[-last:], "told": read.told[-last:]}
+            )
         elif verify:
-            say(chain, "compare both with what the server has: it tells of a tail that was cut off")
+            say(
+                chain,
+                "compare both with heads.json of the operator, which has what the server saw last: it tells of a tail "
+                "that was cut off",
+            )
         else:
             print_columns(read.rows(last), HEAD, numeric=(2, 7))
             say(chain)

@@ -54,6 +54,7 @@ def review(
         from fedlens.base.shell_command import shell_command
         from fedlens.identity.private_files import write_private
         from fedlens.identity.site_keys import SiteKeys
+        from fedlens.site.leave import left_on
         from fedlens.site.proposed_experiment import proposed_experiment
 
         keys = SiteKeys(joined_folder(folder))
@@ -79,6 +80,10 @@ def review(
             done = [f"written: {export}; decide on it with: {shell_command('site', 'decide', export)}"]
         missing = None if proposed is None else proposed.missing()
         state = missing or "approved: 'fedlens site start' computes it"
+        if (since := left_on(folder)) is not None:
+            state = (
+                f"this site left the federation on {since}: 'fedlens site leave --undo' comes before all else"
+            )
         if as_json:
             shown = None if proposed is None else proposed.to_plain()
             output.json(

@@ -32,6 +32,7 @@ def check_data(folder: Path, site: str) -> Iterator[Step]:
     name = SITE_FILE
     try:
         settings = SiteSettings.read(folder / SITE_FILE)
+        settings.check_names()
         yield Step(name, True, f"it describes a dataset '{settings.data.dataset['name']}'")
         name = "data"
         yield Step(name, True, _data(settings))

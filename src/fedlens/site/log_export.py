@@ -26,6 +26,7 @@ HEAD = ("when", "run", "round", "operation", "client", "decision", "reason", "by
 _COLUMNS = (*HEAD, "attempt", "exchange", "slot", "ask", "answer", "payload", "server_head", "head")
 _ORDER = ("run", "attempt", "round", "exchange", "slot")  # in which the server makes asks
 _SHOWN = 5_000  # lines of a page
+_WIDEST = 60  # characters of what a line of another kind tells, in a table
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,6 +36,7 @@ class AskedLog:
 
     Attributes:
         lines: how many it has, of all kinds, and `head` the last head in hexadecimal.
+        told: all lines but names and shapes, in their order.
         asks: the line of each ask, with `head`, `approved` (who, as text) and `listed` (names and shapes of what left).
         fields: names and shapes by the `id` of their line.
         events: lines of other kinds.
@@ -42,6 +44,7 @@ class AskedLog:
 
     lines: int = 0
     head: str = NONE.hex()
+    told: list[dict[str, Any]] = field(default_factory=list)
     asks: list[dict[str, Any]] = field(default_factory=list)
     fields: dict[str, Sequence[str]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -59,12 +62,14 @@ class AskedLog:
                 approved[values["run"]] = ", ".join(values["approved_by"])
             if kind is not None:
                 log.events.append(values)
+                log.told += [values] if kind != "fields" else []
                 continue
             who, listed = approved.get(values["run"], ""), log.fields.get(values.get("fields") or "", ())
             # Lines of an earlier version have the outcome alone.
             decision = "answered" if values.get("outcome") == "reply" else "failed"
             about = {"head": head.hex(), "approved": who, "listed": listed}
             log.asks.append({"decision": decision, **values, **about})
+            log.told.append(log.asks[-1])
         return log
 
     def server_went_back(self) -> list[str]:
@@ -82,17 +87,20 @@ class AskedLog:
         return [f"run {run}: {what}" for run, what in found.items()]
 
     def rows(self, last: int | None = None) -> list[list[str]]:
-        """The last asks, or all of them, as texts under `HEAD`."""
-        return [_row(line) for line in (self.asks if last is None else self.asks[-last:])]
+        """The last lines, or all of them, as texts under `HEAD`; of a line of another kind its kind and values."""
+        return [_row(line) for line in (self.told if last is None else self.told[-last:])]
 
     def as_csv(self) -> str:
-        """All asks as CSV, with every digest."""
+        """All lines as CSV, with every digest."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(_COLUMNS)
-        for line in self.asks:
-            shown = dict(zip(HEAD, _row(line), strict=True))
-            own = {**shown, "bytes": line["bytes"], "fields": "; ".join(line["listed"])}
+        for line in self.told:
+            own = dict(zip(HEAD, _row(line), strict=True))
+            if "kind" in line:
+                own["reason"] = _about(line)
+            else:
+                own |= {"bytes": line["bytes"], "fields": "; ".join(line["listed"])}
             writer.writerow([_plain({**line, **own}.get(name)) for name in _COLUMNS])
         return text.getvalue()
 
@@ -180,6 +188,10 @@ def _numbers(value: Any) -> list[str]:
 
 
 def _row(line: Mapping[str, Any]) -> list[str]:
+    if (kind := line.get("kind")) is not None:
+        about = _about({name: value for name, value in line.items() if name != "run"})
+        about = about if len(about) <= _WIDEST else f"{about[: _WIDEST - 4]} ..."
+        return [day(line["time"]), line.get("run", ""), "", kind, "", "", about, "", "", ""]
     listed = line["listed"]
     return [
         day(line["time"]),

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedlens.base.errors import ConfigError, IdentityError, one_line
+from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.base.errors import ConfigError, IdentityError, nearest, one_line
 from fedlens.base.registry import settings_model
 from fedlens.base.setting_errors import validated
 from fedlens.data.datasets.registry import DATASETS
@@ -24,6 +25,7 @@ from fedlens.engines.inline import Threads
 from fedlens.files.regular_file import open_regular
 from fedlens.identity.authority import check_name
 from fedlens.identity.keys import public_key
+from fedlens.models.registry import MODELS
 from fedlens.settings.config import Named
 from fedlens.settings.config_source import Source, read_toml
 from fedlens.settings.toml_lines import key_lines
@@ -195,6 +197,26 @@ class SiteSettings:
         return cls(
             path, checked.data, checked.compute, checked.files, checked.allow, checked.keep, reviewers, source
         )
+
+    def check_names(self) -> None:
+        """Raises `ConfigError` for a name in `[allow]` that fedlens does not have, and for too few reviewers.
+
+        A site that runs has found them when the experiment fits no line; a person who writes the file should at once.
+        """
+        for line, table in (("algorithms", ALGORITHMS), ("models", MODELS)):
+            for name in self.allow.model_dump()[line] or ():
+                if name not in table and ":" not in name:
+                    what = f"[allow] {line} names '{name}', which fedlens does not have"
+                    raise ConfigError(
+                        what, where=self._source.locate(f"allow.{line}"), hint=nearest(name, table)
+                    )
+        if self.allow.reviewers > 1 + len(self.reviewers):
+            raise ConfigError(
+                f"[allow] reviewers = {self.allow.reviewers}, and [reviewers] names {len(self.reviewers)} besides this "
+                "site, so that nothing can be approved",
+                where=self._source.locate("allow.reviewers"),
+                hint="write the line that 'fedlens site decide --new-key' prints under [reviewers]",
+            )
 
     def not_allowed(self, what: str, line: str) -> str:
         """A sentence that a line of `[allow]` does not allow something, with its value and place."""

@@ -22,6 +22,7 @@ from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import proposed_experiment
 from fedlens.site.agent import Agent
 from fedlens.site.contract import site_part
+from fedlens.site.leave import come_back, leave
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
@@ -182,6 +183,9 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     replaced = ran("site", "review", "--approve", digest).splitlines()[2]
     assert replaced.startswith("this replaces the rejection by ward-a of 20")
     assert replaced.endswith(" UTC: too early")
+    leave(FOLDER)
+    assert ran("site", "review").startswith("this site left the federation on 20")
+    come_back(FOLDER)
     assert "exclude one another" in refused("site", "review", "--approve", digest, "--reject", "no")
     Path("decision.json").write_text("{}")
     assert "no decision on an experiment" in refused("site", "review", "--import", "decision.json")

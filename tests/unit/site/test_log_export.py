@@ -43,10 +43,11 @@ def test_a_log_is_read_with_who_approved_and_what_left(tmp_path: Path) -> None:
     assert (log.lines, len(log.asks)) == (8, 3)
     assert [line["ask"] for line in log.asks] == [ask.digest.hex() for ask in asks]
     log.asks[1]["run"] = "20261128-014605-d6ee"
-    row = log.rows(last=2)[0]
+    row = [row for row in log.rows() if row[5]][1]
     assert row[1] == "20261128-014605-d6ee"  # as people see it everywhere
     assert row[2:] == ["2", "train", "a", "answered", "", "264 B", "2 fields", "reviewer, ward-a"]
-    assert log.rows()[-1][5:8] == ["refused", "policy", "0 B"]
+    assert [row for row in log.rows() if row[5]][-1][5:8] == ["refused", "policy", "0 B"]
+    assert log.rows(last=1)[0][3:7] == ["purged", "", "", "files 1"]
     assert log.asks[0]["listed"] == ["update.weight float32[2,2]", "weight number"]
     assert not AskedLog.read(tmp_path / "new").lines
 
@@ -113,6 +114,10 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     table, page = export_log(log, tmp_path / "audit.html", "ward-a", "hospitals")
     assert {path.stat().st_mode & 0o777 for path in (table, page)} == {0o600}
     rows = list(csv.DictReader(table.read_text().splitlines()))
+    others = [row for row in rows if not row["decision"]]
+    assert {row["operation"] for row in others} >= {"experiment", "purged"}
+    assert others[-1]["reason"] == "files 1, run run"
+    rows = [row for row in rows if row["decision"]]
     assert [row["decision"] for row in rows] == ["answered", "answered", "refused"]
     for row, line in zip(rows, log.asks, strict=True):
         assert {name: row[name] for name in ("ask", "answer", "payload", "head")}.items() <= line.items()

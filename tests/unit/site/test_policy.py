@@ -43,6 +43,7 @@ from fedlens.site.answering import Answering
 from fedlens.site.answers_log import AnswersLog
 from fedlens.site.client_logs import ClientLogs
 from fedlens.site.contract import INNER, read_contract, site_part
+from fedlens.site.data_check import check_data
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.local_data import LocalData
 from fedlens.site.operation_thread import time_limit
@@ -207,6 +208,25 @@ def test_a_misspelled_line_lists_the_lines_of_its_table(
     assert str(error.value).startswith(
         f"unknown setting '{key}' ({path}, line {number}: {table}.{key}); {said}"
     )
+
+
+@pytest.mark.parametrize(
+    ("allow", "said"),
+    [
+        ({"algorithms": ["fedagv"]}, "[allow] algorithms names 'fedagv', which fedlens does not have"),
+        ({"models": ["mlp", "smal-cnn"]}, "did you mean 'small-cnn'"),
+        ({"reviewers": 2}, "[allow] reviewers = 2, and [reviewers] names 0 besides this site"),
+    ],
+)
+def test_a_check_names_what_can_never_be_approved(
+    allow: Mapping[str, Any], said: str, tmp_path: Path
+) -> None:
+    write_site(tmp_path, allow=allow)
+    (step,) = check_data(tmp_path, "a")
+    assert step.ok is False
+    assert said in f"{step.what} {step.hint}"
+    write_site(tmp_path, allow={"algorithms": ["fedavg", "own.py:rule"], "models": ["small-cnn"]})
+    assert next(iter(check_data(tmp_path, "a"))).ok
 
 
 @pytest.mark.parametrize(
