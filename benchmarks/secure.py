@@ -2,6 +2,7 @@
 
     python -m benchmarks.secure                       # McMahan's CNN of 1,663,370 weights, 20 clients
     python -m benchmarks.secure --cohort 10 --rounds 5
+    python -m benchmarks.secure --cohort 200 --model linear --only secagg secagg-plus
 
 Each client trains one step on four random images, on the engine `inline` with one thread, so that most of a round is
 the aggregation. Clients are lost after *Shares*, before they send their words: then the server has to rebuild each of
@@ -51,7 +52,9 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
     "secagg": {"name": "secagg", "threshold": THRESHOLD},
     "lightsecagg": {"name": "lightsecagg", "threshold": THRESHOLD},
     "turbo": {"name": "turbo-aggregate"},
+    "secagg-plus": {"name": "secagg-plus", "dropout": 0.45},
 }
+FEWEST = {"turbo": 15, "secagg-plus": 200}  # clients
 TURNS = 9  # of the masks
 
 
@@ -91,8 +94,8 @@ class LossyEngine:
 class Rounds:
     """Rounds of FedAvg with one aggregate."""
 
-    def __init__(self, cohort: int, aggregate: Mapping[str, Any]) -> None:
-        self.built = _built(cohort, aggregate)
+    def __init__(self, cohort: int, aggregate: Mapping[str, Any], model: str) -> None:
+        self.built = _built(cohort, aggregate, model)
         self.engine, states = LossyEngine(self.built.engine), ClientStates()
         self.built.engine.open(Program(self.built.algorithm.ops, self.built.source, 0), states)
         self.driver = Driver(self.engine, states)
@@ -111,12 +114,12 @@ class Rounds:
         return Cost(tally.bytes_up, tally.bytes_down, self.engine.seconds, seconds - self.engine.seconds)
 
 
-def _built(cohort: int, aggregate: Mapping[str, Any]) -> Built:
+def _built(cohort: int, aggregate: Mapping[str, Any], model: str) -> Built:
     dataset = {"name": "synthetic", "shape": [1, 28, 28], "train": cohort * 4, "test": 10}
     settings = {
         "rounds": 10_000,
         "data": {"dataset": dataset, "partition": {"name": "iid", "clients": cohort}},
-        "model": "mcmahan-cnn",
+        "model": model,
         "aggregate": dict(aggregate),
         "select": {"clients_per_round": cohort},
         "local": {"lr": 0.01, "steps": 1, "batch_size": 4},
@@ -178,13 +181,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Secure sums against plain aggregation.")
     parser.add_argument("--cohort", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", default="mcmahan-cnn")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
     asked = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     kinds = {
-        name: Rounds(asked.cohort, table)
-        for name, table in TABLES.items()
-        if name != "turbo" or asked.cohort >= 15
+        name: Rounds(asked.cohort, TABLES[name], asked.model)
+        for name in dict.fromkeys(["plain", *asked.only])
+        if asked.cohort >= FEWEST.get(name, 3)
     }
     words = sum(leaf.numel() for leaf in kinds["plain"].state["model"].values()) + 1
     ours, bare = masks(words, asked.cohort)

@@ -309,7 +309,7 @@ def withdraw(
         if busy is not None:
             raise busy
         again = shell_command("serve", "FILE", federation=folder, without=site)
-        say(f"Its name and its numbers stay in rosters and logs. A model without it: {again}")
+        say(f"Its name and its numbers stay in rosters, logs, results and pages. A model without it: {again}")
 
 
 def _withdrawn(done: Withdrawal) -> list[str]:

@@ -57,7 +57,7 @@ def log(
         elif verify:
             say(
                 chain,
-                "compare both with heads.json of the operator, which has what the server saw last: it tells of a tail "
+                "compare number and head with heads.json of the operator, which has what the server saw last: it tells of a tail "
                 "that was cut off",
             )
         else:

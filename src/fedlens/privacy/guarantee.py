@@ -98,7 +98,7 @@ def example_guarantee(
     >>> event = {"z": 1.0, "q": 0.05, "sampling": "poisson", "relation": "add-or-remove", "cohort": 30, "clients": 600}
     >>> found = example_guarantee(settings, {"a": [{**event, "steps": 20}] * 2, "b": [{**event, "steps": 20}]})
     >>> [(row["client"], row["trained"], row["steps"], round(row["epsilon"], 2)) for row in found["clients"]]
-    [('a', 2, 40, 2.95), ('b', 1, 20, 2.58)]
+    [('a', 2, 40, 2.97), ('b', 1, 20, 2.48)]
     """
     by_rdp = by_client({client: own for client, own in events.items() if own}, settings.delta)
     most = next(iter(by_rdp), None)

@@ -32,7 +32,7 @@ def ran(folder: Path, *arguments: str, code: int = 0) -> str:
 
 def test_the_lines_are_shown_verified_and_exported(site: Path) -> None:
     shown = ran(site, "log", "--last", "2").splitlines()
-    assert [line.split()[4:7] for line in shown[1:3]] == [["2", "train", "a"], ["3", "train", "a"]]
+    assert [line.split()[4:7] for line in shown[1:3]] == [["3", "train", "a"], ["purged", "files", "1"]]
     assert shown[3].startswith("the chain of 8 lines holds; its head is ")
     assert "the chain of 8 lines holds" in ran(site, "log", "--verify")
     told = json.loads(ran(site, "log", "--json"))
