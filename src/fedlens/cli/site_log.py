@@ -57,8 +57,8 @@ def log(
         elif verify:
             say(
                 chain,
-                "compare number and head with heads.json of the operator, which has what the server saw last: it tells of a tail "
-                "that was cut off",
+                "compare number and head with heads.json of the operator, which has what the server saw last: it tells "
+                "of a tail that was cut off",
             )
         else:
             print_columns(read.rows(last), HEAD, numeric=(2, 7))
