@@ -61,8 +61,9 @@ def run(folder: Path, given: Mapping[str, Any], device: str, engine: str = "inli
     places: set[str] = set()
 
     def on_device(function: Callable[..., Any]) -> Callable[..., Any]:
-        def differentiate(loss: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-            places.add(loss.device.type)
+        def differentiate(loss: Any, *arguments: Any, **named: Any) -> Any:
+            losses = loss if isinstance(loss, tuple) else (loss,)  # torch.func gives a tuple
+            places.update(each.device.type for each in losses)
             return function(loss, *arguments, **named)
 
         return differentiate

@@ -62,6 +62,19 @@ ROWS: dict[str, dict[str, Any]] = {
         "model": GROUP_NORM,
         "record": {"clients": False},
     },
+    "example privacy": {
+        "privacy": {
+            "unit": "example",
+            "clip": 1.0,
+            "noise_multiplier": 0.1,
+            "delta": 1e-3,
+            "noise": "seeded",
+        },
+        "data": {"normalize": "unit"},
+        "aggregate": {"name": "mean", "weighting": "uniform"},
+        "model": GROUP_NORM,
+        "record": {"clients": False},
+    },
     "secagg": {
         "aggregate": {"name": "secagg", "bits": 30, "range": 64.0},
         "select": {"clients_per_round": 4},
@@ -70,6 +83,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "lightsecagg": {
         "aggregate": {"name": "lightsecagg", "bits": 27, "range": 64.0},
         "select": {"clients_per_round": 4},
+        "record": {"clients": False},
+    },
+    "turbo-aggregate": {
+        "aggregate": {"name": "turbo-aggregate", "bits": 25, "range": 64.0},
+        "data": {"partition": {"name": "iid", "clients": 15}},
+        "select": {"clients_per_round": 15},
         "record": {"clients": False},
     },
     # data
@@ -116,6 +135,7 @@ TOGETHER = (
     "layer rates + at clients",
     "adamw + projection + quantized",
     "client privacy",
+    "example privacy",
     "cached features + optimal convex",
     "cached features of shifted images",
     "mosaic + sliding windows",
@@ -135,7 +155,7 @@ def merged(names: str) -> dict[str, Any]:
 
 def test_every_component_runs_in_the_ci_tier() -> None:
     # A layer of the contract table's network is frozen too, and `quantized` has the words of the others.
-    alone = {"frozen part", "secagg", "lightsecagg"}
+    alone = {"frozen part", "turbo-aggregate", "secagg", "lightsecagg"}
     assert {name for names in TOGETHER for name in names.split(" + ")} | alone == set(ROWS)
 
 

@@ -41,6 +41,7 @@ class LightSecAgg(SecAgg):
     """
 
     sums: ClassVar[type[Masked]] = CodedMasked
+    not_at_sites: ClassVar[str] = "sites have no rule for its coded parts, which are as large as models"
     colluding: int | None = None
 
     @property
@@ -76,15 +77,8 @@ class LightSecAgg(SecAgg):
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
         """See `SecAgg.fitted`.
 
-        Raises `ConfigError` for a T that the threshold does not allow, for sums that pass q / 2, and at real sites.
+        Raises `ConfigError` for a T that the threshold does not allow, and for sums that pass q / 2.
         """
-        if federation.contract:
-            raise ConfigError(
-                "LightSecAgg runs in simulations alone: sites have no rule for its coded parts, which are as large as "
-                "models",
-                where="aggregate.name",
-                hint="set aggregate.name = 'secagg'",
-            )
         fitted = super().fitted(train, cohort, federation)
         u, t = fitted.terms.needed(cohort), fitted.terms.colluding
         if not 1 <= t <= helpers(cohort, u):

@@ -40,6 +40,7 @@ class SecAgg(BlindSum):
         threshold: the fraction of the asked cohort that must last in every step, above 0.5.
         operation: the local training, as a digest, once `fitted` has made it.
         contract: the digest of the experiment that sites approved, likewise; empty in a simulation.
+        not_at_sites: why real sites do not run it, as the end of a sentence; empty where they do.
 
     >>> from fedlens.aggregate.mean import Mean
     >>> SecAgg(Mean("uniform"), threshold=0.6).threshold
@@ -47,6 +48,7 @@ class SecAgg(BlindSum):
     """
 
     once: ClassVar[bool] = True
+    not_at_sites: ClassVar[str] = ""
     sums: ClassVar[type[Masked]] = Masked
     threshold: float = 0.67
     operation: str = ""
@@ -101,7 +103,17 @@ class SecAgg(BlindSum):
         )
 
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
-        """See `BlindSum.fitted`. Raises `ConfigError` for cohorts in which each client would read another's vector."""
+        """See `BlindSum.fitted`.
+
+        Raises `ConfigError` for cohorts in which each client would read another's vector, and at real sites if they do
+        not run it.
+        """
+        if federation.contract and self.not_at_sites:
+            raise ConfigError(
+                f"{type(self).__name__} runs in simulations alone: {self.not_at_sites}",
+                where="aggregate.name",
+                hint="set aggregate.name = 'secagg'",
+            )
         if cohort < SURVIVORS:
             raise ConfigError(
                 f"a secure sum needs {SURVIVORS} clients, since each of two reads the other's vector, and a round asks "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -112,6 +112,7 @@ class SecAggPlus(SecAgg):
         graph: of a cohort, once `fitted` has computed it.
     """
 
+    not_at_sites: ClassVar[str] = "its bounds hold against a server that follows the protocol"
     corrupt: float = 0.1
     dropout: float = 0.1
     sigma: int = 40
@@ -136,13 +137,8 @@ class SecAggPlus(SecAgg):
         )
 
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
-        """See `BlindSum.fitted`. Raises `ConfigError` for small cohorts, and at real sites."""
-        if federation.contract:
-            raise ConfigError(
-                "SecAgg+ holds against a server that follows the protocol, and the server of real sites may not",
-                where="aggregate.name",
-                hint="set aggregate.name = 'secagg'",
-            )
+        """See `BlindSum.fitted`. Raises `ConfigError` for cohorts that are too small for a sparse graph."""
+        fitted = super().fitted(train, cohort, federation)
         graph = graph_for(cohort, self.corrupt, self.dropout, self.sigma, self.eta)
         if cohort < _FEWEST or graph is None:
             raise ConfigError(
@@ -152,7 +148,7 @@ class SecAggPlus(SecAgg):
                 where="select",
                 hint=f"set aggregate.name = 'secagg', or select {_FEWEST} clients or more",
             )
-        return replace(super().fitted(train, cohort, federation), graph=graph)
+        return replace(fitted, graph=graph)
 
 
 def secagg_plus(

@@ -37,6 +37,7 @@ class TurboAggregate(SecAgg):
     """
 
     sums: ClassVar[type[Masked]] = CircleMasked
+    not_at_sites: ClassVar[str] = "with a few sites of one group its server reads the update of another"
     threshold: float = 0.5
     group: int = 5
 
@@ -72,15 +73,8 @@ class TurboAggregate(SecAgg):
     def fitted(self, train: Any, cohort: int, federation: FederationInfo) -> Self:
         """See `SecAgg.fitted`.
 
-        Raises `ConfigError` for fewer than three groups, for sums that pass q / 2, and at real sites.
+        Raises `ConfigError` for fewer than three groups, for and for sums that pass q / 2.
         """
-        if federation.contract:
-            raise ConfigError(
-                "Turbo-Aggregate runs in simulations alone: with a few sites of one group its server reads the update "
-                "of another",
-                where="aggregate.name",
-                hint="set aggregate.name = 'secagg'",
-            )
         if cohort < _GROUPS * self.group:
             raise ConfigError(
                 f"Turbo-Aggregate needs {_GROUPS} groups of {self.group} clients, and a round asks {cohort}: with "

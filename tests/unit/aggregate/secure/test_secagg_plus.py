@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,16 @@ def test_small_cohorts_are_refused(clients: int, said: str) -> None:
             select={"clients_per_round": clients},
         )
     assert refused.value.where == "select"
+
+
+def test_real_sites_are_refused() -> None:
+    settings = {name: MANY[name] for name in ("data", "select")}
+    made = built(aggregate={"name": "secagg-plus", **BOUNDS}, **settings).algorithm
+    info = replace(made.parts.federation, contract="ab" * 32)
+    with pytest.raises(
+        ConfigError, match="SecAggPlus runs in simulations alone: its bounds hold against a server"
+    ):
+        made.aggregate.fitted(made.train, 200, info)
 
 
 def test_fedavg_equals_quantized_to_the_bit(tmp_path: Path) -> None:
