@@ -18,6 +18,7 @@ from fedlens.aggregate.secure.secagg_plus import SparseTerms, graph_for
 from fedlens.aggregate.secure.secagg_server import MASKED, SHARES, UNMASK
 from fedlens.api import Experiment
 from fedlens.base.errors import ConfigError
+from fedlens.core.protocol import Ask, Reply
 from fedlens.core.random import Secrets
 from tests.unit.aggregate.secure.secagg_kit import STEPS, SumFederation, layout_of
 from tests.unit.aggregate.secure.test_secagg_settings import built
@@ -91,6 +92,20 @@ def test_a_sum_needs_enough_neighbours_of_each_client() -> None:
     with pytest.raises(SecureSumRefused, match=r"there are 2 shares of a client's secret.*and 3 must last"):
         federation.drive(federation.asked(), lost)
     assert len(gone) == 5
+
+
+def test_an_answer_with_fewer_shares_than_neighbours_is_left_out() -> None:
+    """Neighbours that left make answers of several sizes, so that the schema of the ask has the largest alone."""
+    federation = SparseFederation(N)
+
+    def replied(ask: Ask, answer: Any) -> Any:
+        if ask.op != UNMASK or not isinstance(answer, Reply) or answer.client != 5:
+            return answer
+        return replace(answer, payload={"shares": answer.payload["shares"][:-33]})
+
+    total, n = federation.drive(federation.asked(), lambda op, k: op == MASKED and k == 0, replied=replied)
+    assert n == N - 1
+    assert np.array_equal(total, federation.plain(range(1, N)))
 
 
 def test_all_others_as_neighbours_give_secagg() -> None:
