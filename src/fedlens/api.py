@@ -195,8 +195,11 @@ def resume(
     with run.lock():
         summary = run.read_summary()
         if (day := (summary or {}).get("purged")) is not None:
-            what = f"the run was purged on {day}, so it has no checkpoint"
-            raise RunDirectoryError(what, where=str(run.path), hint="start a new run")
+            what, hint = f"the run was purged on {day}, so it has no checkpoint", "start a new run"
+            if (site := (summary or {}).get("withdrawn")) is not None:
+                what = f"{site} was withdrawn from the run on {day}, so it cannot be resumed"
+                hint = f"'fedlens serve' with --without {site} begins a run without it"
+            raise RunDirectoryError(what, where=str(run.path), hint=hint)
         if (other := (summary or {}).get("superseded")) is not None:
             what = "the run goes on elsewhere, without a site"
             raise RunDirectoryError(what, where=str(run.path), hint=f"resume the run in {other}")

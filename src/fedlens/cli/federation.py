@@ -346,10 +346,9 @@ def list_sites(folder: Folder, as_json: Json = False, debug: Debug = False) -> N
             return
         until = f"issuer {number} ends {day(ends)}" if number else "it waits for its root"
         say(f"{federation.name}: sites call {federation.host}:{federation.port}; {until}")
-        waiting = {name: end for name, end in invited.items() if name not in [each["name"] for each in sites]}
         rows = [
             *([s["name"], s["state"], day(s["since"]), day(s["ends"]), s["words"]] for s in sites),
-            *([name, f"invitation until {day(end)}", "", "", ""] for name, end in sorted(waiting.items())),
+            *([name, f"invitation until {day(end)}", "", "", ""] for name, end in sorted(invited.items())),
         ]
         if rows:
             print_columns(rows, ["site", "state", "since", "certificate ends", "eight words"])

@@ -156,14 +156,18 @@ def leave(
     with reported(debug):
         from fedlens.base.shell_command import shell_command
         from fedlens.identity.site_keys import SiteKeys
-        from fedlens.site.leave import come_back, leave
+        from fedlens.site.leave import come_back, leave, left_on
 
         keys = SiteKeys(_inside(folder))
         if undo:
             come_back(folder)
             say(f"{keys.name} takes part in {keys.federation} again; 'fedlens site start' may run")
             return
-        leave(folder)
+        since = left_on(folder)
+        leave(folder)  # again too: a process may still compute after a first call that was stopped
+        if since is not None:
+            say(f"{keys.name} left {keys.federation} already, on {since}; no process computes here")
+            return
         say(
             f"{keys.name} has left {keys.federation}: no process computes here, and 'fedlens site start' is refused",
             "Call the operator, who deletes what the server has of this site: "
@@ -173,9 +177,7 @@ def leave(
 
 
 def purge(
-    run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="The run, or the first letters of its name.")
-    ] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="The whole name of the run.")] = None,
     due: Annotated[
         bool,
         typer.Option("--due", help="Purge all runs that asked for the last time more than keep.days ago."),
@@ -197,15 +199,12 @@ def purge(
         from fedlens.site.settings import SITE_FILE, SiteSettings
 
         days, runs = SiteSettings.read(folder / SITE_FILE).keep.days, runs_in_log(folder)
-        named = [each for each in runs if run is not None and each.startswith(run)]
         if due == (run is not None):
             raise ConfigError("purge needs a run or --due, and not both", hint=f"runs: {', '.join(runs)}")
-        if not due and len(named) != 1:
-            what = (
-                f"{len(named)} runs begin with {run!r}" if named else f"this site has answered no run {run!r}"
-            )
-            raise ConfigError(what, where=str(folder / "log"), hint=f"runs: {', '.join(named or runs)}")
-        gone = purge_site(folder, days, time(), None if due else named[0])
+        if run is not None and run not in runs:
+            what, hint = f"this site has answered no run {run!r}", f"give a whole name of: {', '.join(runs)}"
+            raise ConfigError(what, where=str(folder / "log"), hint=hint)
+        gone = purge_site(folder, days, time(), run)
         say(*(f"purged: {each}, {many(files, 'file')}" for each, files in gone.items()))
         if not gone:
             say(
@@ -249,16 +248,18 @@ def _facts(folder: Path) -> dict[str, Any]:
         "words": words,
         "certificate": certificate,
         "left": f"on {left}" if left else "",
-        "acceptance": "accepted at the last contact"
+        "acceptance": ""
+        if left
+        else "accepted at the last contact"
         if contact.exists()
         else "see: fedlens site check --network",
         "last contact": day(contact.stat().st_mtime) if contact.exists() else "none",
-        "experiments": _experiments(folder),
+        "experiments": _experiments(folder, left),
     }
 
 
-def _experiments(folder: Path) -> dict[str, str]:
-    """The state of each experiment that somebody at the site has approved."""
+def _experiments(folder: Path, left: str | None) -> dict[str, str]:
+    """The state of each experiment that somebody at the site has approved; `left` is when the site left."""
     from time import time
 
     from fedlens.base.parse_text import parse_toml
@@ -272,7 +273,10 @@ def _experiments(folder: Path) -> dict[str, str]:
     approvals, states = Approvals.of(folder, SiteSettings.read(folder / SITE_FILE)), dict[str, str]()
     for path in notes:
         name = parse_toml(read_private(path)).get("name")
-        states[f"{path.stem[:12]} ({name})"] = approvals.last_missing(path.stem, time()) or "approved"
+        missing = (
+            f"not computed: this site left on {left}" if left else approvals.last_missing(path.stem, time())
+        )
+        states[f"{path.stem[:12]} ({name})"] = missing or "approved"
     return states
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedlens.cli.display.output import complain, print_columns, reported, say
+from fedlens.cli.display.output import complain, console, print_columns, reported, say
 from fedlens.cli.options import Debug, Json
 from fedlens.cli.site_review import SITE_FOLDER, SiteFolder, joined_folder
+
+_WIDE = 150  # characters of a terminal that the table of a log fits
 
 
 def log(
@@ -61,13 +64,30 @@ def log(
                 "of a tail that was cut off",
             )
         else:
-            print_columns(read.rows(last), HEAD, numeric=(2, 7))
+            if (screen := console()).is_terminal and screen.width < _WIDE:
+                say(*_short(read.rows(last)))
+            else:
+                print_columns(read.rows(last), HEAD, numeric=(2, 7))
             say(chain)
+
+
+def _short(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a log as one line each, below a line for each run and who approved it."""
+    above = "", ""
+    for when, run, round, operation, client, *rest, approved in rows:
+        if run and (run != above[0] or approved not in ("", above[1])):
+            yield f"run {run}" + (f", approved by {approved}" if approved else "")
+            above = run, approved
+        asked = " ".join(each for each in (round, operation, client) if each)
+        yield f"  {when.removesuffix(' UTC')}  {', '.join(each for each in (asked, *rest) if each)}"
 
 
 def show(
     id: Annotated[
-        str, typer.Argument(metavar="ID", help="The first digits of a digest of an ask, answer or body.")
+        str,
+        typer.Argument(
+            metavar="ID", help="The first digits of ask, answer, payload or head, which are digests."
+        ),
     ],
     folder: SiteFolder = SITE_FOLDER,
     debug: Debug = False,
@@ -79,7 +99,9 @@ def show(
         line = AskedLog.read(folder).found(id)
         print_columns([(name, str(value)) for name, value in line.items() if name != "listed" and value])
         say("", *line["listed"])
-        if line["bytes"]:
-            head = ("value", "shape", "norm", "least", "mean", "most", "histogram")
+        if rows := body_rows(folder, line):
             say("")
-            print_columns(body_rows(folder, line), head)
+            print_columns(rows, ("value", "shape", "norm", "least", "mean", "most", "histogram"))
+        elif line["bytes"]:
+            complain("note", "no values are shown: bodies are kept with [keep] sent = true in site.toml, until they "
+                     "are purged, and never those of secure sums")  # fmt: skip

@@ -100,7 +100,7 @@ def remove(
     now = clock()
     # First: a run whose checkpoints are half gone must not be resumed.
     day = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
-    run.write_summary({**(run.read_summary() or {}), "purged": day})
+    run.write_summary({**(run.read_summary() or {}), "purged": day, "withdrawn": facts.get("site")})
     present = [path for path in paths if path.exists()]
     files = [file for path in present for file in (path, *path.rglob("*")) if file.is_file()]
     size = sum(file.lstat().st_size for file in files)

@@ -331,10 +331,11 @@ class Agent:
 
     async def _census(self, experiment: _Experiment, proposed: Proposed, census: SiteCensus) -> None:
         asked = experiment.message
-        count, head = self._log.state
-        fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
-        message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")
         try:
+            await self._call(self._log.introduce, self._keys.chains(), *self._approved_by(asked))
+            count, head = self._log.state
+            fields = asked.fields._replace(direction="answer", ask=asked.digest, head=head)
+            message = seal(self._key, "census", fields, {**census.to_plain(), "log_lines": count}, b"")
             await self._call(self._log.census, asked.fields.run, census)
             await self._connection.census([message.head], partial(check_approved, proposed.missing))
             experiment.told = True

@@ -7,6 +7,7 @@ their `id`. The bytes of an answer lie in a file of their own, until the next as
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from fedlens.base.errors import DataError, DecodingError, FedlensError, RunFailed
 from fedlens.core.wire.census import SiteCensus
 from fedlens.core.wire.message import Message
+from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.engines.links.post import LOGGED
 from fedlens.files.atomic_files import create, open_readable, refused, replacing, sweep
 from fedlens.files.chained_log import ChainedLog
@@ -139,15 +141,22 @@ class AnswersLog:
             raise refused(error, "the log of asks", self._path) from error
 
     def census(self, run: str, census: SiteCensus) -> None:
-        """Writes once what a census tells the server. Raises `RunFailed` if the disk refuses."""
-        counts = {
-            "clients": len(census.clients),
+        """Writes once what a census tells the server, without values. Raises `RunFailed` if the disk refuses."""
+        clients, sums = len(census.clients), census.sums
+        rest = {"versions": census.versions, "contract": census.contract, "sums": sums and vars(sums)}
+        each_client = [
+            f"clients[{clients}].{field}" for field in ("name text", "examples number", "held_out number")
+        ]
+        values = {
+            "run": run,
+            "clients": clients,
             "examples": sum(each.examples for each in census.clients),
-            "held_out": sum(each.held_out for each in census.clients),
-            "channels_summed": 0 if census.sums is None else len(census.sums.values),
+            "channels_summed": 0 if sums is None else len(sums.values),
+            "bytes": len(json.dumps(census.to_plain(), separators=(",", ":"))),
+            "fields": [*each_client, *sent_fields(rest)],
         }
         try:
-            self._lines.once("census", {"run": run, **counts}, int(self._clock()))
+            self._lines.once("census", values, int(self._clock()))
         except OSError as error:
             raise refused(error, "the log of asks", self._path) from error
 

@@ -262,6 +262,8 @@ class Approvals:
             return f"the decisions on the experiment {short} do not count: {error}"
         if len(known) >= (needed := self.settings.allow.reviewers):
             return None
+        if (impossible := self.settings.too_few_reviewers()) is not None:
+            return f"{len(known)} of {needed} approvals; {impossible}"
         if not known:
             return (
                 f"{lapsed}; look again: fedlens site review"

@@ -36,10 +36,9 @@ class AskedLog:
 
     Attributes:
         lines: how many it has, of all kinds, and `head` the last head in hexadecimal.
-        told: all lines but names and shapes, in their order.
+        told: all lines but names and shapes, in their order; a census has `approved` and `listed` as an ask has.
         asks: the line of each ask, with `head`, `approved` (who, as text) and `listed` (names and shapes of what left).
         fields: names and shapes by the `id` of their line.
-        events: lines of other kinds.
     """
 
     lines: int = 0
@@ -47,7 +46,6 @@ class AskedLog:
     told: list[dict[str, Any]] = field(default_factory=list)
     asks: list[dict[str, Any]] = field(default_factory=list)
     fields: dict[str, Sequence[str]] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: Path) -> AskedLog:
@@ -60,11 +58,13 @@ class AskedLog:
                 log.fields[values["id"]] = values["fields"]
             elif kind == "experiment":
                 approved[values["run"]] = ", ".join(values["approved_by"])
+            who = approved.get(values.get("run", ""), "")
+            if kind == "census" and "fields" in values:  # an earlier version wrote counts alone
+                values |= {"approved": who, "listed": values.pop("fields")}
             if kind is not None:
-                log.events.append(values)
                 log.told += [values] if kind != "fields" else []
                 continue
-            who, listed = approved.get(values["run"], ""), log.fields.get(values.get("fields") or "", ())
+            listed = log.fields.get(values.get("fields") or "", ())
             # Lines of an earlier version have the outcome alone.
             decision = "answered" if values.get("outcome") == "reply" else "failed"
             about = {"head": head.hex(), "approved": who, "listed": listed}
@@ -99,7 +99,7 @@ class AskedLog:
             own = dict(zip(HEAD, _row(line), strict=True))
             if "kind" in line:
                 own["reason"] = _about(line)
-            else:
+            if "listed" in line:
                 own |= {"bytes": line["bytes"], "fields": "; ".join(line["listed"])}
             writer.writerow([_plain({**line, **own}.get(name)) for name in _COLUMNS])
         return text.getvalue()
@@ -113,13 +113,14 @@ class AskedLog:
             run["rows"].append({**line, "when": day(line["time"])})
             run["bytes"], run["approved"] = run["bytes"] + line["bytes"], line["approved"] or run["approved"]
         fields = {line["fields"]: line["listed"] for line in asks if line["listed"]}
-        told = [each for each in self.events if each["kind"] not in ("fields", "experiment")]
+        told = [each for each in self.told if each.get("kind", "experiment") != "experiment"]
         context = {
             "title": f"What left {site} · fedlens",
             "aside": f"federation {federation}",
             "site": site,
             "federation": federation,
             "log": self,
+            "sent": sum(each["bytes"] for each in self.told if "listed" in each),
             "back": self.server_went_back(),
             "runs": runs,
             "left_out": len(self.asks) - len(asks),
@@ -127,19 +128,28 @@ class AskedLog:
             "operations": {
                 id: sorted({line["operation"] for line in asks if line.get("fields") == id}) for id in fields
             },
-            "events": [(day(each["time"]), each["kind"], _about(each)) for each in told],
+            "events": [
+                (
+                    day(each["time"]),
+                    each["kind"],
+                    _about(each),
+                    _row(each)[7],
+                    "; ".join(each.get("listed", ())),
+                    _row(each)[9],
+                )
+                for each in told
+            ],
         }
         return page_text("asked_log.html.j2", context)
 
     def found(self, id: str) -> dict[str, Any]:
         """The one ask of which a digest begins with `id`. Raises `ConfigError` if there is none, or several."""
-        digests, prefix = ("ask", "answer", "payload"), id.lower()
+        digests, prefix = ("ask", "answer", "payload", "head"), id.lower()
         lines = [line for line in self.asks if any(line[name].startswith(prefix) for name in digests)]
         if len(prefix) < 6 or len(lines) != 1:
-            what = f"{count(len(lines))} lines of the log have a digest that begins with {id!r}"
-            raise ConfigError(
-                what, hint="give 6 digits or more of a digest of one line; 'fedlens site log' exports them"
-            )
+            what = f"{count(len(lines))} lines of asks have a digest that begins with {id!r}"
+            hint = "give 6 digits or more of ask, answer, payload or head of one line that 'site log --export' writes"
+            raise ConfigError(what, hint=hint)
         return lines[0]
 
 
@@ -154,16 +164,13 @@ def export_log(log: AskedLog, path: Path, site: str, federation: str) -> list[Pa
 def body_rows(folder: Path, line: Mapping[str, Any]) -> list[list[str]]:
     """Each value of a kept body: its name, shape, norm, least, mean and most value, and a histogram of ten bars.
 
-    Raises `ConfigError` if the body was not kept.
+    None of a body that was not kept.
     """
     path = folder / SENT / f"{line['answer']}.safetensors"
     try:
         content = read_regular(path)
     except FileNotFoundError:
-        what = "the body of this answer was not kept, or it was purged"
-        raise ConfigError(
-            what, where=str(path), hint="[keep] sent = true in site.toml keeps bodies"
-        ) from None
+        return []
     except OSError as error:
         raise DataError(f"{path.name} cannot be read: {error.strerror}", where=str(path)) from error
     body = read_payload(content, Caps(len(content)), str(path))
@@ -191,25 +198,35 @@ def _row(line: Mapping[str, Any]) -> list[str]:
     if (kind := line.get("kind")) is not None:
         about = _about({name: value for name, value in line.items() if name != "run"})
         about = about if len(about) <= _WIDEST else f"{about[: _WIDEST - 4]} ..."
-        return [day(line["time"]), line.get("run", ""), "", kind, "", "", about, "", "", ""]
-    listed = line["listed"]
+        asked = ["", kind, "", "", about]
+    else:
+        asked = [
+            str(line["round"]),
+            line["operation"],
+            line["client"],
+            line["decision"],
+            line["reason"] or "",
+        ]
+    listed = line.get("listed")
     return [
         day(line["time"]),
-        line["run"],
-        str(line["round"]),
-        line["operation"],
-        line["client"],
-        line["decision"],
-        line["reason"] or "",
-        size(line["bytes"]),
+        line.get("run", ""),
+        *asked,
+        "" if listed is None else size(line["bytes"]),
         many(len(listed), "field") if listed else "",
-        line["approved"],
+        line.get("approved", ""),
     ]
 
 
 def _about(event: Mapping[str, Any]) -> str:
-    """The values of a line of another kind, without the texts of certificates."""
-    left_out = ("kind", "id", "time", "chain")
+    """The values of a line of another kind that have no column, without the texts of certificates."""
+    left_out = [
+        "kind",
+        "id",
+        "time",
+        "chain",
+        *(("listed", "approved", "bytes") if "listed" in event else ()),
+    ]
     return ", ".join(f"{name} {value}" for name, value in event.items() if name not in left_out)
 
 

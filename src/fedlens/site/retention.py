@@ -43,7 +43,7 @@ def runs_in_log(folder: Path) -> dict[str, SiteRun]:
 def purge_due(folder: Path, states: KeptStates, log: AnswersLog, days: int, now: float) -> dict[str, int]:
     """Purges each run whose last ask is more than `days` old. Returns how many files went of each, if any did."""
     due = {run: known for run, known in runs_in_log(folder).items() if now - known.last > days * _DAY}
-    gone = {run: _purge_run(folder, states, log, run, known) for run, known in due.items()}
+    gone = {run: _purge_run(folder, states, log, run, known, asked=False) for run, known in due.items()}
     return {run: files for run, files in gone.items() if files}
 
 
@@ -57,12 +57,15 @@ def purge_site(folder: Path, days: int, now: float, run: str | None = None) -> d
         try:
             if run is None:
                 return purge_due(folder, states, log, days, now)
-            return {run: _purge_run(folder, states, log, run, runs_in_log(folder)[run])}
+            return {run: _purge_run(folder, states, log, run, runs_in_log(folder)[run], asked=True)}
         finally:
             log.close()
 
 
-def _purge_run(folder: Path, states: KeptStates, log: AnswersLog, run: str, known: SiteRun) -> int:
+def _purge_run(
+    folder: Path, states: KeptStates, log: AnswersLog, run: str, known: SiteRun, asked: bool
+) -> int:
+    """Returns how many files went; the log gets a line if any did, or if a person has `asked` for it."""
     before = _sizes(folder)
     for path in before:
         if path.parent.name in _BODIES and path.name.partition(".")[0] in known.digests:
@@ -71,7 +74,7 @@ def _purge_run(folder: Path, states: KeptStates, log: AnswersLog, run: str, know
         path.unlink(missing_ok=True)
     states.purge(run)
     gone = before.keys() - _sizes(folder).keys()
-    if gone:
+    if gone or asked:
         log.event("purged", run=run, files=len(gone), bytes=sum(before[path] for path in gone))
     return len(gone)
 

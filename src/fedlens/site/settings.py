@@ -210,13 +210,19 @@ class SiteSettings:
                     raise ConfigError(
                         what, where=self._source.locate(f"allow.{line}"), hint=nearest(name, table)
                     )
-        if self.allow.reviewers > 1 + len(self.reviewers):
-            raise ConfigError(
-                f"[allow] reviewers = {self.allow.reviewers}, and [reviewers] names {len(self.reviewers)} besides this "
-                "site, so that nothing can be approved",
-                where=self._source.locate("allow.reviewers"),
-                hint="write the line that 'fedlens site decide --new-key' prints under [reviewers]",
-            )
+        if (error := self.too_few_reviewers()) is not None:
+            raise error
+
+    def too_few_reviewers(self) -> ConfigError | None:
+        """Says that `[reviewers]` has fewer keys than approvals are needed; None if it has enough."""
+        if self.allow.reviewers <= 1 + len(self.reviewers):
+            return None
+        return ConfigError(
+            f"[allow] reviewers = {self.allow.reviewers}, and [reviewers] names {len(self.reviewers)} besides this "
+            "site, so that nothing can be approved",
+            where=self._source.locate("allow.reviewers"),
+            hint="write the line that 'fedlens site decide --new-key' prints under [reviewers]",
+        )
 
     def not_allowed(self, what: str, line: str) -> str:
         """A sentence that a line of `[allow]` does not allow something, with its value and place."""

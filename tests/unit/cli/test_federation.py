@@ -165,6 +165,9 @@ def test_names_are_checked(federation: FederationFolder) -> None:
     keys = SiteKeys.join(Path("a"), invitation := federation.invite("ward-a"))
     federation.enrol(keys.enrolment(invitation), HOST)
     assert "the name ward-a is taken" in refused("federation", "invite", "hospitals", "ward-a")
+    assert "ward-a  invitation until" not in ran("federation", "list", "hospitals")  # it was used
+    ran("federation", "invite", "hospitals", "ward-a", "--replace")
+    assert "ward-a  invitation until 20" in ran("federation", "list", "hospitals")
     assert "did you mean 'ward-a'" in refused("federation", "revoke", "hospitals", "ward-b")
     assert "is not a name" in refused("federation", "invite", "hospitals", "../x")
     both = refused("federation", "invite", "hospitals", "ward-a", "--replace", "--same-key")

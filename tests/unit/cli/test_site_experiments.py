@@ -22,7 +22,7 @@ from fedlens.identity.site_keys import SiteKeys
 from fedlens.site import proposed_experiment
 from fedlens.site.agent import Agent
 from fedlens.site.contract import site_part
-from fedlens.site.leave import come_back, leave
+from fedlens.site.leave import come_back
 from fedlens.site.start import agent_of
 from tests.link_kit import blobs
 from tests.unit.cli.commands import ran, refused, runner
@@ -141,6 +141,9 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     assert Path("officer.pem").stat().st_mode & 0o777 == 0o600
     assert "in a new file" in refused("site", "decide", "--key", "officer.pem", "--new-key")
     write_site(FOLDER, allow={"reviewers": 2})
+    said = "[allow] reviewers = 2, and [reviewers] names 0 besides this site, so that nothing can be approved"
+    assert f"1 of 2 approvals; {said}" in ran("site", "review", "--approve", propose(server, text))
+    assert said in runner.invoke(app, ["site", "check"]).stdout
     with (FOLDER / "site.toml").open("a") as file:
         file.write(f"\n[reviewers]\n{line}\n")
     digest = propose(server, text)
@@ -183,7 +186,13 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     replaced = ran("site", "review", "--approve", digest).splitlines()[2]
     assert replaced.startswith("this replaces the rejection by ward-a of 20")
     assert replaced.endswith(" UTC: too early")
-    leave(FOLDER)
+    assert "ward-a has left hospitals: no process computes here" in ran("site", "leave")
+    assert "ward-a left hospitals already, on 20" in (again := ran("site", "leave"))
+    assert "has left" not in again
+    status = ran("site", "status")
+    assert f"experiment {digest[:12]} (run): not computed: this site left on 20" in status
+    assert "accept" not in status
+    assert "approved" not in status
     assert ran("site", "review").startswith("this site left the federation on 20")
     come_back(FOLDER)
     assert "exclude one another" in refused("site", "review", "--approve", digest, "--reject", "no")

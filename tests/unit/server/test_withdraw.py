@@ -80,6 +80,7 @@ def test_no_byte_of_a_site_stays_and_the_run_begins_without_it(tmp_path: Path) -
     line, _, _ = list(read_chained(run.answers_path))[-1]
     assert (line["kind"], line["site"], line["rounds"]) == ("withdrawn", LEFT, [0, 1, 2])
     assert "in no round" not in ran("federation", "withdraw", registry.folder, LEFT)  # again is no error
+    assert f"{LEFT} was withdrawn from the run on 20" in refused("resume", run.path)
 
     for site in wards.sites.values():
         site.outcome = site.site = None

@@ -188,8 +188,11 @@ def test_two_reviewers_are_two_keys(site: Site) -> None:
     assert set(site.review.approvals.approvers(site.review.matter)) == {"keys", "officer"}
     assert not site.review.approvals.approvers(replace(site.review, run="run-2").matter)
     site.ask_for(3, officer=OFFICER)
+    impossible = "2 of 3 approvals; [allow] reviewers = 3, and [reviewers] names 1 besides this site"
+    assert str(site.missing()).startswith(impossible)
+    site.ask_for(3, officer=OFFICER, again=OFFICER)
     assert site.missing().startswith("2 of 3 approvals; waits for another reviewer (approved by ")
-    site.ask_for(4, officer=OFFICER)
+    site.ask_for(4, officer=OFFICER, again=OFFICER, more=OFFICER)
     assert site.missing().startswith("2 of 4 approvals; waits for 2 other reviewers (approved by ")
     site.review = replace(site.review, run="run-2")
     assert "another run" in site.missing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from fedlens.base.errors import ConfigError, DataError
+from fedlens.base.format import size
+from fedlens.core.wire.census import ChannelSums, CountedClient, SiteCensus
 from fedlens.core.wire.message import Message, write_payload
 from fedlens.core.wire.sent_fields import sent_fields
 from fedlens.files.chained_log import ChainedLog
@@ -20,6 +23,9 @@ from fedlens.site.answers_log import AnswersLog
 from fedlens.site.log_export import AskedLog, body_rows, export_log
 from tests.unit.site.ask_kit import answer_of, ask_of, refusal_of
 
+CENSUS = SiteCensus(
+    "ward-a", [CountedClient("ward-a", 12)], {"fedlens": "1"}, "ab" * 32, ChannelSums(12, 48, (1.0,), (0.5,))
+)
 PAYLOAD = {"update": {"weight": torch.arange(4.0).reshape(2, 2)}, "weight": 12.0}
 
 
@@ -28,6 +34,7 @@ def site_in(folder: Path, sent: bool = False) -> list[Message]:
     log = AnswersLog(folder / "log", folder / "work", lambda: 1.8e9, sent=folder / "sent" if sent else None)
     log.introduce({"ward-a": b"PEM A", "server": b"PEM S"})
     log.introduce({"ward-a": b"PEM A", "server": b"PEM S"}, "run", "ab" * 32, ["ward-a", "reviewer"])
+    log.census("run", CENSUS)
     asks, body = [ask_of(slot=slot, round=slot + 1) for slot in range(3)], write_payload({"payload": PAYLOAD})
     for ask in asks[:2]:
         log.keep(ask, answer_of(ask, body, log.state[1]), body, {"fields": sent_fields(PAYLOAD)})
@@ -40,14 +47,21 @@ def site_in(folder: Path, sent: bool = False) -> list[Message]:
 def test_a_log_is_read_with_who_approved_and_what_left(tmp_path: Path) -> None:
     asks = site_in(tmp_path)
     log = AskedLog.read(tmp_path)
-    assert (log.lines, len(log.asks)) == (8, 3)
+    assert (log.lines, len(log.asks)) == (9, 3)
     assert [line["ask"] for line in log.asks] == [ask.digest.hex() for ask in asks]
     log.asks[1]["run"] = "20261128-014605-d6ee"
     row = [row for row in log.rows() if row[5]][1]
     assert row[1] == "20261128-014605-d6ee"  # as people see it everywhere
     assert row[2:] == ["2", "train", "a", "answered", "", "264 B", "2 fields", "reviewer, ward-a"]
     assert [row for row in log.rows() if row[5]][-1][5:8] == ["refused", "policy", "0 B"]
-    assert log.rows(last=1)[0][3:7] == ["purged", "", "", "files 1"]
+    assert log.rows(last=1)[0][3:] == ["purged", "", "", "files 1", "", "", ""]
+    (told,) = [row for row in log.rows() if row[3] == "census"]
+    assert told[6] == "channels_summed 1, clients 1, examples 12"  # nothing is held out yet
+    assert told[7:] == [
+        f"{len(json.dumps(CENSUS.to_plain(), separators=(',', ':')))} B",
+        "9 fields",
+        "reviewer, ward-a",
+    ]
     assert log.asks[0]["listed"] == ["update.weight float32[2,2]", "weight number"]
     assert not AskedLog.read(tmp_path / "new").lines
 
@@ -83,9 +97,9 @@ def test_a_line_that_a_power_cut_left_in_part_is_removed(tmp_path: Path) -> None
     path = tmp_path / "log" / "asked.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
-    assert AskedLog.read(tmp_path).lines == 7  # also beside a process that is writing
+    assert AskedLog.read(tmp_path).lines == 8  # also beside a process that is writing
     log = ChainedLog(path)
-    assert (log.count, log.head) == (7, log.head_at(7))
+    assert (log.count, log.head) == (8, log.head_at(8))
     assert path.read_bytes() == whole[: whole.rstrip(b"\n").rindex(b"\n") + 1]
     log.close()
 
@@ -116,6 +130,13 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     rows = list(csv.DictReader(table.read_text().splitlines()))
     others = [row for row in rows if not row["decision"]]
     assert {row["operation"] for row in others} >= {"experiment", "purged"}
+    (told,) = [row for row in others if row["operation"] == "census"]
+    assert int(told["bytes"]) > 100
+    assert told["fields"].startswith("clients[1].name text; clients[1].examples number; ")
+    assert told["fields"].endswith(
+        "sums.images number; sums.pixels number; sums.values number[1]; sums.squares number[1]"
+    )
+    assert told["approved by"] == "reviewer, ward-a"
     assert others[-1]["reason"] == "files 1, run run"
     rows = [row for row in rows if row["decision"]]
     assert [row["decision"] for row in rows] == ["answered", "answered", "refused"]
@@ -127,6 +148,8 @@ def test_the_export_has_each_ask_with_digests_and_no_value(tmp_path: Path) -> No
     for shown in (
         "train",
         "264",
+        told["fields"],
+        size(2 * 264 + int(told["bytes"])),
         "update.weight float32[2,2]",
         rows[0]["answer"][:12],
         "reviewer, ward-a",
@@ -184,7 +207,7 @@ def test_a_kept_body_is_shown_in_norms_and_histograms(tmp_path: Path) -> None:
     asks = site_in(tmp_path, sent=True)
     log = AskedLog.read(tmp_path)
     line = log.found(asks[0].digest.hex()[:10])
-    assert log.found(line["answer"][:8].upper()) is line
+    assert log.found(line["answer"][:8].upper()) is log.found(line["head"]) is line
     assert body_rows(tmp_path, line) == [
         ["update.weight", "float32[2,2]", "3.742", "0", "1.5", "3", "█▁▁█▁▁█▁▁█"],
         ["weight", "number", "12.0", "", "", "", ""],
@@ -206,9 +229,7 @@ def test_a_share_of_a_secure_sum_is_not_kept(tmp_path: Path) -> None:
     assert not list((tmp_path / "sent").iterdir())
 
 
-def test_a_body_that_was_not_kept_is_a_sentence(tmp_path: Path) -> None:
+def test_a_body_that_was_not_kept_has_no_rows(tmp_path: Path) -> None:
     site_in(tmp_path)
-    line: Any = AskedLog.read(tmp_path).asks[0]
-    with pytest.raises(ConfigError, match="was not kept"):
-        body_rows(tmp_path, line)
+    assert body_rows(tmp_path, AskedLog.read(tmp_path).asks[0]) == []
     assert not (tmp_path / "sent").exists()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedlens.base.errors import ConfigError, IdentityError
+from fedlens.base.format import many
 from fedlens.files.chained_log import read_chained
 from fedlens.identity.file_cipher import FileCipher
 from fedlens.identity.private_files import one_writer
@@ -72,7 +73,9 @@ def test_a_run_that_is_due_leaves_no_byte_and_a_line(site: Path) -> None:
         "runs": {},
         "models": [b"old-run", b"new-run"],
     }  # none is summed again
+    lines = (site / "log" / NAME).read_bytes()
     assert purge_site(site, 30, NOW) == {}
+    assert (site / "log" / NAME).read_bytes() == lines  # 'site start' looks every day
 
 
 def test_a_purged_answer_is_never_computed_again(site: Path) -> None:
@@ -86,7 +89,12 @@ def test_a_purged_answer_is_never_computed_again(site: Path) -> None:
 def test_a_run_is_purged_by_name(site: Path) -> None:
     assert "no run 'other'" in refused("site", "purge", "other", "--folder", site)
     assert "a run or --due" in refused("site", "purge", "--folder", site)
-    assert ran("site", "purge", "new", "--folder", site) == "purged: new-run, 4 files\n"
+    assert "give a whole name of: old-run, new-run" in refused("site", "purge", "new", "--folder", site)
+    for files in (4, 0):  # what a person asks for has a line in any case
+        said = ran("site", "purge", "new-run", "--folder", site)
+        assert said == f"purged: new-run, {many(files, 'file')}\n"
+        line, _, _ = list(read_chained(site / "log" / NAME))[-1]
+        assert (line["kind"], line["run"], line["files"]) == ("purged", "new-run", files)
     assert having(site, SECRET) == ["sent", "states", "work"]
     (site / SITE_FILE).write_text((site / SITE_FILE).read_text() + "[keep]\ndays = 36500\n")
     assert "nothing is due" in ran("site", "purge", "--due", "--folder", site)
