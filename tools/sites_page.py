@@ -16,12 +16,8 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import tomli_w
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "from-a-study-to-your-sites.md"
@@ -42,13 +38,14 @@ class Play:
         """Runs a command at a terminal of its own, answers its questions, and prints what the terminal shows."""
         _say(f"[{person}] $ {command}")
         (folder := self.root / person).mkdir(exist_ok=True)
-        words = [sys.executable, *shlex.split(command)[1:]]
-        if command.startswith("fedlens"):
-            words[1:1] = ["-m", "fedlens"]
+        words = shlex.split(command)
+        words[:1] = {"fedlens": [sys.executable, "-m", "fedlens"], "python": [sys.executable]}.get(
+            words[0], words[:1]
+        )
         process, terminal = pty.fork()
         if process == 0:
             os.chdir(folder)
-            os.execve(words[0], words, self._environment())
+            os.execvpe(words[0], words, self._environment())
         answers, shown = list(typed), b""
         while part := _read(terminal):
             shown += part
@@ -192,21 +189,25 @@ def six_and_seven(do: Play) -> None:
 
 
 def secure_sums(do: Play) -> None:
-    """The experiment with the settings of the page's section."""
-    section = PAGE.read_text().split("\n## Secure sums\n")[1].split("```toml\n")[1].split("```")[0]
-    server = do.root / "server"
-    settings = _merged(tomllib.loads((server / "hospitals.toml").read_text()), tomllib.loads(section))
-    (server / "secure.toml").write_text(tomli_w.dumps({**settings, "name": "secure", "rounds": 4}))
-    (server / "scans").symlink_to(do.root / "scans")
-    toml = do.root / "ward-b" / "fedlens-site" / "site.toml"
-    toml.write_text(toml.read_text().replace("reviewers = 2\n", "", 1))
-    do.end("ward-b")  # site.toml is read when it starts
-    do.serve("secure.toml --federation hospitals")
-    do.begin("ward-b", "fedlens site start")
+    """The experiment with secure sums, at sites that allow nothing else, and what they review and log."""
+    shutil.copy(DOCS / "examples" / "hospitals-secure.toml", do.root / "server")
+    do("", "diff server/hospitals.toml server/hospitals-secure.toml")
+    do.end("server")
+    files = [do.root / site / "fedlens-site" / "site.toml" for site in SITES]
+    before = [file.read_text().replace("\nreviewers = 2", "", 1) for file in files]
+    for site, file, text in zip(SITES, files, before, strict=True):
+        file.write_text(text.replace("\n# secure_sum", "\nsecure_sum", 1))
+        do.begin(site, "fedlens site start")  # which reads site.toml when it starts
+    do.serve("hospitals-secure.toml --federation hospitals")
     for site in SITES:
         do.approve(site)
     do.wait("server", "result page: ")
-    do.end("server")
+    do("ward-a", "fedlens site log --last 5")
+    do.serve("hospitals.toml --federation hospitals --set seed=1")
+    do("ward-a", "fedlens site review")  # refused
+    for site, file, text in zip(SITES, files, before, strict=True):
+        file.write_text(text)
+        do.begin(site, "fedlens site start")
 
 
 def eight(do: Play) -> None:
@@ -215,7 +216,6 @@ def eight(do: Play) -> None:
     do("ward-c", "fedlens site start")
     do("ward-c", "fedlens site leave --undo")
     do.begin("ward-c", "fedlens site start")
-    do.serve("hospitals.toml --federation hospitals --set seed=1")
     do.wait("ward-c", "waits for")
     do("server", "fedlens federation revoke hospitals ward-c --drop")
     do.wait("ward-c", "revoked")
@@ -231,15 +231,6 @@ def eight(do: Play) -> None:
     run = _found(r"UTC  (\S+)", do("ward-a", "fedlens site log"))
     do("ward-a", f"fedlens site purge {run}")
     do("server", "fedlens purge --federation hospitals")
-
-
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of one with what another changes."""
-    tables = {
-        key: _merged(one[key], value) if isinstance(value, dict) and isinstance(one.get(key), dict) else value
-        for key, value in other.items()
-    }
-    return {**one, **tables}
 
 
 def _say(text: str) -> None:

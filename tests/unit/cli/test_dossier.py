@@ -25,6 +25,7 @@ def test_it_writes_the_dossier_of_an_experiment(tmp_path: Path, monkeypatch: pyt
     assert "for at most 7 rounds" in text
     assert "4 clients of 8 made-up images" in text
     assert "2099-01-31" in text
+    assert "count the images of a site that has withdrawn" in text
     assert hashlib.sha256(HOSPITALS.read_bytes()).hexdigest() in text
 
 

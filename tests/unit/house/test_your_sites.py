@@ -14,6 +14,7 @@ from fedlens.settings.plan import plan_of
 from fedlens.site.contract import read_contract, site_part
 from fedlens.site.join import site_text
 from fedlens.site.local_data import LocalData
+from fedlens.site.policy import refusals
 from fedlens.site.settings import SITE_FILE, SiteSettings
 from tests.unit.cli.printed import parsed
 
@@ -27,7 +28,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (DOCS / PAGES[0]).read_text(encoding="utf-8")
     commands = re.findall(r"^\$ python docs/examples/(\S+) (.+)$", page, flags=re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for script, words in commands:
         monkeypatch.setattr(sys, "argv", [script, *words.split()])
         runpy.run_path(str(DOCS / "examples" / script), run_name="__main__")
@@ -47,6 +48,18 @@ def test_the_sites_of_the_page_read_the_experiment_of_the_page(scripts: None) ->
     page = (DOCS / PAGES[0]).read_text(encoding="utf-8")
     assert "1 client: ward-a 360" in page
     assert f"summed over {sum(sizes.values())} images of the sites" in page
+
+
+def test_a_site_that_allows_secure_sums_alone_refuses_the_plain_experiment_of_the_page(
+    tmp_path: Path,
+) -> None:
+    site = SiteSettings.of({"data": {"dataset": "folder"}, "allow": {"secure_sum": "only"}}, tmp_path)
+    refused = {}
+    for name in ("hospitals.toml", "hospitals-secure.toml"):
+        experiment = site_part(plan_of(read_source(str(DOCS / "examples" / name))).config)
+        refused[name] = refusals(read_contract(experiment, site), site)
+    assert [len(each) for each in refused.values()] == [1, 0]
+    assert "secure_sum" in refused["hospitals.toml"][0]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -60,7 +60,7 @@ def text_of(source: Source | Path, folder: Path) -> str:
              "`update.1.weight float32[", "`metrics.loss number`",
              "a sum for one class may be of one image", "a table \\[privacy\\]"],
             ["epsilon", "Kept at the site", "another seed", "Test images at the server",
-             "once for each local step", "Single images", "the sum of all pixels"],
+             "once for each local step", "Single images", "the sum of all pixels", "has withdrawn"],
         ),
         (
             {**MEASURED, "algorithm": "scaffold", "record": {"updates": {"every": 5}}},
