@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlens.analyses.client_drift import ALL, drift, updates_of
+from fedlens.analyses.client_drift import ALL, drift, orthogonal_cosine, updates_of
 from fedlens.base.errors import ConfigError
 from fedlens.core.tree import spec_of, tree_of
 
@@ -36,6 +36,14 @@ def test_orthogonal_updates_count_as_one() -> None:
     assert found.cosines == pytest.approx((3**-0.5,) * 3)
     assert found.distances == pytest.approx(((16 / 9 + 8 / 9) ** 0.5,) * 3)
     assert drift([flat(2, 0), flat(0, 7)], [1, 5]).total.agreeing == pytest.approx(1)
+
+
+def test_the_cosine_of_orthogonal_updates_is_not_0_but_their_part_in_the_mean() -> None:
+    for weights in ([1, 1, 1, 1], [5, 1, 2]):
+        updates = [flat(*(2.0 * (k == j) for j in range(len(weights)))) for k in range(len(weights))]
+        cosines = [c or 0.0 for c in drift(updates, weights).total.cosines]
+        mean = sum(w * c for w, c in zip(weights, cosines, strict=True)) / sum(weights)
+        assert orthogonal_cosine(weights) == pytest.approx(mean)
 
 
 def test_opposite_updates_cancel() -> None:

@@ -83,7 +83,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "loss-surface": _surface(),
     "loss-plane": _plane(),
     "drift": [
-        {"round": at, "layer": layer, "clients": 2, "cosine": None if at == 2 and layer == "0.bias" else 0.9 / at,
+        {"round": at, "layer": layer, "kind": "Linear", "clients": 2, "orthogonal": 0.71,
+         "cosine": None if at == 2 and layer == "0.bias" else 0.9 / at,
          "agreeing": 1.5 / at, "diversity": 1.0 + at / 10}
         for at in _ROUNDS for layer in ("all", *_LAYERS)
     ],

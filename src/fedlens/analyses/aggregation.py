@@ -131,11 +131,11 @@ def loss_plane(
 ) -> list[dict[str, Any]]:
     """The losses on the plane through three local models of the last recorded round (Garipov et al. 2018).
 
-    The models are those of the three clients with the largest weights.
+    The models are those of the three clients with the largest weights; their average has these weights.
 
     Returns:
         a row per point of the grid: `round`, `x`, `y`, `loss`, and `score` if the task has one; then a row for each
-        model, with its `client`.
+        model, with its `client`, and one for their average, whose `model` is "average".
 
     Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a round of fewer clients.
     """
@@ -148,10 +148,13 @@ def loss_plane(
             hint="analyze a round with three clients or more",
         )
     run.announce(points * points)
-    found = plane([recorded.local_model(reply) for reply in largest], run.evaluator, points, margin)
+    models, weights = [recorded.local_model(reply) for reply in largest], [reply.weight for reply in largest]
+    found = plane(models, run.evaluator, points, margin, weights)
     rows: list[dict[str, Any]] = [{"round": recorded.round, **row} for row in found.rows()]
     for reply, (x, y), loss in zip(largest, found.models, found.model_losses, strict=True):
         rows.append({"round": recorded.round, "client": reply.client, "x": x, "y": y, "loss": loss})
+    x, y = found.average
+    rows.append({"round": recorded.round, "model": "average", "x": x, "y": y, "loss": found.average_loss})
     return rows
 
 

@@ -36,7 +36,7 @@ class Analyses:
     """The analyses of a run.
 
     Attributes:
-        folder: `NAME.jsonl`, `NAME.svg` and the page.
+        folder: `NAME.jsonl`, `NAME.svg`, `NAME.pdf` and the page.
         rows: the rows of each analysis made, by name.
         page: the page.
         left_out: why analyses were not made, by name.
@@ -214,7 +214,7 @@ def _write(
     figures = analysis_figures(analysis.name, rows) if find_spec("matplotlib") is not None else []
     for number, figure in enumerate(figures):
         place = f"-{number + 1}" if len(figures) > 1 else ""
-        files.append(draw_chart(figure, folder / f"{name}{place}.svg").name)
+        files.append([draw_chart(figure, folder / f"{name}{place}{kind}").name for kind in (".svg", ".pdf")])
     index[analysis.name] = {
         "rows": f"{name}.jsonl",
         "figures": files,

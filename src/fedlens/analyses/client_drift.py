@@ -24,9 +24,11 @@ def client_drift(run: OpenedRun) -> list[dict[str, Any]]:
     Of a round without local models, what clients sent as their `update` counts.
 
     Returns:
-        a row per round and layer, the whole model (`all`) first: `round`; `layer`; `clients`, their number; `norm`,
-        `distance` and `cosine`, means over the clients weighted as in the average; `cosine_low`, the smallest cosine;
-        `mean_norm`; `diversity`; `agreeing`; and, of the whole model, `by_client` with the values of each client.
+        a row per round and layer, the whole model (`all`) first: `round`; `layer`, its path, and `kind`, its class;
+        `clients`, their number; `norm`, `distance` and `cosine`, means over the clients weighted as in the average;
+        `cosine_low`, the smallest cosine; `orthogonal`, what `cosine` were for orthogonal updates of equal norm,
+        sqrt(sum_k p_k^2); `mean_norm`; `diversity`; `agreeing`; and, of the whole model, `by_client` with the values of
+        each client.
 
     Raises `RunDirectoryError` if neither local models nor updates are recorded.
     """
@@ -45,7 +47,8 @@ def client_drift(run: OpenedRun) -> list[dict[str, Any]]:
             # Clients send (w^t - w_k) / tau: the other way round, and with FedNova for one step.
             updates = [scale(recorded.sent(reply), -reply.numbers.get("tau", 1.0)) for reply in replies]
         found = drift(updates, [reply.weight for reply in replies])
-        rows += [_row(recorded.round, layer, replies) for layer in (found.total, *found.layers)]
+        kinds = run.evaluator.layer_kinds
+        rows += [_row(recorded.round, layer, kinds, replies) for layer in (found.total, *found.layers)]
     return rows
 
 
@@ -55,12 +58,15 @@ def _senders(recorded: RecordedRound) -> list[RecordedReply]:
     return [reply for reply in sent if reply.op == sent[-1].op]
 
 
-def _row(round: int, layer: LayerDrift, replies: Sequence[RecordedReply]) -> dict[str, Any]:
+def _row(
+    round: int, layer: LayerDrift, kinds: Mapping[str, str], replies: Sequence[RecordedReply]
+) -> dict[str, Any]:
     weights = [reply.weight for reply in replies]
     cosines = [value for value in layer.cosines if value is not None]
     row: dict[str, Any] = {
         "round": round,
         "layer": layer.layer,
+        "kind": kinds.get(layer.layer, ""),
         "clients": len(replies),
         "norm": _weighted_mean(layer.norms, weights),
         "distance": _weighted_mean(layer.distances, weights),
@@ -68,6 +74,7 @@ def _row(round: int, layer: LayerDrift, replies: Sequence[RecordedReply]) -> dic
         if cosines
         else None,
         "cosine_low": min(cosines, default=None),
+        "orthogonal": orthogonal_cosine(weights),
         "mean_norm": layer.mean_norm,
         "diversity": layer.diversity,
         "agreeing": layer.agreeing,
@@ -156,6 +163,17 @@ def drift(updates: Sequence[Tree], weights: Sequence[float]) -> UpdateDrift:
     return UpdateDrift(
         total.drift(ALL, shares), tuple(squares.drift(layer, shares) for layer, squares in found.items())
     )
+
+
+def orthogonal_cosine(weights: Sequence[float]) -> float:
+    """The weighted mean cosine to the mean of orthogonal updates of equal norm: sqrt(sum_k p_k^2).
+
+    It is 1 / sqrt(K) for equal weights, since each update is a part of the mean.
+
+    >>> orthogonal_cosine([1, 1, 1, 1])
+    0.5
+    """
+    return math.hypot(*weights) / math.fsum(weights)
 
 
 def updates_of(models: Sequence[Tree], before: Tree, spec: TreeSpec) -> list[dict[str, Tensor]]:

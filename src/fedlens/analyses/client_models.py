@@ -40,11 +40,11 @@ def representation(
     """How similar the clients' features are by layer, and how they separate the classes.
 
     Returns:
-        a row per round and layer: `round`, `layer`, and means of the linear CKA (Kornblith et al. 2019):
-        `between_clients`, over the pairs of local models; `to_before`, between local models and the global model before
-        the round; and `rounds`, between the global model after the round and after the recorded round before. For
-        classifiers, a further row with the layer "last layer" has `knn_accuracy` of the features of the global model
-        after the round (even examples vote on odd ones; None if fewer than 20 vote and `k` is not
+        a row per round and layer: `round`; `layer`, its path; `kind`, its class; and means of the linear CKA (Kornblith
+        et al. 2019): `between_clients`, over the pairs of local models; `to_before`, between local models and the
+        global model before the round; and `rounds`, between the global model after the round and after the recorded
+        round before. For classifiers, a further row with the layer "last layer" has `knn_accuracy` of the features of
+        the global model after the round (even examples vote on odd ones; None if fewer than 20 vote and `k` is not
         set), and its neural collapse (`within`, `norms`, `angles`, `simplex`, `classifier`; Papyan et al. 2020).
 
     Raises `RunDirectoryError` if no local models are recorded, and `ConfigError` for a layer that the model lacks, and
@@ -64,6 +64,7 @@ def representation(
                 {
                     "round": recorded.round,
                     "layer": layer,
+                    "kind": evaluator.layer_kinds[layer],
                     "between_clients": _mean([matrix[i][j] for i in range(m) for j in range(i)]),
                     "to_before": _mean([matrix[i][m] for i in range(m)]),
                     "rounds": matrix[m + 1][m + 2] if earlier is not None else None,

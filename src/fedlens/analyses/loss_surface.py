@@ -109,6 +109,7 @@ class LossPlane:
         losses, scores: of each row, [points][points]; scores are empty for a task without a score.
         models: the coordinates (x, y) of the three models.
         model_losses: of the three models.
+        average, average_loss: the coordinates and the loss of their weighted average.
     """
 
     x: tuple[float, ...]
@@ -117,6 +118,8 @@ class LossPlane:
     scores: tuple[tuple[float, ...], ...]
     models: tuple[tuple[float, float], ...]
     model_losses: tuple[float, ...]
+    average: tuple[float, float]
+    average_loss: float
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per point of the grid: `x`, `y`, `loss` and, if the task has one, `score`."""
@@ -129,7 +132,11 @@ class LossPlane:
 
 
 def plane(
-    models: Sequence[Tree], evaluator: ModelEvaluator, points: int = 21, margin: float = 0.2
+    models: Sequence[Tree],
+    evaluator: ModelEvaluator,
+    points: int = 21,
+    margin: float = 0.2,
+    weights: Sequence[float] | None = None,
 ) -> LossPlane:
     """Evaluates the models on a grid of the plane through three models (Garipov et al. 2018, section 4).
 
@@ -142,8 +149,9 @@ def plane(
         evaluator: of the test data.
         points: per axis.
         margin: of the grid around the triangle, as a share of its width and height.
+        weights: of the models in their average, such as numbers of examples; equal by default.
 
-    Raises `ConfigError` if there are not three models, or if they lie on one line.
+    Raises `ConfigError` if there are not three models, if they lie on one line, or for weights that fit no average.
     """
     if len(models) != 3:
         raise ConfigError(
@@ -155,6 +163,7 @@ def plane(
     corners = ModelMatrix([select(model, names) for model in models])
     rest = ModelMatrix([{k: v for k, v in model.items() if k not in corners.names} for model in models])
     coordinates = _coordinates(corners.matrix)
+    average = average_weights([1.0] * 3 if weights is None else weights, 3).numpy()
     spread = coordinates.max(0) - coordinates.min(0)
     x, y = (
         np.linspace(
@@ -163,7 +172,9 @@ def plane(
         for k in (0, 1)
     )
     grid = np.stack([axis.ravel() for axis in np.meshgrid(x, y)], 1)
-    shares = torch.from_numpy(np.concatenate([np.eye(3), _shares_at(grid, coordinates)])).float()
+    shares = torch.from_numpy(
+        np.concatenate([np.eye(3), average[None], _shares_at(grid, coordinates)])
+    ).float()
     inside = shares.clamp(min=0)
     trees = zip(
         corners.combinations(shares), rest.combinations(inside / inside.sum(1, keepdim=True)), strict=True
@@ -172,10 +183,12 @@ def plane(
     return LossPlane(
         tuple(x.tolist()),
         tuple(y.tolist()),
-        _rows(losses[3:], points),
-        _rows(scores[3:], points),
+        _rows(losses[4:], points),
+        _rows(scores[4:], points),
         tuple((float(at), float(height)) for at, height in coordinates),
         losses[:3],
+        (float(average @ coordinates[:, 0]), float(average @ coordinates[:, 1])),
+        losses[3],
     )
 
 

@@ -140,6 +140,11 @@ class ModelEvaluator:
     def _at_once(self) -> int:
         return max(1, min(_AT_ONCE, _MEMORY // max(1, self._module(0).weight_bytes)))
 
+    @property
+    def layer_kinds(self) -> dict[str, str]:
+        """The class of each module by its path, such as "Conv2d"."""
+        return {path: type(layer).__name__ for path, layer in self._module(0).module.named_modules()}
+
     def _module(self, which: int) -> Loadable:
         with self.arithmetic.on(self.device):
             return module_in(self.model, self._scratch, self.device, self.arithmetic, str(which))

@@ -67,7 +67,10 @@ def _section(name: str, entry: Mapping[str, Any], folder: Path) -> Section:
     described = shown(name)
     figures = []
     for number, figure in enumerate(analysis_figures(name, rows)):
-        files = [str(file) for file in entry["figures"]][number : number + 1]
+        drawn = entry["figures"][number] if number < len(entry["figures"]) else []
+        files = (
+            [drawn] if isinstance(drawn, str) else list(map(str, drawn))
+        )  # earlier versions wrote one file
         figures.append(ShownFigure(figure, files))
     flat = [{key: value for key, value in row.items() if not isinstance(value, list | dict)} for row in rows]
     head = list(dict.fromkeys(key for row in flat for key in row))

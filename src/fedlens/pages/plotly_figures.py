@@ -53,6 +53,8 @@ def draw(panel: Panel) -> PlotlyFigure:
             drawn["tickvals"] = [heat[name[0]][place] for place in drawn["tickvals"]]
     if not panel.cells.rising:
         layout["yaxis"]["autorange"] = "reversed"
+    if panel.cells.marks:
+        layout["annotations"] = [_cell_mark(*mark) for mark in panel.cells.marks]
     return {"data": [heat], "layout": layout}
 
 
@@ -281,6 +283,20 @@ def _heat(cells: Cells, panel: Panel) -> dict[str, Any]:
     if texts := cells.texts:
         heat |= {"text": texts, "texttemplate": "%{text}"}
     return heat | ({"xgap": 1, "ygap": 1} if cells.rising else {})
+
+
+def _cell_mark(column: float, row: float, name: str) -> dict[str, Any]:
+    """A dot and a label over cells. A whole number could be the name of a category, so that it is moved a little."""
+    dot = {
+        "showarrow": True,
+        "arrowhead": 6,
+        "arrowsize": 1.2,
+        "arrowcolor": "var(--validation)",
+        "ax": 0,
+        "ay": -18,
+    }
+    label = {"text": text(name), "bgcolor": "var(--card)", "borderpad": 1, "opacity": 0.9}
+    return {"x": column + 1e-6, "y": row + 1e-6, "xref": "x", "yref": "y"} | dot | label
 
 
 def _title(title: str) -> dict[str, Any]:

@@ -179,7 +179,9 @@ def test_all_analyses_that_the_recordings_allow_are_on_one_page(recorded: Path, 
     assert "Eq. 4" in page
     index = json.loads((tmp_path / "page" / "analysis.json").read_text())
     assert index["dynamics"]["on"] == "test"
-    assert all((tmp_path / "page" / name).exists() for name in index["dynamics"]["figures"])
+    assert index["dynamics"]["figures"] == [["dynamics.svg", "dynamics.pdf"]]
+    assert all((tmp_path / "page" / name).exists() for name in index["dynamics"]["figures"][0])
+    assert "dynamics.pdf" in page
 
 
 SMALL = {
@@ -240,7 +242,20 @@ def test_analyses_agree_with_each_other_and_with_the_run(made: Analyses, recorde
     layers = {row["layer"] for row in made.rows["representation"]}
     assert layers == {"1", "3", "5", "last layer"}
     corners = [row for row in made.rows["loss-plane"] if "client" in row]
-    assert len(made.rows["loss-plane"]) == 9 + 3
+    assert len(made.rows["loss-plane"]) == 9 + 3 + 1
+    average = made.rows["loss-plane"][-1]
+    assert average["model"] == "average"
+    by = {client["client"]: client["weight"] for client in made.rows["dynamics"][-1]["clients"]}
+    assert average["x"] == pytest.approx(
+        sum(by[row["client"]] * row["x"] for row in corners) / sum(by.values())
+    )
+    assert average["loss"] == pytest.approx(made.rows["dynamics"][-1]["loss_after"])
+    assert {row["layer"]: row["kind"] for row in made.rows["drift"]} == {
+        "all": "",
+        "1": "Linear",
+        "3": "Linear",
+        "5": "Linear",
+    }
     assert [row["loss"] for row in corners] == pytest.approx([losses[row["client"]] for row in corners])
 
 

@@ -122,7 +122,7 @@ def test_every_analysis_has_its_figures_of_one_seed_and_of_the_mean(tmp_path: Pa
         spec = {"kind": "analysis", "analysis": analysis, "number": number, "over": "mean"}
         (drawn,) = study_figure(results, spec).panels
         key = {"drift": "cosine", "representation": "between_clients"}[analysis]
-        layer = drawn.cells.rows[0]
+        layer, _kind = drawn.cells.rows[0].split()
         found = [
             row[key]
             for line in lines

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedlens.base.format import heading, is_share, label
+from fedlens.base.format import heading, label, metric_gap, points
 from fedlens.results.figures.chart import (
     GREY,
     TEN,
     Axis,
+    CellMark,
     Cells,
     Chart,
     Panel,
@@ -100,8 +101,8 @@ def dynamics_figures(rows: Rows) -> list[Chart]:
     values = [*points.values(), *local]
     gained = sum(row["local_gain"] for row in rows) / len(rows)
     back = sum(row["aggregation_gain"] for row in rows) / len(rows)
-    form = "{:+.1%}" if is_share(metric) else "{:+.4g}"
-    about = f"On average a round gains {form.format(gained)} by local training and {form.format(back)} by aggregation."
+    gains = [metric_gap(metric, gain) for gain in (gained, back)]
+    about = f"On average a round gains {gains[0]} by local training and {gains[1]} by aggregation."
     y = value_axis(metric, values, label(metric))
     figure = Panel("", about, round_axis(places[-1]), y, series)
     caption = f"{heading(metric)} of the global model (dots) and of the local models (rings). {about}"
@@ -112,10 +113,9 @@ def optimal_figures(rows: Rows) -> list[Chart]:
     """Figure 3 of chen2022: averaging, and the best convex combination of the same local models."""
     metric = str(rows[0]["metric"])
     gap = max(rows, key=lambda row: row["gap"])
-    form = "{:.1%}" if is_share(metric) else "{:.4g}"
     caption = (
         f"{heading(metric)} of the average of the local models, and of the combination with the "
-        f"weights that score best. The largest gap is {form.format(gap['gap'])}, in round "
+        f"weights that score best. The largest gap is {points(metric, gap['gap'])}, in round "
         f"{gap['round']}."
     )
     y = value_axis(metric, [row[key] for row in rows for key in ("average", "optimal")], label(metric))
@@ -170,10 +170,10 @@ def _histogram(row: Row, bins: int = 24) -> Panel:
 
 def plane_figures(rows: Rows) -> list[Chart]:
     """The losses on the plane through three models, as a map (Garipov et al. 2018, figure 1)."""
-    points = [row for row in rows if "client" not in row]
-    models = [row for row in rows if "client" in row]
-    x, y = sorted({row["x"] for row in points}), sorted({row["y"] for row in points})
-    losses = {(row["x"], row["y"]): row["loss"] for row in points}
+    grid = [row for row in rows if not _model_name(row)]
+    models = [row for row in rows if _model_name(row)]
+    x, y = sorted({row["x"] for row in grid}), sorted({row["y"] for row in grid})
+    losses = {(row["x"], row["y"]): row["loss"] for row in grid}
     values = np.array([[_number(losses[at, up]) for at in x] for up in y])
     finite = np.sort(values[np.isfinite(values)])
     if not len(finite):
@@ -181,14 +181,28 @@ def plane_figures(rows: Rows) -> list[Chart]:
     # Losses far outside of the triangle would leave one colour for what lies inside.
     limits = (float(finite[0]), float(finite[int(0.9 * (len(finite) - 1))]))
     listed = "; ".join(
-        f"client {row['client']} at ({row['x']:.3g}, {row['y']:.3g}), loss {_number(row['loss']):.4g}"
+        f"{_model_name(row)} at ({row['x']:.3g}, {row['y']:.3g}), loss {_number(row['loss']):.4g}"
         for row in models
     )
     caption = f"Loss on the plane through three local models of round {rows[0]['round']}: {listed}."
     limits = limits if limits[1] > limits[0] else (limits[0], limits[0] + 1.0)
-    cells = Cells(values, _places(y), _places(x), "loss", limits, rising=True)
+    marks = [
+        CellMark(*(_in_cells(row[k], places) for k, places in (("x", x), ("y", y))), _model_name(row))
+        for row in models
+    ]
+    cells = Cells(values, _places(y), _places(x), "loss", limits, rising=True, marks=marks)
     ways = ("distance along the first two models", "distance from the first two models")
     return [Chart("Loss on a plane", caption, [matrix("", caption, cells, *map(Axis, ways))])]
+
+
+def _model_name(row: Row) -> str:
+    """What a row of a plane is about: a model, or "" for a point of the grid."""
+    return f"client {row['client']}" if "client" in row else str(row.get("model", ""))
+
+
+def _in_cells(value: float, places: Sequence[float]) -> float:
+    """A coordinate in columns or rows of a grid with equal steps."""
+    return (value - places[0]) / (places[1] - places[0])
 
 
 def line_figures(rows: Rows) -> list[Chart]:
@@ -223,14 +237,14 @@ def drift_figures(rows: Rows) -> list[Chart]:
     """The agreement of the clients' updates by round, and by layer."""
     total = [row for row in rows if row["layer"] == "all"]
     lines = (
-        ("cosine", "cosine to the mean update", BLUE),
-        ("agreeing", "effective number of agreeing clients", GREEN),
-        ("diversity", "gradient diversity", ORANGE),
+        [("cosine", "cosine to the mean update", BLUE), ("orthogonal", "of orthogonal updates", GREY)],
+        [("agreeing", "effective number of agreeing clients", GREEN)],
+        [("diversity", "gradient diversity", ORANGE)],
     )
     panels = [
         panel
-        for line in lines
-        for panel in _over_rounds(line[1], f"{line[1]} by round.", total, Axis(line[1]), line)
+        for shown in lines
+        for panel in _over_rounds(shown[0][1], f"{shown[0][1]} by round.", total, Axis(shown[0][1]), *shown)
     ]
     last = total[-1]
     caption = (
@@ -246,7 +260,8 @@ def drift_figures(rows: Rows) -> list[Chart]:
 
 def _layer_map(title: str, about: str, rows: Rows, key: str, name: str) -> list[Chart]:
     """A number by layer and round, from 0 or the lowest on up to 1; none without a finite one."""
-    layers = list(dict.fromkeys(row["layer"] for row in rows))[::-1]
+    kinds = {row["layer"]: row.get("kind", "") for row in rows}
+    layers = list(kinds)[::-1]
     rounds = list(dict.fromkeys(row["round"] for row in rows))
     by = {(row["layer"], row["round"]): _number(row[key]) for row in rows}
     values = np.array([[by.get((layer, round), math.nan) for round in rounds] for layer in layers])
@@ -254,8 +269,9 @@ def _layer_map(title: str, about: str, rows: Rows, key: str, name: str) -> list[
     if not len(finite):
         return []
     limits = (min(0.0, float(finite.min())), 1.0)
-    cells = Cells(values, layers, list(map(str, rounds)), name, limits, rising=True)
-    return [Chart(title, about, [matrix("", about, cells, Axis("round"), Axis("layer"))])]
+    names = [f"{layer} {kinds[layer]}".strip() for layer in layers]
+    cells = Cells(values, names, list(map(str, rounds)), name, limits, rising=True)
+    return [Chart(title, about, [matrix("", about, cells, Axis("round"), Axis("layer", name_width=32))])]
 
 
 def representation_figures(rows: Rows) -> list[Chart]:
@@ -373,7 +389,8 @@ _SHOWN: dict[str, Shown] = {
     "drift": Shown(
         "Client drift",
         "The cosine compares each client's update with the weighted mean: 1 if all point the same "
-        "way, near 0 if they are orthogonal. The effective number of agreeing clients is their "
+        "way, and 1 / sqrt(M) for M orthogonal ones of equal norm and weight, since each is a part of the mean (grey; "
+        "sqrt(sum p_k^2) for weights p_k). The effective number of agreeing clients is their "
         "number for equal updates, 1 for orthogonal ones, and below 1 where they cancel. The "
         "gradient diversity is 1 for equal updates and grows as they differ.",
         drift_figures,

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +110,14 @@ class Band:
     label: str
 
 
+class CellMark(NamedTuple):
+    """A place in a matrix, from the middle of the first column and row on in columns and rows, and its name."""
+
+    column: float
+    row: float
+    name: str
+
+
 @dataclass(frozen=True, eq=False)
 class Cells:
     """A matrix of values, one colour a cell.
@@ -124,6 +132,7 @@ class Cells:
         rising: whether the first row is at the bottom.
         counts: int64 [rows, columns], written into the cells; None leaves them empty, but for values that are rising
             and few.
+        marks: places with a name that are drawn over the cells.
     """
 
     values: NDArray[np.float64]
@@ -135,6 +144,7 @@ class Cells:
     middle: float = 0.5
     rising: bool = False
     counts: NDArray[np.int64] | None = None
+    marks: Sequence[CellMark] = ()
 
     @property
     def texts(self) -> list[list[str]]:
@@ -216,10 +226,12 @@ def matrix(title: str, about: str, cells: Cells, x: Axis, y: Axis, **more: Any) 
 
 
 def named_axis(axis: Axis, names: Sequence[str], many: str = "", most: int = NAMED) -> Axis:
-    """An axis with a mark for each name, the first at 0; of more than `most`, with the title `many` and no marks."""
+    """An axis with a mark for each name, the first at 0; of more than `most`, for names at equal steps, or with the
+    title `many` for none."""
     if many and len(names) > most:
         return Axis(many, "hidden")
-    return replace(axis, ticks=range(len(names)), names=names)
+    step = -(-len(names) // most)
+    return replace(axis, ticks=range(0, len(names), step), names=names[::step])
 
 
 def curves(

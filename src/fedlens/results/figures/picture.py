@@ -301,6 +301,17 @@ def _draw_cells(axes: Axes, cells: Cells) -> None:
         for column, words in enumerate(texts):
             color = "white" if norm(cells.values[row, column]) > 0.55 else "black"
             axes.text(column, row, words, ha="center", va="center", color=color, fontsize=6)
+    for column, row, name in cells.marks:
+        axes.plot(column, row, "o", color=_MARK, markersize=4, markeredgecolor="white", markeredgewidth=0.6)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8}
+        look = {
+            "textcoords": "offset points",
+            "ha": "center",
+            "fontsize": 6,
+            "bbox": box,
+            "annotation_clip": True,
+        }
+        axes.annotate(name, (column, row), (0, 6), **look)
 
 
 def _add_scales(picture: Picture, grid: Any, panels: Sequence[Panel], wide: int) -> None:
