@@ -186,10 +186,7 @@ def plane_figures(rows: Rows) -> list[Chart]:
     )
     caption = f"Loss on the plane through three local models of round {rows[0]['round']}: {listed}."
     limits = limits if limits[1] > limits[0] else (limits[0], limits[0] + 1.0)
-    marks = [
-        CellMark(*(_in_cells(row[k], places) for k, places in (("x", x), ("y", y))), _model_name(row))
-        for row in models
-    ]
+    marks = [CellMark(_in_cells(row["x"], x), _in_cells(row["y"], y), _model_name(row)) for row in models]
     cells = Cells(values, _places(y), _places(x), "loss", limits, rising=True, marks=marks)
     ways = ("distance along the first two models", "distance from the first two models")
     return [Chart("Loss on a plane", caption, [matrix("", caption, cells, *map(Axis, ways))])]

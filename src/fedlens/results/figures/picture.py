@@ -301,8 +301,16 @@ def _draw_cells(axes: Axes, cells: Cells) -> None:
         for column, words in enumerate(texts):
             color = "white" if norm(cells.values[row, column]) > 0.55 else "black"
             axes.text(column, row, words, ha="center", va="center", color=color, fontsize=6)
-    for column, row, name in cells.marks:
-        axes.plot(column, row, "o", color=_MARK, markersize=4, markeredgecolor="white", markeredgewidth=0.6)
+    for mark in cells.marks:
+        axes.plot(
+            mark.column,
+            mark.row,
+            "o",
+            color=_MARK,
+            markersize=4,
+            markeredgecolor="white",
+            markeredgewidth=0.6,
+        )
         box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8}
         look = {
             "textcoords": "offset points",
@@ -311,7 +319,7 @@ def _draw_cells(axes: Axes, cells: Cells) -> None:
             "bbox": box,
             "annotation_clip": True,
         }
-        axes.annotate(name, (column, row), (0, 6), **look)
+        axes.annotate(mark.name, (mark.column, mark.row), (0, 6), **look)
 
 
 def _add_scales(picture: Picture, grid: Any, panels: Sequence[Panel], wide: int) -> None:
