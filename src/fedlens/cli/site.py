@@ -170,7 +170,7 @@ def leave(
             return
         say(
             f"{keys.name} has left {keys.federation}: no process computes here, and 'fedlens site start' is refused",
-            "Call the operator, who deletes what the server has of this site: "
+            "The server is not told, and counts the site as away. Call the operator, who deletes what it has: "
             f"{shell_command('federation', 'withdraw', keys.federation, keys.name)}",
             "What is left here: 'fedlens site purge RUN' removes states and stored answers of a run.",
         )

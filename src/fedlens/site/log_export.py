@@ -26,7 +26,7 @@ HEAD = ("when", "run", "round", "operation", "client", "decision", "reason", "by
 _COLUMNS = (*HEAD, "attempt", "exchange", "slot", "ask", "answer", "payload", "server_head", "head")
 _ORDER = ("run", "attempt", "round", "exchange", "slot")  # in which the server makes asks
 _SHOWN = 5_000  # lines of a page
-_WIDEST = 60  # characters of what a line of another kind tells, in a table
+_WIDEST = 47  # characters of what a line of another kind tells, in a table
 _BARS = "▁▂▃▄▅▆▇█"
 
 

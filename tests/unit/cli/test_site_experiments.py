@@ -186,7 +186,9 @@ def test_two_people_decide_one_of_them_on_another_machine(server: Server, site: 
     replaced = ran("site", "review", "--approve", digest).splitlines()[2]
     assert replaced.startswith("this replaces the rejection by ward-a of 20")
     assert replaced.endswith(" UTC: too early")
-    assert "ward-a has left hospitals: no process computes here" in ran("site", "leave")
+    said = ran("site", "leave")
+    assert "ward-a has left hospitals: no process computes here" in said
+    assert "The server is not told, and counts the site as away. Call the operator" in said
     assert "ward-a left hospitals already, on 20" in (again := ran("site", "leave"))
     assert "has left" not in again
     status = ran("site", "status")
