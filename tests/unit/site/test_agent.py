@@ -28,6 +28,7 @@ from fedlens.core.wire.message import Caps, Message, MessageError, read, read_pa
 from fedlens.core.wire.plain_schema import to_plain
 from fedlens.core.wire.terms import ExperimentTerms
 from fedlens.data.partition.roster import Roster
+from fedlens.files import jsonl
 from fedlens.identity.file_cipher import FileCipher
 from fedlens.site import agent as agent_module
 from fedlens.site.agent import Agent, SiteLimits
@@ -596,6 +597,8 @@ def test_a_census_comes_again_with_each_message_and_each_start(site: Site) -> No
     site.play(part)
     assert site.read == 1
     assert [each.closed for each in site.opened] == [1, 1]
+    kinds = [line.get("kind") for line in jsonl.read(site.folder / "log" / "asked.jsonl")]
+    assert kinds.index("experiment") < kinds.index("census")  # who approved what the census tells
 
 
 @pytest.mark.parametrize("error", [DataError("not these data"), ValueError("not these data")])
