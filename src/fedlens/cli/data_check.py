@@ -33,7 +33,7 @@ def check(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="image-folder, csv, mask-folder, coco-json, voc-xml or yolo-txt; by default guessed from the files.",
+            help="image-folder, csv, parquet, mask-folder, coco-json, voc-xml or yolo-txt; by default guessed.",
         ),
     ] = None,
     changes: DatasetChanges = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.base.shell_command import quoted_command, shell_command
+from fedlens.base.shell_command import quoted_command, setting, shell_command
 from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DataDir, DatasetChanges, Debug, Download, Json
 
@@ -101,6 +101,29 @@ def make(
             say(f"to train on it, use a recipe with the same dataset: {command}")
 
 
+def import_partition(
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="A name (fedlens list datasets), or file.py:function.")
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.json", help="The examples of each client, counted from 0.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (.npz).")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="dataset.KEY=VALUE; may be repeated."),
+    ] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check a partition that another program wrote, {"CLIENT": [EXAMPLE, ...], ...}, and save it."""
+    changes = [*(changes or ()), setting("path", str(file))]
+    make(dataset, "file", out, changes, 0, None, data_dir, download, force, as_json, debug)
+
+
 class PictureFormat(StrEnum):
     """A file format of pictures."""
 
@@ -157,10 +180,11 @@ def plot(
 
 partition = typer.Typer(
     name="partition",
-    help="Make a partition of a dataset, show its statistics, plot it.",
+    help="Make or import a partition of a dataset, show its statistics, plot it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 partition.command("make")(make)
+partition.command("import")(import_partition)
 partition.command("show")(show)
 partition.command("plot")(plot)

@@ -324,3 +324,18 @@ def test_show_prints_parties_and_plot_says_that_there_are_no_clients(tmp_path: P
     assert answer.exit_code != 0
     assert "the file has the parties of vertical learning, and no clients to plot" in answer.output
     assert not (tmp_path / "figures").exists()
+
+
+def test_import_saves_the_partition_of_another_program(tmp_path: Path) -> None:
+    file, out = tmp_path / "flower.json", tmp_path / "flower.npz"
+    file.write_text('{"0": [7, 3], "1": [5]}')
+    answer = partition("import", "digits", file, "--out", out)
+    assert answer.exit_code == 0, answer.output
+    p = Partition.load(out)
+    assert (p.ids, p.indices.tolist(), p.dataset) == (("0", "1"), [7, 3, 5], "digits")
+    assert rows(answer)["Digest"] == p.digest
+    file.write_text('{"0": [7, 3], "1": [7]}')
+    refused = partition("import", "digits", file, "--out", out, "--force")
+    assert refused.exit_code == 2
+    assert "the example 7 belongs to client '0' and to client '1'" in refused.output
+    assert len(Partition.load(out)) == 2

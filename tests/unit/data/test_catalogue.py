@@ -52,6 +52,7 @@ NAMES = [
     "coco-json",
     "voc-xml",
     "yolo-txt",
+    "parquet",
     "party-files",
     "sites",
 ]
@@ -76,7 +77,7 @@ def test_a_record_is_in_order(record: DatasetFacts) -> None:
         assert count is None or count > 0
     assert record.clients is None or record.unit
     assert record.own or record.source
-    assert record.own == (record.name in NAMES[-7:])
+    assert record.own == (record.name in NAMES[-8:])
     assert bool(record.files) == (not record.own and record.name not in MADE)
     for pattern in [one for patterns in record.files for several in patterns for one in several.split("|")]:
         assert not Path(pattern).is_absolute()
@@ -160,8 +161,8 @@ def test_an_empty_folder_is_nothing(tmp_path: Path) -> None:
 def test_what_needs_no_files_is_said(tmp_path: Path) -> None:
     states = {name: presence(record, tmp_path).state for name, record in CATALOGUE.items()}
     assert {name for name, state in states.items() if state == "built in"} == MADE
-    assert {name for name, state in states.items() if state == "your own"} == set(NAMES[-7:])
-    assert all(states[name] == "absent" for name in NAMES[:-7] if name not in MADE)
+    assert {name for name, state in states.items() if state == "your own"} == set(NAMES[-8:])
+    assert all(states[name] == "absent" for name in NAMES[:-8] if name not in MADE)
 
 
 def test_what_the_readers_read_is_found(tmp_path: Path) -> None:

@@ -75,6 +75,9 @@ DATASETS = Registry(
         "image-folder": Entry(
             f"{_OWN}.image_folder:image_folder", "your own images, in folders or listed in a table"
         ),
+        "parquet": Entry(
+            f"{_OWN}.parquet:parquet", "your own images, or those of the Hugging Face hub, in Parquet files"
+        ),
         "party-files": Entry(
             "fedlens.data.vertical.party_files:party_files",
             "your own images of several parties, a table each (data.parties.files)",

@@ -229,6 +229,12 @@ def _yolo(folder: Path, settings: Mapping[str, Any]) -> str | None:
     )
 
 
+def _parquet(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    for path in _files(folder, "*.parquet", "*/*.parquet", "*/*/*.parquet"):
+        return f"{path.relative_to(folder).as_posix()} is a Parquet file"
+    return None
+
+
 def _masks(folder: Path, settings: Mapping[str, Any]) -> str | None:
     names = [str(settings.get(kind, kind)) for kind in ("images", "masks")]
     return f"it has the folders {' and '.join(names)}" if all((folder / n).is_dir() for n in names) else None
@@ -239,6 +245,7 @@ _ANNOTATED: Mapping[str, Callable[[Path, Mapping[str, Any]], str | None]] = {
     "voc-xml": _voc,
     "yolo-txt": _yolo,
     "mask-folder": _masks,
+    "parquet": _parquet,
 }
 
 

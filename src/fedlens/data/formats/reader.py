@@ -264,7 +264,8 @@ def _check_whole(scan: Scan) -> None:
             add(scan.folder, what, "repair them, or leave the split out")
         if not emptied:
             check_splits(splits, scan.folder, scan.findings)
-        check_leaks(scan.folder, [scan.names[row] for row in rows], splits, scan.findings)
+        names = [scan.names[row] for row in rows]
+        check_leaks(scan.folder, names, splits, scan.findings, scan.published)
     all_labels = scan.label_sets if scan.labels is None else [(label,) for label in scan.labels]
     if all_labels is None:
         return

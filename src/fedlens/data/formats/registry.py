@@ -31,6 +31,7 @@ class FormatEntry:
 FORMATS = {
     "image-folder": FormatEntry("image_folder", "a folder of images for each class"),
     "csv": FormatEntry("image_folder", "images, and a table path,label[,client][,split]"),
+    "parquet": FormatEntry("parquet", "images in Parquet files of the Hugging Face hub"),
     "mask-folder": FormatEntry("mask_folder", "images, and masks of class ids by name"),
     "coco-json": FormatEntry("coco_json", "images, and boxes in COCO's JSON"),
     "voc-xml": FormatEntry("voc_xml", "images, and boxes in Pascal VOC's XML"),

@@ -189,6 +189,7 @@ class Scan:
         upright: whether photographs are turned as their EXIF tag says.
         columns: [n] by name; `client` assigns each image to a client.
         splits: [n], "train", "test" or "validation", if the data define splits.
+        published: whether the splits are those of a publication, which the user does not change.
         cells: [n], the table's column `label`, if it has one.
         sources: [n], the line of the table that describes each image; without a table, the file of the image.
         table: the table that describes the images, if there is one and it can be read.
@@ -217,6 +218,7 @@ class Scan:
     upright: bool = False
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     splits: list[str] | None = None
+    published: bool = False
     cells: list[str] | None = None
     sources: list[str] = field(default_factory=list)
     table: CsvTable | None = None

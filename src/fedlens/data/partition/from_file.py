@@ -1,7 +1,8 @@
-"""A saved partition."""
+"""A saved partition, or one that another program wrote as JSON."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedlens.base.errors import DataError
+from fedlens.base.parse_text import parse_json, read_text
 from fedlens.data.partition.census import Census
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.settings import WholePath
 from fedlens.data.table import Table
+from fedlens.files.regular_file import open_regular
+
+_SHAPE = 'write an object with the examples of each client, counted from 0: {"a": [4, 17], "b": [2]}'
 
 
 def from_file(
@@ -22,10 +27,12 @@ def from_file(
     seed: int,
     *,
     path: Annotated[
-        str, Field(min_length=1, description="a file that 'fedlens partition make' saved"), WholePath
+        str, Field(min_length=1, description="a file that 'fedlens partition make' saved; or JSON"), WholePath
     ],
 ) -> Partition:
     """The saved partition in the file `path`: the same clients with the same examples, in the same order.
+
+    A file that ends in .json has an object with the positions of each client's examples: `{"a": [4, 17], "b": [2]}`.
 
     The file has positions in the published training split. If a share of it is held out for validation, they are
     translated to the rows of the table, and held-out examples are discarded. A client that loses all its examples
@@ -34,8 +41,8 @@ def from_file(
     Ids, features and the order of the examples are kept. If nothing is held out, the partition of the run has the
     digest of the file. `spec` holds the file's digest, and its spec under "of".
 
-    Raises `DataError` if the file does not exist or is damaged, is of another dataset, or was made of other data:
-    other classes, or any other difference in the labels and columns of the training split.
+    Raises `DataError` if the file does not exist or is damaged, has an example twice, is of another dataset, or was
+    made of other data: other classes, or any other difference in the labels and columns of the training split.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "p.npz"
@@ -45,8 +52,9 @@ def from_file(
     (('a', 'b'), [0, 2], {'name': 'by hand'})
     """
     table = Table.of(labels)
-    saved = Partition.load(Path(path).expanduser())
     total = len(table) if table.total is None else table.total
+    file = Path(path).expanduser()
+    saved = _of_json(file, total) if file.suffix == ".json" else Partition.load(file)
     _check(saved, table, total, path)
     row = np.full(total, -1, np.int64)
     row[table.where()] = np.arange(len(table))
@@ -62,6 +70,38 @@ def from_file(
         spec={"name": "file", "digest": saved.digest, "of": dict(saved.spec)},
         census=None,
     )
+
+
+def _of_json(path: Path, total: int) -> Partition:
+    """The partition in a JSON file: by the id of each client, the positions of its examples among `total`."""
+    try:
+        with open_regular(path) as file:
+            clients = parse_json(read_text(file), _unique)
+    except (OSError, ValueError) as error:
+        what = f"the partition cannot be read: {error}"
+        raise DataError(what, where=str(path), hint=_SHAPE) from error
+    if not isinstance(clients, dict) or not all(isinstance(rows, list) for rows in clients.values()):
+        raise DataError("it is not an object with a list for each client", where=str(path), hint=_SHAPE)
+    owner: dict[int, str] = {}
+    for client, rows in clients.items():
+        for row in rows:
+            if type(row) is not int or not 0 <= row < total:
+                what = f"client '{client}' has the example {row!r}, but they are 0 to {total - 1:,}"
+                raise DataError(what, where=str(path), hint=_SHAPE)
+            if row in owner:
+                what = f"the example {row} belongs to client '{owner[row]}' and to client '{client}'"
+                raise DataError(what, where=str(path), hint="keep it at one client")
+            owner[row] = client
+    offsets = np.cumsum([0, *map(len, clients.values())])
+    return Partition(tuple(clients), np.array(list(owner), np.int64), offsets, {"name": "json"})
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises `ValueError` if it has a key twice."""
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"client '{key}' occurs {count} times")
+    return dict(pairs)
 
 
 def _check(saved: Partition, table: Table, total: int, path: str) -> None:

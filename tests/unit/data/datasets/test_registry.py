@@ -16,7 +16,7 @@ def test_every_row_leads_to_a_factory(registry) -> None:
 
 
 def test_every_dataset_and_partition_that_was_promised_is_there() -> None:
-    assert len(DATASETS.entries) == 38
+    assert len(DATASETS.entries) == 39
     geo = {f"inaturalist-geo-{n}" for n in ("100", "300", "1k", "3k", "10k", "30k")}
     assert set(DATASETS) >= {
         "fashion-mnist",
@@ -27,7 +27,15 @@ def test_every_dataset_and_partition_that_was_promised_is_there() -> None:
         *geo,
     }
     assert set(DATASETS) >= {"pascal-voc", "cityscapes", "camvid", "coco", "bccd", "shakespeare", "sent140"}
-    assert set(DATASETS) >= {"image-folder", "mask-folder", "coco-json", "voc-xml", "yolo-txt", "party-files"}
+    assert set(DATASETS) >= {
+        "image-folder",
+        "mask-folder",
+        "coco-json",
+        "voc-xml",
+        "yolo-txt",
+        "parquet",
+        "party-files",
+    }
     assert set(PARTITIONS) == {
         *("iid", "quantity", "shards", "dirichlet", "dirichlet-classwise", "pachinko", "lda-multilabel"),
         *("detection-frequency", "natural", "s2", "feature", "mix", "federated-csv", "file"),

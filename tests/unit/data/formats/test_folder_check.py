@@ -22,7 +22,15 @@ def folders_of_classes(folder: Path, each: int = 3) -> Path:
 
 
 def test_every_format_reads_what_it_says() -> None:
-    assert list(FORMATS) == ["image-folder", "csv", "mask-folder", "coco-json", "voc-xml", "yolo-txt"]
+    assert list(FORMATS) == [
+        "image-folder",
+        "csv",
+        "parquet",
+        "mask-folder",
+        "coco-json",
+        "voc-xml",
+        "yolo-txt",
+    ]
     for row in FORMATS.values():
         assert callable(row.fill())
         wanted = {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,3 +137,38 @@ def test_the_path_in_the_settings_is_from_the_root(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     read = read_settings(from_file, {"path": "parts/p.npz"}, "data.partition")
     assert read == {"path": str(tmp_path.resolve() / "parts" / "p.npz")}
+
+
+def test_a_json_of_ids_by_client_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "flower.json"
+    file.write_text('{"b": [4, 0], "a": [3], "empty": []}')
+    p = from_file(np.arange(5) % 2, 0, path=str(file))
+    assert p.ids == ("b", "a", "empty")
+    assert [row.tolist() for row in p] == [[4, 0], [3], []]
+    assert p.spec["of"] == {"name": "json"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{"a": [1, 2], "b": [2]}', "the example 2 belongs to client 'a' and to client 'b'"),
+        ('{"a": [1, 1]}', "the example 1 belongs to client 'a' and to client 'a'"),
+        ('{"a": [5]}', "client 'a' has the example 5, but they are 0 to 4"),
+        ('{"a": [-1]}', "client 'a' has the example -1, but they are 0 to 4"),
+        ('{"a": [1.0]}', "client 'a' has the example 1.0, but"),
+        ('{"a": [true]}', "client 'a' has the example True, but"),
+        ('{"a": [1], "a": [2]}', "client 'a' occurs 2 times"),
+        ("[[1], [2]]", "it is not an object with a list for each client"),
+        ('{"a": 1}', "it is not an object with a list for each client"),
+        ("{", "the partition cannot be read"),
+        ("{}", "no example of the partition is left"),
+    ],
+)
+def test_a_json_of_another_shape_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "flower.json"
+    file.write_text(text)
+    with pytest.raises(DataError, match=re.escape(sentence)) as caught:
+        from_file(np.arange(5) % 2, 0, path=str(file))
+    assert caught.value.where == str(file)
+    with pytest.raises(DataError, match="the partition cannot be read"):
+        from_file(np.arange(5) % 2, 0, path=str(tmp_path / "none.json"))
