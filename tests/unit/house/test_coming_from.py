@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -102,16 +101,15 @@ def test_the_code_of_the_page_runs(
     assert "broken.py" in broken
     assert names["result"].summary["status"] == "finished"
     assert {name.partition("/")[0] for name in names["weights"]} == {"model"}
-    counts = np.array(re.findall(r"\d+", said[[("by_class" in block) for block in BLOCKS].index(True)]), int)
-    assert len(counts) == 4
-    assert counts.min() > 35
 
 
 COMMANDS = re.findall(r"^\$ fedlens (.*)", PAGE, flags=re.MULTILINE)
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("command", nightly_but(COMMANDS[:1], COMMANDS))
+@pytest.mark.parametrize("command", nightly_but(COMMANDS[:2], COMMANDS))
 def test_the_commands_of_the_page_run(command: str) -> None:
     done = CliRunner().invoke(app, shlex.split(command))
     assert done.exit_code == 0, done.output
+    if "iid" in command:
+        assert re.search(r"^Classes per client +2$", done.output, flags=re.MULTILINE)
