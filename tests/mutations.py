@@ -718,9 +718,12 @@ MUTATIONS = [
         for text, broken in (
             ("if not self.settings.seeded:", "if False:"),
             ("deviation = self.settings.z * self.settings.first_clip", "deviation = self.settings.z"),
-            ('release["cohort"], stream)', "max(1, len(positions)), stream)"),
+            ('release["cohort"], stream)', "max(1, len(batch[0])), stream)"),
+            ("leaf[0] += more", "pass"),
+            ("first.argsort().argsort()[units]", "units"),
+            ('(stream.uniform(count) < release["q"])[ordered]', 'stream.uniform(n) < release["q"]'),
             ("own += (factors @ leaf)", "own += leaf.sum(0)"),
-            ("if not (finite := norms.isfinite()).all():", "if not (finite := norms.isfinite()).any():"),
+            ("not finite.all():", "not finite.any():"),
             ("return Solved(weights, None,", "return Solved(weights, 0.0,"),
         )
     ),

@@ -242,6 +242,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "clip": {"local": {"clip_norm": 1.0, "lr_scale": {"head": 10.0}}},
     "schedule": {"local": {"lr_schedule": "cosine", "lr_change": "step"}},
     "class-weights": {"task": {"name": "classification", "class_weights": "balanced"}},
+    "dp-sgd": {
+        "data": {"validation": 0.0, "validation_from": "global", "normalize": "unit"},
+        "privacy": {"unit": "example", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5},
+    },
     "bf16": {"engine": {"precision": "bf16"}},
     "shifts": {
         "data": {"partition": {"name": "feature", "clients": 3, "noise": 0.3, "blur": 0.8, "rotation": 20.0}}
@@ -264,7 +268,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         for augment in (["mosaic", "scale-crop"], ["flip", "random-resized-crop"])
     },
 }
-QUICK = ("adam", "clip", "['pad-crop-flip']", "masks ['mosaic', 'scale-crop']")
+QUICK = ("adam", "clip", "dp-sgd", "['pad-crop-flip']", "masks ['mosaic', 'scale-crop']")
 
 
 @pytest.mark.parametrize("name", contract_kit.nightly_but(QUICK, OPTIONS))

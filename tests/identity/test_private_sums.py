@@ -69,6 +69,20 @@ def test_secagg_opens_the_sum_of_quantized_to_the_bit(tmp_path: Path) -> None:
     assert all(torch.equal(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in a)
 
 
+def test_secagg_opens_the_sum_of_noised_examples_to_the_bit(tmp_path: Path) -> None:
+    private = {**SETTINGS["privacy"], "unit": "example", "clip": 1.0, "noise_multiplier": 1.0}
+    more = {"data": {**SETTINGS["data"], "normalize": "unit"}, "privacy": private}
+    one, other = (models(tmp_path / name, aggregate=SUMS[name], **more) for name in SUMS)
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in a)
+    plain = models(tmp_path / "plain", **more)
+    assert all(
+        torch.allclose(a[key], b[key], atol=1e-5) for a, b in zip(one, plain, strict=True) for key in a
+    )
+    rows = [json.loads(line) for line in (tmp_path / "secagg/privacy.jsonl").read_text().splitlines()]
+    assert len(rows) == 8 * 3  # training alone adds noise, not the other asks of a secure sum
+    assert "local_loss" not in (tmp_path / "secagg/metrics.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

@@ -11,6 +11,7 @@ from fedlens.base.errors import ConfigError
 from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec
 from fedlens.local.chain import chain
+from fedlens.local.example_privacy import PrivateSteps
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
 from fedlens.tasks.evaluation_size import FULL, EvaluationSize
@@ -104,7 +105,7 @@ def refuse_unsummed(
         measured: whether `evaluation.clients` is set.
     """
     what = None
-    if rule.solve is not None:
+    if rule.solve is not None and not isinstance(rule.solve, PrivateSteps):
         what = "has a solver of its own, and how many batches that takes does not follow from public sizes"
     elif rule.ops or any(server_rule.prepare is not None for server_rule in rule.server_rules.values()):
         what = "prepares each round, and may ask clients for replies that are not summed"

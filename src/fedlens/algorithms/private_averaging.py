@@ -17,10 +17,10 @@ from fedlens.core.protocol import FederationInfo
 from fedlens.core.tree import TreeSpec, count, part
 from fedlens.local.chain import chain
 from fedlens.local.client_privacy import PrivateMean, Sampling, client_privacy
-from fedlens.local.example_privacy import example_privacy
+from fedlens.local.example_privacy import PrivateSteps, example_privacy
 from fedlens.local.rules import ClientRule
 from fedlens.local.settings import LocalSettings
-from fedlens.privacy.accounting import noise_for
+from fedlens.privacy.accounting import noise_for, noise_for_most
 from fedlens.privacy.settings import PrivacySettings
 from fedlens.tasks.task import Task
 
@@ -62,6 +62,19 @@ def _solved(
         return mechanism
     z = noise_for(settings.epsilon, settings.delta, rounds, mechanism.release)
     return PrivateMean(settings.model_copy(update={"noise_multiplier": z}), sampling, clients, expected)
+
+
+def _solved_for_examples(settings: PrivacySettings, parts: Any) -> PrivacySettings:
+    """The settings with the noise of an epsilon: one z for all clients, by the one that would spend most."""
+    if settings.epsilon is None:
+        return settings
+    solved = settings.model_copy(update={"noise_multiplier": _UNKNOWN, "epsilon": None})
+    if parts.rounds is None:
+        return solved
+    sizes = sorted({int(parts.federation.sizes[client]) for client in parts.federation.eligible})
+    releases = [PrivateSteps(solved).release(size, parts.local) for size in sizes]
+    z = noise_for_most(settings.epsilon, settings.delta, parts.rounds, releases)
+    return solved.model_copy(update={"noise_multiplier": z})
 
 
 def summed_blindly(
@@ -165,17 +178,15 @@ def refuse_beside_examples(
         task: whose loss has to be that of each example alone.
     """
     mean = "set aggregate = {name = 'mean', weighting = 'uniform'}"
-    blind = f"{type(aggregate).__name__} sums the local loss too, which has no noise"
     asks = f"{type(aggregate).__name__} asks clients for more than their update, or weighs them by their examples"
-    plain = bool(aggregate.ops) or aggregate.weighting != "uniform"
+    asking = not aggregate.blind and bool(aggregate.ops)  # a blind sum asks for the noised update in words
     examples = "set task.class_weights = 'none', or choose another task"
     of_examples = "the loss of an example is not its own: it depends on others, or on counts of classes"
     alone = task.losses is not None and not task.takes_targets and not task.weighs
     refused = (
         (personal, "privacy", "parts of the model stay at clients; the promise is about one model", _OTHER),
         (not rule.plain, "algorithm.name", f"{rule.called} changes local steps, which are those of DP-SGD", _OTHER),
-        (aggregate.blind, "aggregate.name", blind, mean),
-        (plain and not aggregate.blind, "aggregate.weighting", asks, mean),
+        (asking or aggregate.weighting != "uniform", "aggregate.weighting", asks, mean),
         (bool(local.stragglers), "local.stragglers", "the number of steps of a client is fixed", "remove it"),
         (local.examples is not None, "local.examples", "examples are drawn by DP-SGD alone", "remove it"),
         (local.clip_norm is not None, "local.clip_norm", "each gradient is clipped already", "set privacy.clip"),
@@ -224,10 +235,12 @@ def refuse_statistics(spec: TreeSpec) -> None:
 
 def example_notes(settings: PrivacySettings, federation: FederationInfo) -> tuple[str, ...]:
     """What a user should know before a run with `unit = "example"`, as sentences."""
-    largest = federation.largest
+    largest, column = federation.largest, settings.column
+    hidden = "one image of a client, and not all images of one person,"
+    if column is not None:
+        hidden = f"all images of a client with one value of the column '{column}'"
     cases = {
-        "[privacy] hides one image of a client in all that the client sends, and not all images of one person; it does "
-        "not hide which clients take part": True,
+        f"[privacy] hides {hidden} in all that the client sends; it does not hide which clients take part": True,
         "privacy.noise = 'seeded' promises nothing: who knows the seed subtracts the noise": settings.seeded,
         f"privacy.delta = {settings.delta:g} is no promise to a client of {largest:,} images: sending one of them, "
         f"drawn at random, would keep it. Set it far below {1 / largest:.1g}": settings.delta * largest >= 1,
@@ -270,7 +283,7 @@ def private_parts(
     refuse_measured(parts.federation, parts.measure, parts.measure_clients)
     if not privacy.hides_clients:
         refuse_beside_examples(rule, aggregation, parts.local, at_clients, parts.task)
-        return example_privacy(privacy), aggregation, choose
+        return example_privacy(_solved_for_examples(privacy, parts)), aggregation, choose
     refuse_unprotected(rule, aggregation, parts.local, at_clients)
     mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
     aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)

@@ -51,16 +51,20 @@ def privacy(
         print()
         if "rounds" not in answer:
             _print_clients(answer["clients"])
-            return
-        rows = [
-            [f"{row['round']:,}", *("" if row[k] is None else f"{row[k]:.4g}" for k in ("pld", "rdp"))]
-            for row in answer["rounds"]
-        ]
-        print_columns(rows, ["round", "epsilon (PLD)", "epsilon (RDP)"], range(3))
+        else:
+            _print_rounds(answer["rounds"])
         if "noise_multiplier" in answer:
             print(
                 f"\nnoise_multiplier = {answer['noise_multiplier']:g} keeps the run within epsilon = {epsilon:g}"
             )
+
+
+def _print_rounds(rounds: list[dict[str, Any]]) -> None:
+    rows = [
+        [f"{row['round']:,}", *("" if row[k] is None else f"{row[k]:.4g}" for k in ("pld", "rdp"))]
+        for row in rounds
+    ]
+    print_columns(rows, ["round", "epsilon (PLD)", "epsilon (RDP)"], range(3))
 
 
 def _print_clients(clients: list[dict[str, Any]]) -> None:
@@ -82,30 +86,26 @@ def _print_clients(clients: list[dict[str, Any]]) -> None:
 def _answer(
     recipe: str, changes: Any, epsilon: float | None, data_dir: Any, download: bool
 ) -> dict[str, Any]:
-    from fedlens.base.errors import ConfigError
     from fedlens.core.types import client_name
-    from fedlens.privacy.accounting import epsilons, noise_for
+    from fedlens.privacy.accounting import epsilons, noise_for, noise_for_most
     from fedlens.privacy.guarantee import example_guarantee, guarantee
 
     built, settings = private_experiment(recipe, changes, data_dir, download)
     config, delta, release = built.config, settings.delta, built.algorithm.release
     if release is None:  # each client adds the noise itself
-        if epsilon is not None:
-            raise ConfigError(
-                "--epsilon finds the noise for whole clients, and the unit is an example",
-                where="--epsilon",
-                hint="try --set privacy.noise_multiplier=1.5",
-            )
-        releases = {
-            client_name(k, built.partition.ids): [built.algorithm.client_release(k) or {}] * config.rounds
+        each = {
+            client_name(k, built.partition.ids): built.algorithm.client_release(k) or {}
             for k in built.algorithm.candidates(built.federation)
         }
-        return example_guarantee(settings, releases)
+        spent = example_guarantee(settings, {client: [one] * config.rounds for client, one in each.items()})
+        if epsilon is not None:
+            spent["noise_multiplier"] = noise_for_most(epsilon, delta, config.rounds, each.values())
+        return spent
     rounds = sorted({max(1, math.ceil(config.rounds * k / _SHOWN)) for k in range(1, _SHOWN + 1)} | {1})
-    spent = {t: epsilons([release] * t, delta) for t in rounds}
+    by_round = {t: epsilons([release] * t, delta) for t in rounds}
     table = [
         {"round": t, **{k: v if v is not None and math.isfinite(v) else None for k, v in vars(e).items()}}
-        for t, e in spent.items()
+        for t, e in by_round.items()
     ]
     found = {**guarantee(settings, [release] * config.rounds, config.record.unsafe), "rounds": table}
     if epsilon is not None:

@@ -70,6 +70,11 @@ class ClientDataset(ClientExamples):
             slice(start, stop) if self.indices is None else self.indices[start:stop]
         )
 
+    def units(self, column: str) -> NDArray[np.int64]:
+        """int64 [n]: the number of each example's value in the column `[privacy] column`, in the order of `indices`."""
+        numbers = self.examples.columns[column]
+        return numbers if self.indices is None else numbers[self.indices.numpy()]
+
     def take(self, at: Tensor) -> ClientDataset:
         """The examples at the positions `at`, int64 [k], which may repeat."""
         features = {name: values[at] if len(values) > 1 else values for name, values in self.features.items()}

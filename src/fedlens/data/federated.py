@@ -15,7 +15,7 @@ from fedlens.data.client_datasets import ClientDatasets
 from fedlens.data.dataset import Dataset, refuse_features
 from fedlens.data.partition.drawing import streams
 from fedlens.data.partition.partition import Partition
-from fedlens.data.table import Table
+from fedlens.data.table import Table, unit_numbers
 
 Partitioner = Callable[[Table], Partition]
 Scope = Literal["global", "client"]
@@ -27,13 +27,14 @@ def federate(
     validation: float = 0.0,
     seed: int = 0,
     scope: Scope = "global",
+    unit: str | None = None,
 ) -> tuple[ClientDatasets, Partition]:
     """Distributes the training split of `dataset`, and holds out the share `validation` of it.
 
     With `scope` "global" the share is held out of all examples first, and `partitioner` gets the table of the others;
     the indices of its partition are mapped back to the published training split. With "client" the partition is drawn
     first, and every client holds out its share. The held-out examples are uniformly random and depend only on `seed`
-    and the numbers of examples.
+    and the numbers of examples. `unit` is the column whose values `ClientDataset.units` tells.
 
     Raises `ConfigError` if `validation` is not in [0, 1), or leaves nothing to train on, or a partition of texts has
     features of images; `DataError` if the partition has indices outside the data.
@@ -51,7 +52,7 @@ def federate(
     data = ClientDatasets(
         replace(
             dataset,
-            train=dataset.train.tensors(),
+            train=replace(dataset.train.tensors(), columns=unit_numbers(dataset.train.columns, unit)),
             test=dataset.test.tensors(),
             notes=(*dataset.notes, *_void_masks(dataset, table)),
         ),

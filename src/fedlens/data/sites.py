@@ -18,6 +18,7 @@ from fedlens.data.dataset import Dataset
 from fedlens.data.federated import hold_out_each
 from fedlens.data.partition.partition import Partition
 from fedlens.data.partition.roster import Roster
+from fedlens.data.table import unit_numbers
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,17 @@ def _whole(roster: Roster) -> Partition:
 
 
 def federate_here(
-    dataset: Dataset, roster: Roster, here: ExamplesHere, validation: float, seed: int
+    dataset: Dataset,
+    roster: Roster,
+    here: ExamplesHere,
+    validation: float,
+    seed: int,
+    unit: str | None = None,
 ) -> tuple[DatasetsHere, Roster]:
     """What one site has of a federation: the same examples for its clients as `federate` gives them.
 
-    `dataset` is that of `fedlens.data.datasets.sites`; `validation` and `seed` are those of `with_held_out`.
+    `dataset` is that of `fedlens.data.datasets.sites`; `validation` and `seed` are those of `with_held_out`, and `unit`
+    is that of `federate`.
     """
     roster, dataset = with_held_out(roster, validation, seed), with_moments(dataset, roster)
     whole = _whole(roster)
@@ -156,7 +163,8 @@ def federate_here(
         ends = held_offsets
         held_here = {c: there(c, held[ends[c] : ends[c + 1]]) for c in here.clients}
         held_indices, held_ends = joined(held_here)
-    train, test = here.dataset.train.tensors(), here.dataset.test.tensors()
+    columns = unit_numbers(here.dataset.train.columns, unit)
+    train, test = replace(here.dataset.train.tensors(), columns=columns), here.dataset.test.tensors()
     return DatasetsHere(
         replace(dataset, train=train, test=test, at_sites=False),
         indices,

@@ -208,6 +208,26 @@ def missing(column: NDArray[Any]) -> NDArray[np.bool_]:
     return np.array([is_missing(value) for value in column.tolist()], bool)
 
 
+def unit_numbers(columns: Mapping[str, NDArray[Any]], unit: str | None) -> dict[str, NDArray[np.int64]]:
+    """The number of the value of each example in the column `unit`, int64 [n] by its name; {} without a unit.
+
+    Raises `ConfigError` if the column does not exist, and `DataError` for an empty cell.
+
+    >>> unit_numbers({"patient": np.array(["b", "a", "b"])}, "patient")
+    {'patient': array([1, 0, 1])}
+    """
+    if unit is None:
+        return {}
+    where = "privacy.column"
+    if unit not in columns:
+        hint = nearest(unit, columns) if columns else "add a table with this column to the data"
+        raise ConfigError(f"the training examples have no column '{unit}'", where=where, hint=hint)
+    if (empty := missing(columns[unit])).any():
+        what = f"{empty.sum():,} training examples have no '{unit}', the first of them at position {empty.argmax():,}"
+        raise DataError(what, where=where, hint="fill in the column, or leave these examples out")
+    return {unit: np.unique(columns[unit], return_inverse=True)[1].astype(np.int64)}
+
+
 def numbers(column: NDArray[Any]) -> NDArray[np.float64]:
     """float64 [n]: the column as numbers, also from text; NaN for other values.
 

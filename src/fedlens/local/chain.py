@@ -86,6 +86,7 @@ def _traits(a: Traits, b: Traits) -> Traits:
         features=a.features or b.features,
         reweighs=a.reweighs or b.reweighs,
         releases=a.releases or b.releases,
+        hides_loss=a.hides_loss or b.hides_loss,
         discloses=(*a.discloses, *b.discloses),
     )
 

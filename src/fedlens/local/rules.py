@@ -223,6 +223,7 @@ class Traits:
         reweighs: it weighs the classes in the task's loss.
         releases: its `after` adds noise, so it is called in every round, also in one in which nobody was asked or no
             reply was accepted: such a round would otherwise tell that nobody was there. The update is 0 then.
+        hides_loss: clients send no local loss.
         discloses: what leaves the clients beyond model updates, as sentences for the run's report.
     """
 
@@ -237,6 +238,7 @@ class Traits:
     features: bool = False
     reweighs: bool = False
     releases: bool = False
+    hides_loss: bool = False
     discloses: tuple[str, ...] = ()
 
 

@@ -72,7 +72,7 @@ class PrivacyLedger(Observer):
 
     def answered(self, ask: Ask, answer: Answer, work: Work) -> None:
         """Writes what a client has released, if it adds noise itself; the disk has it before the round is written."""
-        if self._path is None or work.phase != "training" or not is_client(answer.client):
+        if self._path is None or ask.op != "train" or not is_client(answer.client):
             return
         if (release := self._algorithm.client_release(answer.client)) is not None:
             event = {"round": work.round, "client": client_name(answer.client, self._ids), **release}

@@ -133,7 +133,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, event: Mapping[str, Any
         high += math.log(2)
         if high > math.log(10_000):
             raise ConfigError(
-                f"no noise_multiplier up to 10,000 keeps {rounds:,} rounds within epsilon = {epsilon:g} at delta = "
+                f"no noise_multiplier up to 10,000 keeps {rounds:,} releases within epsilon = {epsilon:g} at delta = "
                 f"{delta:g}",
                 where="privacy.epsilon",
                 hint="set a larger epsilon, fewer rounds, or a smaller cohort",
@@ -145,6 +145,35 @@ def noise_for(epsilon: float, delta: float, rounds: int, event: Mapping[str, Any
     while excess(math.log(thousandths / 1000), False) > 0:
         thousandths += 1
     return thousandths / 1000
+
+
+def noise_for_most(epsilon: float, delta: float, times: int, releases: Iterable[Mapping[str, Any]]) -> float:
+    """The smallest noise multiplier z for all clients with which the one that spends most stays within epsilon.
+
+    Which one spends most is decided by RDP, at that z.
+
+    Args:
+        times: how often each client makes its release.
+        releases: one of each client, with its `steps`; `z` does not matter.
+
+    Raises `ConfigError` as `noise_for` does.
+
+    >>> event = {"z": 0, "q": 1.0, "sampling": "poisson", "relation": "add-or-remove", "cohort": 9, "clients": 9}
+    >>> noise_for_most(2.0, 1e-5, 10, [{**event, "steps": 1}, {**event, "steps": 4}])
+    12.61
+    """
+    kinds = {(event["q"], event["steps"]): event for event in releases}
+    z, solved = 1.0, dict[Any, float]()
+    while True:
+        each = {
+            str(kind): [{**event, "z": z, "steps": times * event["steps"]}] for kind, event in kinds.items()
+        }
+        most = next(iter(by_client(each, delta)))
+        if most in solved:
+            return z
+        (event,) = each[most]
+        solved[most] = noise_for(epsilon, delta, event["steps"], event)
+        z = max(solved.values())
 
 
 def deltas(events: Iterable[Mapping[str, Any]], epsilons: Sequence[float]) -> list[float]:
@@ -174,6 +203,7 @@ def _epsilons(kinds: tuple[tuple[Release, int], ...], delta: float) -> Epsilons:
     return Epsilons(_by_pld(kinds, delta), _by_rdp(kinds, delta))
 
 
+@lru_cache(maxsize=256)
 def _by_pld(kinds: tuple[tuple[Release, int], ...], delta: float) -> float | None:
     accountant = _pld(kinds)
     return None if accountant is None else float(accountant.get_epsilon(delta))

@@ -28,9 +28,15 @@ _ASSUMED = (
 )
 
 
-_OF_EXAMPLES = (
+_ONE = (
     "It hides one example of a client, from the server too. Several images of one person are protected less: see "
-    "'Privacy for each image' in docs/choose-privacy.md.",
+    "'Privacy for each image' in docs/choose-privacy.md."
+)
+_JOINED = (
+    "It hides all examples of a client with one value of '{column}', from the server too. With examples at several "
+    "clients the epsilons add up."
+)
+_OF_EXAMPLES = (
     "How many examples each client has is public, and so are the steps that follow. Drawing clients is not counted: it "
     "hides nothing from the server.",
     "Other runs on the same clients, and choosing settings by their results, spend privacy that is not counted here. "
@@ -117,14 +123,16 @@ def example_guarantee(
     about = {**_numbers(settings, spent, sum(map(len, events.values()))), "clients": rows}
     if most is None:
         return {**about, "sentence": "Nothing has been released yet.", "assumed": []}
-    unknown = "differentially private in whether any one of its examples takes part"
+    column = settings.column
+    of = "one of its examples takes" if column is None else f"one '{column}' with all its examples takes"
+    unknown = f"differentially private in whether any {of} part"
     promised = f"({spent.best:.3g}, {settings.delta:g})-{unknown}"
     kept = f"All that client {most} sends is {promised}; no other client spends more"
     would = f"all that client {most} sends would be {promised}"
     return {
         **about,
         "sentence": _sentence(settings, spent, would, kept),
-        "assumed": [*_OF_EXAMPLES],
+        "assumed": [_ONE if column is None else _JOINED.format(column=column), *_OF_EXAMPLES],
     }
 
 

@@ -25,6 +25,11 @@ class PrivacySettings(BaseModel):
         description="whose presence is hidden. client: a client with all of its examples, in the published model; "
         "example: one example of a client, in all that the client sends (DP-SGD, Abadi et al. 2016, arXiv 1607.00133)",
     )
+    column: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="with unit = 'example': the column of the data whose value names the unit, such as patient. All "
+        "examples of a client with one value are drawn and clipped together, and hidden together",
+    )
     clip: Clip | Literal["adaptive"] = Field(
         description="C, the largest Euclidean norm of a client's update, or of an example's gradient; adaptive: the "
         "median of the norms of updates, which is estimated under noise from round to round (Andrew et al. 2021, arXiv "
@@ -40,8 +45,8 @@ class PrivacySettings(BaseModel):
     epsilon: float | None = Field(
         None,
         gt=0,
-        description="in place of noise_multiplier, for clients: the smallest z with which all rounds stay within "
-        "epsilon",
+        description="in place of noise_multiplier: the smallest z with which all rounds stay within epsilon; with "
+        "unit = 'example' for the client that spends most, if it takes part in each of them",
     )
     delta: float = Field(
         gt=0, lt=1, description="the delta of (epsilon, delta); far below 1 / clients, or 1 / examples"
@@ -57,11 +62,11 @@ class PrivacySettings(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> PrivacySettings:
-        if not self.hides_clients and (self.adaptive or self.epsilon is not None):
-            what = "clip = 'adaptive'" if self.adaptive else "epsilon"
+        if not self.hides_clients and self.adaptive:
+            raise ValueError("clip = 'adaptive' is for unit = 'client': set a number for clip")
+        if self.hides_clients and self.column is not None:
             raise ValueError(
-                f"{what} is for unit = 'client': set numbers for clip and noise_multiplier, and 'fedlens privacy' says "
-                "the epsilon of each client"
+                "column is for unit = 'example': with unit = 'client' all examples of a client are hidden"
             )
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise ValueError("set noise_multiplier or epsilon, one of the two")

@@ -65,10 +65,11 @@ def client_data_of(
 
     parties = config.data.parties
     held_out = (config.data.validation, seeds.data, config.data.validation_from)
+    unit = None if config.privacy is None else config.privacy.column
 
     def federated() -> tuple[ClientDatasets, AnyPartition]:
         if dataset.at_sites and here is not None:
-            return federate_here(dataset, _known(roster), here, *held_out[:2])
+            return federate_here(dataset, _known(roster), here, *held_out[:2], unit)
         if dataset.at_sites:
             at_server = chosen[SERVER_TEST](data_dir, download, seeds.data) if SERVER_TEST in chosen else None
             return federate_sites(dataset, _known(roster), at_server, *held_out[:2])
@@ -79,7 +80,7 @@ def client_data_of(
                 *held_out[:2],
                 **parties.model_dump(exclude={"align", "files"}),
             )
-        return federate(dataset, partitioner(planned), *held_out)
+        return federate(dataset, partitioner(planned), *held_out, unit)
 
     if session is None or shared is None or dataset.at_sites:
         data, partition = federated()
@@ -90,6 +91,7 @@ def client_data_of(
             seeds.partition,
             config.data.reassign,
             *held_out,
+            unit,
         )
         data, partition = session.federated(shared, key, federated)
     notes = (*dataset.notes, *augment_notes, *data.dataset.notes[len(dataset.notes) :])

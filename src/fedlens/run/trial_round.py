@@ -111,6 +111,8 @@ def trial_round(planned: Plan, clients: int, at_site: bool = False) -> TrialRoun
     data_dir = data_directory(None)
     blank = planned.chosen["data.dataset"](data_dir, False, 0)
     examples = blank_examples(blank.kind, total, len(blank.classes), blank.input_shape)
+    if config.privacy is not None and config.privacy.column is not None:
+        examples = replace(examples, columns={config.privacy.column: np.arange(total)})
     names = tuple(f"{row:06d}" for row in range(clients))
     ones = (1.0,) * blank.input_shape[0]
     moments = (ones, ones) if config.sums_moments else None

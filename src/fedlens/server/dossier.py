@@ -156,12 +156,18 @@ def _promise(trial: TrialRound) -> dict[str, Any] | None:
     if config.privacy is None:
         return None
     if release is None:  # the noise is the clients' own, and their sizes are not known yet
-        z, clip = config.privacy.z, config.privacy.first_clip
-        noised = f"each client clips the gradient of an image to {clip:g}, and adds noise of {z * clip:g} to their sum"
+        privacy, z, clip = config.privacy, config.privacy.noise_multiplier, config.privacy.first_clip
+        unit = "one image" if privacy.column is None else f"all images with one '{privacy.column}'"
+        noise = (
+            f"of {z * clip:g}"
+            if z is not None
+            else f"that keeps all rounds within epsilon = {privacy.epsilon:g}"
+        )
+        noised = f"each client clips the gradient of {unit} to {clip:g}, and adds noise {noise} to their sum"
         kept = "epsilon follows from its number of images, and its site counts it in privacy.jsonl"
-        sentence = f"{noised}; {kept}" if z and not config.privacy.seeded else "nothing is promised"
+        sentence = "nothing is promised" if z == 0 or privacy.seeded else f"{noised}; {kept}"
         return {
-            "unit": "one image of a client",
+            "unit": f"{unit} of a client",
             "against": "the server too",
             "sentence": sentence,
             "assumed": [],

@@ -75,8 +75,8 @@ def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = 
         return replace(work_of(name, inside.train, examples, asked), summed=True)
     if kind is EncodedTrain:
         return work_of(name, inside.train, examples, asked)
-    if kind in (RoundKeys, SendShares, Agree, Unmask):
-        return OperationWork(name, summed=True)
+    if kind in (RoundKeys, SendShares, Agree, Unmask):  # these read no image
+        return OperationWork(name, summed=True, epsilon=0.0)
     if kind in (CountClasses, Mix, Show):
         return OperationWork(name)
     if kind is EvaluateHeld:
@@ -97,9 +97,15 @@ def work_of(name: str, op: Op, examples: int | None = None, asked: int | None = 
 
 def private_steps(op: Op) -> PrivateSteps | None:
     """The noised steps of an operation of `privacy.unit = "example"`; None for any other operation."""
-    train = cast("Any", op)
+    train = _bare(op)
     solve = train.rule.solve if type(train) in (Train, BatchedTrain) else None
     return solve if type(solve) is PrivateSteps else None
+
+
+def _bare(op: Op) -> Any:
+    """The training in a secure sum; any other operation as it is."""
+    inside = cast("Any", op)
+    return _bare(inside.train) if type(op) in (MaskedTrain, EncodedTrain) else inside
 
 
 def release_of(op: Op, examples: int, asked: int | None = None) -> Mapping[str, Any] | None:
@@ -112,7 +118,7 @@ def release_of(op: Op, examples: int, asked: int | None = None) -> Mapping[str, 
     """
     if (steps := private_steps(op)) is None:
         return None
-    local = cast("Any", op).settings
+    local = _bare(op).settings
     release = steps.release(examples, local, local.steps_at(examples, asked))
     return {**release, "z": 0.0} if steps.settings.seeded else release
 
@@ -196,7 +202,7 @@ def _secure(experiment: _Experiment, which: str) -> str | None:
 
 def _private(experiment: _Experiment, most: float) -> str | None:
     privacy = experiment.config.privacy
-    if privacy is None or privacy.hides_clients or privacy.seeded or not privacy.z:
+    if privacy is None or privacy.hides_clients or privacy.seeded or privacy.noise_multiplier == 0:
         return f"training {_UNNOISED}"
     return _SUMMED if experiment.config.sums_moments else None
 

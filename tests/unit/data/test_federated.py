@@ -28,6 +28,29 @@ def test_the_images_are_there_once(dataset: Dataset) -> None:
     assert (data.dataset.classes, data.dataset.mean) == (dataset.classes, dataset.mean)
 
 
+def test_a_client_knows_the_units_of_its_examples(dataset: Dataset) -> None:
+    patients = np.array([f"P{k % 7}" for k in range(200)])
+    named = replace(
+        dataset, train=replace(dataset.train, columns={"patient": patients, "age": np.arange(200)})
+    )
+    data, partition = federate(named, lambda labels: iid(labels, 0, clients=8), unit="patient")
+    assert list(data.dataset.train.columns) == ["patient"]  # numbers; no text goes to workers
+    for client in range(8):
+        own = data.data_of(client).take(torch.tensor([3, 0, 5]))
+        assert own.units("patient").tolist() == [k % 7 for k in partition[client][[3, 0, 5]]]
+
+
+def test_units_need_a_column_without_empty_cells(dataset: Dataset) -> None:
+    patients = np.array(["P1", " "] * 100)
+    named = replace(dataset, train=replace(dataset.train, columns={"patient": patients}))
+    with pytest.raises(ConfigError, match=r"no column 'patent'.*privacy\.column.*patient"):
+        federate(named, lambda labels: iid(labels, 0, clients=8), unit="patent")
+    with pytest.raises(
+        DataError, match="100 training examples have no 'patient', the first of them at position 1"
+    ):
+        federate(named, lambda labels: iid(labels, 0, clients=8), unit="patient")
+
+
 def test_clients_are_views_of_the_partition(dataset: Dataset) -> None:
     data, partition = federate(dataset, lambda labels: shards(labels, 0, clients=8))
     assert data.clients == len(partition) == 8

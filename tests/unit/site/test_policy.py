@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -20,8 +20,10 @@ import tomli_w
 from fedlens import Experiment
 from fedlens.aggregate.mean import Mean
 from fedlens.aggregate.secure.blind_sum import BlindSum
+from fedlens.aggregate.secure.encoded_train import EncodedTrain
 from fedlens.aggregate.secure.quantized import Quantized
 from fedlens.aggregate.secure.secagg import SecAgg
+from fedlens.aggregate.secure.secagg_client import MaskedTrain, RoundKeys
 from fedlens.base.errors import ConfigError
 from fedlens.base.parse_text import parse_toml
 from fedlens.core.engine_base import EngineBase
@@ -47,7 +49,7 @@ from fedlens.site.data_check import check_data
 from fedlens.site.kept_states import KeptStates
 from fedlens.site.local_data import LocalData
 from fedlens.site.operation_thread import time_limit
-from fedlens.site.policy import RULES, refusals, refused, work_of
+from fedlens.site.policy import RULES, refusals, refused, release_of, work_of
 from fedlens.site.settings import SITE_FILE, SiteAllow, SiteSettings
 from fedlens.site.site_log import SiteLog
 from fedlens.site.workplace import Proposal, Workplace
@@ -460,6 +462,18 @@ def test_noised_training_is_counted_over_all_runs_and_refused_beyond_max_epsilon
     assert site.started == []
     assert f"after which epsilon is {spent[1]:.3g} for one image" in site.said()
     assert len(ledger.releases("a")) == 2
+
+
+def test_noised_training_in_a_secure_sum_counts_as_without(
+    answers: Callable[..., tuple[Answers, dict[str, Ask]]],
+) -> None:
+    site, _ = answers(NOISED)
+    train = site.place.built.algorithm.ops["train"]
+    layout, terms = cast("Any", None), cast("Any", None)
+    masked = MaskedTrain(EncodedTrain(cast("Any", train), layout), terms)
+    assert release_of(masked, 30) == release_of(train, 30)
+    assert work_of("train", masked, 30) == replace(work_of("train", train, 30), summed=True)
+    assert work_of("keys", RoundKeys(terms)).epsilon == 0.0  # reads no image
 
 
 @pytest.mark.parametrize("where", ["own", "shared"])

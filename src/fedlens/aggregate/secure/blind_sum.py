@@ -105,7 +105,14 @@ class BlindSum(Aggregate):
             )
         fields: dict[str, How] = {**train.rule.fields, **({"tau": "mean"} if self.normalized else {})}
         most = local.steps_at(local.examples or federation.largest) / (1 - local.momentum)
-        layout = SumLayout(expect, fields, self._ranges(fields, max(1.0, most)), self.bits, cohort)
+        layout = SumLayout(
+            expect,
+            fields,
+            self._ranges(fields, max(1.0, most)),
+            self.bits,
+            cohort,
+            not train.rule.traits.hides_loss,
+        )
         return replace(self, layout=layout, local=local)
 
     def _ranges(self, fields: Mapping[str, How], steps: float) -> dict[str, float]:
@@ -151,9 +158,9 @@ class BlindSum(Aggregate):
         update, loss = self.vectors.decode(total, len(requests))
         work = [self._work(request, ctx.federation) for request in requests]
         batches, examples = [steps for steps, _ in work], sum(examples for _, examples in work)
-        ctx.sums.update(
-            loss=loss * examples, examples=examples, batches=sum(batches), batches_max=max(batches)
-        )
+        ctx.sums.update(examples=examples, batches=sum(batches), batches_max=max(batches))
+        if loss is not None:
+            ctx.sums["loss"] = loss * examples
         before = ask.shared["model"]
         counters = {name: before[name] + max(batches) for name in self.vectors.kinds["counters"].leaves}
         return self.of.summed(replace(update, counters=counters))

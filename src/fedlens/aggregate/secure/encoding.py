@@ -40,7 +40,8 @@ class SummedField(NamedTuple):
 class SumLayout:
     """The vector that every client sends into a blind sum, and what the sum of such vectors means.
 
-    In this order: the update, buffers and other fields of the reply, the mean loss, and the weight n_k. A word is
+    In this order: the update, buffers and other fields of the reply, the mean loss if clients send it, and the weight
+    n_k. A word is
 
         round(2^bits v / r)                 fields that are plain sums
         round(2^bits (n_k / n_max) v / r)   weighted means: update, buffers, loss, and the others
@@ -57,6 +58,7 @@ class SumLayout:
         ranges: the range of each field, and of `loss`: every value v has |v| <= r.
         bits: fractional bits of a word.
         cohort: the largest number of vectors in a sum.
+        loss: whether clients send their loss.
 
     Raises `ConfigError` if the sum of a cohort may overflow 64 bits, and for a field that cannot be summed.
 
@@ -82,6 +84,7 @@ class SumLayout:
     ranges: Mapping[str, float]
     bits: int
     cohort: int
+    loss: bool = True
 
     def __post_init__(self) -> None:
         assert self.modulus_bits
@@ -118,7 +121,7 @@ class SumLayout:
     @property
     def kinds(self) -> Mapping[str, Any]:
         """The schema of each field of a plain reply, and of its mean loss."""
-        return {**(self.expect.fields or {}), LOSS: NumberField()}
+        return {**(self.expect.fields or {}), **({LOSS: NumberField()} if self.loss else {})}
 
     @property
     def largest(self) -> float:
@@ -171,7 +174,8 @@ class SumLayout:
         fault = self.expect.fault(payload) or self.expect.metric_fault(metrics)
         if fault is not None:
             raise ValueError(fault)
-        payload = {**payload, LOSS: metrics["loss"] / metrics["examples"]}
+        if self.loss:
+            payload = {**payload, LOSS: metrics["loss"] / metrics["examples"]}
         share, one = float(payload["weight"]) / self.largest, float(1 << self.bits)
         if share * one <= 0.5:
             raise ValueError(f"weight rounds to 0 at {self.bits} bits (aggregate.bits)")
@@ -207,8 +211,8 @@ class SumLayout:
             return f"a word of the sum lies beyond {n} x 2^{self.bits}, so it is no sum of {n} vectors"
         return None if signed[-1] > 0 else "the weights of the clients in the sum round to 0"
 
-    def decode(self, total: np.ndarray, n: int) -> tuple[Update, float]:
-        """The update of a sum of n vectors, and the mean loss, weighted as the update.
+    def decode(self, total: np.ndarray, n: int) -> tuple[Update, float | None]:
+        """The update of a sum of n vectors, and the mean loss if clients send it, weighted as the update.
 
         The update is donated. It has no counters: a sum does not give the largest.
 
@@ -222,7 +226,7 @@ class SumLayout:
         for name, how, most, leaves, start, stop in self.summed:
             values = torch.from_numpy(signed[start:stop] * (most / one / (weight if how == "mean" else 1.0)))
             parts[name] = float(values[0]) if leaves is None else dict(_leaves(values, leaves))
-        update, buffers, loss = parts.pop("update"), parts.pop("buffers"), parts.pop(LOSS)
+        update, buffers, loss = parts.pop("update"), parts.pop("buffers"), parts.pop(LOSS, None)
         return Update(update, buffers, {}, parts, n, weight * self.largest, donated=update), loss
 
 
