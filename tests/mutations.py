@@ -1243,8 +1243,8 @@ MUTATIONS = [
     ),
     Mutation(
         "aggregate/secure/blind_sum.py",
-        "loss=loss * examples,",
-        "loss=loss,",
+        "= loss * examples",
+        "= loss",
         "unit/aggregate/secure/test_quantized.py",
     ),
     Mutation(

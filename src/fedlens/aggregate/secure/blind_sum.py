@@ -158,9 +158,9 @@ class BlindSum(Aggregate):
         update, loss = self.vectors.decode(total, len(requests))
         work = [self._work(request, ctx.federation) for request in requests]
         batches, examples = [steps for steps, _ in work], sum(examples for _, examples in work)
-        ctx.sums.update(examples=examples, batches=sum(batches), batches_max=max(batches))
         if loss is not None:
             ctx.sums["loss"] = loss * examples
+        ctx.sums.update(examples=examples, batches=sum(batches), batches_max=max(batches))
         before = ask.shared["model"]
         counters = {name: before[name] + max(batches) for name in self.vectors.kinds["counters"].leaves}
         return self.of.summed(replace(update, counters=counters))
