@@ -136,6 +136,15 @@ def driver_version(path: Path = Path("/sys/module/nvidia/version")) -> str | Non
         return None
 
 
+@cache
+def multiplies_in_bf16(file: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has products of bf16 (AMX, AVX512-BF16); False where Linux does not say."""
+    with suppress(OSError):
+        flags = re.search(r"^flags\s*:(.*)$", file.read_text(), re.MULTILINE)
+        return flags is not None and not {"amx_bf16", "avx512_bf16"}.isdisjoint(flags[1].split())
+    return False
+
+
 def _built() -> str | None:
     return torch.version.cuda or torch.version.hip
 

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -436,3 +437,46 @@ class Stop:
     def round_done(self, line: Mapping[str, Any]) -> None:
         if line["round"] == self.round:
             raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("model", "bf16", "speeds", "said"),
+    [
+        (
+            "linear",
+            True,
+            {"inline": 100, "vectorized": 700},
+            "engine.name=vectorized would train about 3.5 times",
+        ),
+        ("linear", True, {"inline": 100, "vectorized": 210}, None),  # two workers are as fast
+        (
+            "small-cnn",
+            True,
+            {"inline": 100, "bf16": 190},
+            "engine.precision=bf16 would train about 1.9 times",
+        ),
+        ("small-cnn", True, {"inline": 100, "bf16": 110}, None),
+        ("small-cnn", False, {"inline": 100, "bf16": 190}, None),
+    ],
+)
+def test_a_long_run_is_told_once_what_would_train_faster(
+    model: str,
+    bf16: bool,
+    speeds: Mapping[str, float],
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+    monkeypatch.setattr(
+        Default, "timed", lambda engine, name, table, *_, **__: (1.0, speeds[table.get("precision", name)])
+    )
+    monkeypatch.setattr(
+        Default, "listen", lambda engine, tell: setattr(engine, "_tell", lambda line, _: told.append(line))
+    )
+    monkeypatch.setattr(Default, "_start", lambda engine, tree: None)
+    monkeypatch.setattr(module, "PAYS", 0.0)
+    monkeypatch.setattr(module, "multiplies_in_bf16", lambda: bf16)
+    made = {**SETTINGS, "model": model, "engine": {"name": "default", "workers": 2}}
+    Experiment(**made).run(tmp_path / "run", report=False)
+    assert [line.partition(", by")[0] for line in told if line] == ([f"--set {said} as fast"] if said else [])

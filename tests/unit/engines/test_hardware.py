@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedlens.engines import hardware as module
-from fedlens.engines.hardware import Hardware, announcements, driver_version, hardware
+from fedlens.engines.hardware import Hardware, announcements, driver_version, hardware, multiplies_in_bf16
 
 # As torch 2.14 (c10/cuda/CUDAFunctions.cpp) words them.
 TOO_OLD = (
@@ -133,3 +133,21 @@ def test_the_version_of_the_driver_is_read(tmp_path: Path) -> None:
     (tmp_path / "version").write_text("580.82.07\n")
     assert driver_version(tmp_path / "version") == "580.82.07"
     assert driver_version(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx512f amx_bf16 amx_tile\n", True),
+        ("flags : fpu avx512f avx512_bf16\n", True),
+        ("flags : fpu avx512f avx2\n", False),
+        ("Features : asimd\n", False),
+        (None, False),
+    ],
+)
+def test_products_of_bf16_are_read_from_the_flags_of_the_processor(
+    text: str | None, found: bool, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert multiplies_in_bf16(tmp_path / "cpuinfo") is found
