@@ -14,6 +14,11 @@ from fedlens.cli.display.output import print_columns, print_json, reported, say
 from fedlens.cli.options import DataDir, DatasetChanges, Debug, Download, Json
 
 PartitionFile = Annotated[Path, typer.Argument(metavar="FILE", help="A saved partition or a run directory.")]
+DatasetName = Annotated[
+    str, typer.Argument(metavar="DATASET", help="A name (fedlens list datasets), or file.py:function.")
+]
+Out = Annotated[Path, typer.Option(metavar="FILE", help="Output file (.npz).")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 
 def show(
@@ -34,14 +39,12 @@ def show(
 
 
 def make(
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="A name (fedlens list datasets), or file.py:function.")
-    ],
+    dataset: DatasetName,
     partition: Annotated[
         str,
         typer.Argument(metavar="PARTITION", help="A name (fedlens list partitions), or file.py:function."),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (.npz).")],
+    out: Out,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -61,7 +64,7 @@ def make(
     ] = None,
     data_dir: DataDir = None,
     download: Download = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -102,20 +105,18 @@ def make(
 
 
 def import_partition(
-    dataset: Annotated[
-        str, typer.Argument(metavar="DATASET", help="A name (fedlens list datasets), or file.py:function.")
-    ],
+    dataset: DatasetName,
     file: Annotated[
         Path, typer.Argument(metavar="FILE.json", help="The examples of each client, counted from 0.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (.npz).")],
+    out: Out,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="dataset.KEY=VALUE; may be repeated."),
     ] = None,
     data_dir: DataDir = None,
     download: Download = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Force = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -9,8 +9,8 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,31 +39,31 @@ _ENDING = {name: ending for ending, name in reversed(FORMATS.items())}  # the us
 def fill(scan: Scan) -> None:
     """Completes the scan of a folder; problems are added to `scan.findings`."""
     scan.format, scan.upright = "parquet", True
-    files = [
-        name for name in image_names(scan.folder, scan.folder, scan.findings)[1] if name.endswith(".parquet")
-    ]
+    scan.findings.attempt(_complete, scan, example=False)
+
+
+def _complete(scan: Scan) -> None:
+    """Completes the scan. Raises `DataError` with the first problem of the whole set."""
+    others = image_names(scan.folder, scan.folder, scan.findings)[1]
+    files = [name for name in others if name.endswith(".parquet")]
     if not files:
-        scan.findings.add_whole(scan.folder, "the folder has no Parquet file", "check the path")
-    opened = [scan.findings.attempt(_open, scan.folder / name, example=False) for name in files]
-    shards = [shard for shard in opened if shard is not None]
-    if len(shards) < len(files) or not files or not _same_columns(scan, files, shards):
-        return
-    schema = shards[0].schema_arrow
-    features = _features(schema.metadata)
-    image = _image_column(scan, files[0], schema, features)
-    plain = [field.name for field in schema if not field.type.num_fields and field.name != image]
-    label = _label_column(scan, files[0], plain, features)
-    if image is None or label is None:
-        return
-    values: dict[str, list[Any]] = {name: [] for name in plain}
-    for shard in shards:
-        table = shard.read(columns=plain)
-        for name in plain:
-            values[name] += table.column(name).to_pylist()
+        raise DataError("the folder has no Parquet file", where=str(scan.folder), hint="check the path")
+    schemas, columns = zip(*(_read(scan.folder / name) for name in files), strict=True)
+    for name, schema in zip(files, schemas, strict=True):
+        if schema.names != schemas[0].names:
+            what, hint = (
+                f"the columns differ from those of {files[0]}",
+                "give the folder of one configuration",
+            )
+            raise DataError(what, where=str(scan.folder / name), hint=hint)
+    where, features, plain = scan.folder / files[0], _features(schemas[0].metadata), list(columns[0])
+    images = [field.name for field in schemas[0] if _has_images(field, features)]
+    image = _one_of(scan, where, "image_column", images, images)
+    named = ["label"] if "label" in plain else [name for name in plain if _class_names(features, name)]
+    label = _one_of(scan, where, "label_column", plain, named)
+    splits = _splits(scan.folder, files, [len(of_file[label]) for of_file in columns])
     classes = {name: _class_names(features, name) for name in plain}
-    cells = {name: _cells(column, classes[name]) for name, column in values.items()}
-    rows = [shard.metadata.num_rows for shard in shards]
-    splits = _splits(scan, files, rows)
+    cells = {name: _cells([v for part in columns for v in part[name]], classes[name]) for name in plain}
     scan.folder = _unpacked(scan.folder, files, image)
     scan.names = [f"{name}/{entry}" for name in files for entry in sorted(os.listdir(scan.folder / name))]
     scan.notes.append(f"the images of the Parquet files are unpacked to {scan.folder}")
@@ -74,7 +74,7 @@ def fill(scan: Scan) -> None:
     scan.splits = scan.splits or splits
     names = classes[label] if scan.cells is None else ()
     scan.cells = cells[label] if scan.cells is None else scan.cells
-    scan.classes = names or tuple(classes_in_cells(scan.cells, scan.folder / files[0], scan.findings))
+    scan.classes = names or tuple(classes_in_cells(scan.cells, where, scan.findings))
     scan.labels = labels_of_cells(scan)
     scan.headers = probe_all(scan.folder, scan.names, scan.findings, full=scan.full)
     scan.bad.update(row for row, header in enumerate(scan.headers) if header is None)
@@ -117,8 +117,9 @@ def parquet(
     """
 
 
-def _open(path: Path) -> Any:
-    """The Parquet file. Raises `DataError` if it is not one, and `ConfigError` if pyarrow is not installed."""
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The Parquet file. Raises `DataError` if it cannot be read, and `ConfigError` if pyarrow is not installed."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError:
@@ -128,20 +129,19 @@ def _open(path: Path) -> Any:
         )
         raise ConfigError(what, hint=hint) from None
     try:
-        return ParquetFile(path)
+        yield ParquetFile(path)
     except (OSError, ValueError) as error:  # of which pyarrow's own errors are kinds
         hint = "fetch the file again; a file of Git LFS needs 'git lfs pull'"
         raise DataError(f"not a readable Parquet file: {error}", where=str(path), hint=hint) from error
 
 
-def _same_columns(scan: Scan, files: Sequence[str], shards: Sequence[Any]) -> bool:
-    """Whether all files have the columns of the first; adds a problem if not."""
-    for name, shard in zip(files, shards, strict=True):
-        if shard.schema_arrow.names != shards[0].schema_arrow.names:
-            what = f"the columns differ from those of {files[0]}"
-            scan.findings.add_whole(scan.folder / name, what, "give the folder of one configuration alone")
-            return False
-    return True
+def _read(path: Path) -> tuple[Any, dict[str, list[Any]]]:
+    """The schema of a file, and its columns of numbers and texts."""
+    with _opened(path) as file:
+        fields = [field for field in file.schema_arrow if not field.type.num_fields]
+        names = [field.name for field in fields if "binary" not in str(field.type)]
+        table = file.read(columns=names)
+        return file.schema_arrow, {name: table.column(name).to_pylist() for name in names}
 
 
 def _features(metadata: Mapping[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
@@ -166,48 +166,25 @@ def _class_names(features: Mapping[str, Mapping[str, Any]], column: str) -> tupl
     return tuple(name if counts[name] == 1 else f"{name} ({at})" for at, name in enumerate(names))
 
 
-def _image_column(
-    scan: Scan, file: str, schema: Any, features: Mapping[str, Mapping[str, Any]]
-) -> str | None:
-    columns = [field.name for field in schema if _has_images(field, features)]
-    return _one_of(scan, file, "image_column", columns, columns, "images")
-
-
 def _has_images(field: Any, features: Mapping[str, Mapping[str, Any]]) -> bool:
     inner = [field.type.field(at).name for at in range(field.type.num_fields)]
     return "bytes" in inner and features.get(field.name, {}).get("_type", "Image") == "Image"
 
 
-def _label_column(
-    scan: Scan, file: str, plain: Sequence[str], features: Mapping[str, Mapping[str, Any]]
-) -> str | None:
-    named = [name for name in plain if _class_names(features, name)]
-    return _one_of(scan, file, "label_column", plain, ["label"] if "label" in plain else named, "classes")
-
-
-def _one_of(
-    scan: Scan, file: str, key: str, columns: Sequence[str], candidates: Sequence[str], what: str
-) -> str | None:
-    """The column that the setting `key` names among `columns`, or else the only candidate; None with a problem."""
-    given, where = scan.settings.get(key), scan.folder / file
+def _one_of(scan: Scan, where: Path, key: str, columns: Sequence[str], candidates: Sequence[str]) -> str:
+    """The column that the setting `key` names among `columns`, or else the only candidate."""
+    given, what = scan.settings.get(key), "images" if key == "image_column" else "classes"
+    if given in columns or (len(candidates) == 1 and given is None):
+        return str(given or candidates[0])
+    best = next(iter(candidates), closest(columns, LABEL_WORDS))
     if given is not None:
-        if given not in columns:
-            problem = f"there is no column '{given}' of {what}, which data.dataset.{key} names"
-            scan.findings.add_whole(where, problem, nearest(given, columns))
-            return None
-        return str(given)
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        problem = f"{len(candidates)} columns have {what}: {listed(candidates)}"
-        scan.findings.add_whole(where, problem, f"choose one, such as {as_setting(key, candidates[0])}")
-        return None
-    best = closest(columns, LABEL_WORDS)
-    hint = (
-        "an image is a struct with a field bytes" if best is None else f"did you mean {as_setting(key, best)}"
-    )
-    scan.findings.add_whole(where, f"no column has {what}", hint)
-    return None
+        problem = f"there is no column '{given}' of {what}, which data.dataset.{key} names"
+        hint = nearest(given, columns)
+    else:
+        count = f"{len(candidates)} columns have" if candidates else "no column has"
+        problem = f"{count} {what}" + (f": {listed(candidates)}" if candidates else "")
+        hint = f"set {as_setting(key, best)}" if best else "an image is a struct with a field bytes"
+    raise DataError(problem, where=str(where), hint=hint)
 
 
 def _cells(column: Sequence[Any], names: Sequence[str]) -> list[str]:
@@ -216,13 +193,13 @@ def _cells(column: Sequence[Any], names: Sequence[str]) -> list[str]:
     return ["" if value is None else named.get(value, str(value)) for value in column]
 
 
-def _splits(scan: Scan, files: Sequence[str], rows: Sequence[int]) -> list[str] | None:
+def _splits(folder: Path, files: Sequence[str], rows: Sequence[int]) -> list[str] | None:
     """The split of each row, by the names of the files; None if they name none."""
     splits = [_split_of(name) for name in files]
-    if None in splits and set(splits) != {None}:
+    if None in splits and any(splits):
         what = "the file's name names no split, as those of others do"
         hint = "name it train-..., test-... or validation-..., or move it elsewhere"
-        scan.findings.add_whole(scan.folder / files[splits.index(None)], what, hint)
+        raise DataError(what, where=str(folder / files[splits.index(None)]), hint=hint)
     if set(splits) <= {None, "train"}:
         return None
     return [split or "train" for split, count in zip(splits, rows, strict=True) for _ in range(count)]
@@ -249,9 +226,10 @@ def _unpacked(folder: Path, files: Sequence[str], image: str) -> Path:
     try:
         for name in files:
             _unpack(folder / name, image, beside / name)
-        with suppress(FileExistsError):  # another process was faster
-            beside.rename(target)
+        beside.rename(target)
     except OSError as error:
+        if target.is_dir():  # another process was faster
+            return target
         hint = "free some space, or set XDG_CACHE_HOME to another folder"
         raise refused(error, "the images of the Parquet files", target, hint) from error
     finally:
@@ -262,12 +240,15 @@ def _unpacked(folder: Path, files: Sequence[str], image: str) -> Path:
 def _unpack(file: Path, image: str, folder: Path) -> None:
     """Writes the image of each row into a file of its own; an empty file where there is none."""
     folder.mkdir(parents=True)
-    row = 0
-    for batch in _open(file).iter_batches(_ROWS, columns=[image]):
-        for value in batch.column(0).to_pylist():
-            content = (value or {}).get("bytes") or b""
-            (folder / f"{row:09d}{_ending(content)}").write_bytes(content)
-            row += 1
+    for row, content in enumerate(_images(file, image)):
+        (folder / f"{row:09d}{_ending(content)}").write_bytes(content)
+
+
+def _images(file: Path, column: str) -> Iterator[bytes]:
+    with _opened(file) as table:
+        for batch in table.iter_batches(_ROWS, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                yield (value or {}).get("bytes") or b""
 
 
 def _ending(content: bytes) -> str:

@@ -56,6 +56,13 @@ def test_images_labels_splits_and_columns_are_those_of_the_files(hub: Path) -> N
     assert data.train.columns["age"].tolist() == [3, 4, 5, 3, 4, 5]
 
 
+def test_columns_of_bytes_and_lists_are_left_out(tmp_path: Path) -> None:
+    write_table(
+        tmp_path / "train.parquet", [0, 1, 0], sound=[b"a"] * 3, embedding=[[1.0, 2.0]] * 3, age=[1, 2, 3]
+    )
+    assert list(read(tmp_path, test=0).train.columns) == ["age"]
+
+
 def test_the_check_counts_and_guesses(hub: Path) -> None:
     assert guess_format(hub, {}).why == "data/test-00000-of-00001.parquet is a Parquet file"
     check = check_folder(hub, None, {"client_column": "writer"})
@@ -166,9 +173,11 @@ def test_several_columns_ask_for_the_setting(tmp_path: Path) -> None:
     table = table.append_column("fine", fine).append_column("coarse", coarse)
     metadata = f'{{"info": {{"features": {{"fine": {LABEL}, "coarse": {LABEL}}}}}}}'.replace("'", '"')
     pq.write_table(table.replace_schema_metadata({"huggingface": metadata}), path)
-    assert sorted(findings(tmp_path)) == [
-        f'{path}: 2 columns have classes: fine, coarse; choose one, such as data.dataset.label_column = "fine".',
-        f'{path}: 2 columns have images: image, thumbnail; choose one, such as data.dataset.image_column = "image".',
+    assert findings(tmp_path, label_column="fine") == [
+        f'{path}: 2 columns have images: image, thumbnail; set data.dataset.image_column = "image".'
+    ]
+    assert findings(tmp_path, image_column="image") == [
+        f'{path}: 2 columns have classes: fine, coarse; set data.dataset.label_column = "fine".'
     ]
     data = read(tmp_path, label_column="coarse", image_column="thumbnail", test=0)
     assert data.train.targets.tolist() == [0, 1, 0, 1]
@@ -184,6 +193,33 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path, hub: Path) -> None:
     assert "the folder has no Parquet file" in findings(tmp_path / "bad")[0]
     (tmp_path / "bad" / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
     assert "train.parquet: not a readable Parquet file" in findings(tmp_path / "bad")[0]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_damaged_page_is_named_with_its_file(hub: Path, cache: Path, first: bool) -> None:
+    """Of the images, which the first check unpacks, or of the other columns."""
+    file = hub / "data/test-00000-of-00001.parquet"
+    content = bytearray(file.read_bytes())
+    at = 4 if first else content.rfind(b"w2") - 40
+    content[at : at + 30] = b"\xff" * 30
+    file.write_bytes(content)
+    assert "test-00000-of-00001.parquet: not a readable Parquet file" in findings(hub)[0]
+    assert not list(cache.glob("*"))
+
+
+def test_another_process_may_be_faster(hub: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(hub)
+    (done,) = cache.iterdir()
+    away = done.with_name("away")
+    done.rename(away)
+
+    def late(target: Path) -> Path:
+        away.rename(target)
+        return target.with_name(".late")
+
+    monkeypatch.setattr("fedlens.data.formats.parquet.temporary_beside", late)
+    assert len(read(hub).train) == 6
+    assert list(cache.iterdir()) == [done]
 
 
 def test_metadata_of_strangers_is_no_error(tmp_path: Path) -> None:
