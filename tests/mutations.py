@@ -704,8 +704,8 @@ MUTATIONS = [
             ("(1 - _MARGIN) * clip / norms", "clip / norms"),
             ("share = update.replies / expected", "share = 1.0"),
             (
-                "deviation = self.update_multiplier * clip",
-                "deviation = self.settings.noise_multiplier * clip",
+                "_normals(sizes, self.update_multiplier * clip",
+                "_normals(sizes, self.settings.noise_multiplier * clip",
             ),
             ("- update.replies / 2", "- self.expected / 2"),
             ("(2 * self.count_noise) ** -2", "self.count_noise**-2"),
@@ -713,6 +713,17 @@ MUTATIONS = [
             ("key if self.settings.seeded else ctx.entropy(KEY_BYTES)", "key"),
         )
     ),
+    *(
+        Mutation("privacy/tree.py", text, broken, "identity/test_dp_ftrl.py")
+        for text, broken in (
+            ('kept["round"] < round <', "round <"),
+            ("(1 - weight)", "0"),
+            ("node - before", "node"),
+            ("2.0 ** -(level + 1)", "2.0 ** -level"),
+        )
+    ),
+    Mutation("local/client_privacy.py", "if ctx.round < ctx.rounds else {}", "", "identity/test_dp_ftrl.py"),
+    Mutation("privacy/accounting.py", '["leaf"].bit_length()', '["leaf"]', "unit/privacy/test_accounting.py"),
     *(
         Mutation("local/example_privacy.py", text, broken, "identity/test_example_privacy.py")
         for text, broken in (

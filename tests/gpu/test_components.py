@@ -62,6 +62,20 @@ ROWS: dict[str, dict[str, Any]] = {
         "model": GROUP_NORM,
         "record": {"clients": False},
     },
+    "tree privacy": {
+        "privacy": {
+            "clip": 1.0,
+            "noise_multiplier": 0.1,
+            "delta": 1e-3,
+            "noise": "seeded",
+            "mechanism": "tree",
+        },
+        "select": {"name": "once-each", "clients_per_round": 1},
+        "data": {"normalize": "unit"},
+        "aggregate": {"name": "mean", "weighting": "uniform"},
+        "model": GROUP_NORM,
+        "record": {"clients": False},
+    },
     "example privacy": {
         "privacy": {
             "unit": "example",

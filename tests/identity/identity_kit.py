@@ -191,7 +191,8 @@ class Course:
             for round in range(1, rounds + 1):
                 gate.tally = Tally()
                 slots.clear()
-                context = RoundContext(round, rounds, self.there.info, Rng((self.seed, "round", round)))
+                rng, kept = Rng((self.seed, "round", round)), gate.journal
+                context = RoundContext(round, rounds, self.there.info, rng, journal=kept)
                 after = gate.drive(self.algorithm.round(state, context), round)
                 cohort = tuple(client for _, client in sorted(slots))
                 self.steps.append(Step(round, state, after, cohort, gate.tally))

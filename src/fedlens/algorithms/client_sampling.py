@@ -12,7 +12,7 @@ from pydantic import Field
 from fedlens.base.errors import ConfigError
 from fedlens.base.registry import Entry, Registry
 from fedlens.core.protocol import FederationInfo, RoundContext
-from fedlens.core.random import SystemRng
+from fedlens.core.random import Rng, SystemRng
 from fedlens.local.settings import LocalSettings
 
 
@@ -175,6 +175,42 @@ class Poisson:
         return max(round(self.fraction * len(federation.eligible)), 1)
 
 
+@dataclass(frozen=True)
+class OnceEach:
+    """All clients that hold data in one random order of the run, so many a round, each once before any returns.
+
+    The order comes from the seed alone, also with `[privacy]`, which then hides no cohort. The last cohort of the order
+    may be smaller.
+
+    >>> from fedlens.core.random import Rng
+    >>> federation, select = FederationInfo(np.full(5, 10), 10, (1, 28, 28)), OnceEach(2)
+    >>> [select.cohort(RoundContext(t, 4, federation, Rng((0, "round", t)))) for t in (1, 2, 3, 4)]
+    [[0, 1], [4, 2], [3], [0, 1]]
+    """
+
+    clients_per_round: int | None = None
+    fraction: float | None = None
+
+    def cohort(self, ctx: RoundContext) -> list[int]:
+        """The next clients of the order, without those that are not available."""
+        size, order = self.size(ctx.federation), self.order(ctx.federation, ctx.rng.key[0])
+        at = (ctx.round - 1) % self.cohorts(ctx.federation) * size
+        return [k for k in order[at : at + size] if ctx.available is None or k in ctx.available]
+
+    def order(self, federation: FederationInfo, seed: int | str) -> list[int]:
+        """The clients in the order of a run with this selection seed."""
+        order: list[int] = Rng((seed,)).numpy("once-each").permutation(federation.eligible).tolist()
+        return order
+
+    def cohorts(self, federation: FederationInfo) -> int:
+        """The number of rounds after which all clients have been asked."""
+        return -(-len(federation.eligible) // self.size(federation))
+
+    def size(self, federation: FederationInfo) -> int:
+        """The number of clients a round."""
+        return cohort_size(federation, self.clients_per_round, self.fraction)
+
+
 Method = Literal["systematic", "replacement"]
 
 
@@ -317,6 +353,12 @@ def uniform(*, clients_per_round: PerRound = None, fraction: Fraction = None) ->
     return Uniform(clients_per_round, fraction)
 
 
+def once_each(*, clients_per_round: PerRound = None, fraction: Fraction = None) -> OnceEach:
+    """Clients in one random order, each once before any returns; everyone where neither setting is given."""
+    _refuse_both(clients_per_round, fraction)
+    return OnceEach(clients_per_round, fraction)
+
+
 def poisson(
     *, fraction: Annotated[float, Field(gt=0, le=1, description="the probability of each client")]
 ) -> Poisson:
@@ -367,6 +409,10 @@ SELECTS = Registry(
         ),
         "poisson": Entry(
             "fedlens.algorithms.client_sampling:poisson", "each client by itself, perhaps nobody"
+        ),
+        "once-each": Entry(
+            "fedlens.algorithms.client_sampling:once_each",
+            "in one random order of the run, each once before any returns",
         ),
         "by-size": Entry(
             "fedlens.algorithms.client_sampling:by_size", "in proportion to the clients' examples (FedVC)"

@@ -10,10 +10,19 @@ import torch
 
 from fedlens.aggregate.mean import Aggregate, Mean
 from fedlens.aggregate.secure.blind_sum import RANGES, BlindSum
-from fedlens.algorithms.client_sampling import BySize, Everyone, Poisson, SecretCohorts, Select, Uniform
+from fedlens.algorithms.client_sampling import (
+    BySize,
+    Everyone,
+    OnceEach,
+    Poisson,
+    SecretCohorts,
+    Select,
+    Uniform,
+)
 from fedlens.base.errors import ConfigError
 from fedlens.core.algorithm_base import OwnCurve
 from fedlens.core.protocol import FederationInfo
+from fedlens.core.random import derive
 from fedlens.core.tree import TreeSpec, count, part
 from fedlens.local.chain import chain
 from fedlens.local.client_privacy import PrivateMean, Sampling, client_privacy
@@ -29,14 +38,23 @@ _OTHER = "choose another algorithm, such as 'fedavg', 'fedprox' or 'fedadam', or
 
 
 def private_mean(
-    settings: PrivacySettings, select: Select, federation: FederationInfo, rounds: int | None = None
+    settings: PrivacySettings,
+    select: Select,
+    federation: FederationInfo,
+    rounds: int | None = None,
+    seed: int = 0,
 ) -> PrivateMean:
     """The mechanism for these cohorts; the noise for an epsilon is solved for these rounds.
 
     Raises `ConfigError` if the selection is none of 'poisson', 'uniform' and 'all', or if an adaptive clip does not
-    fit the cohort.
+    fit the cohort; and for a tree of noise if a client may be asked twice in it.
+
+    Args:
+        seed: of the selection, for a tree of noise.
     """
     clients = len(federation.eligible)
+    if settings.of_tree:
+        return _of_tree(settings, select, federation, rounds, seed)
     if isinstance(select, Poisson):
         return _solved(settings, "poisson", clients, select.fraction * clients, rounds)
     if isinstance(select, Uniform | Everyone):
@@ -51,17 +69,44 @@ def private_mean(
     raise ConfigError(what, where="select.name", hint=hint)
 
 
-def _solved(
-    settings: PrivacySettings, sampling: Sampling, clients: int, expected: float, rounds: int | None
+def _of_tree(
+    settings: PrivacySettings, select: Select, federation: FederationInfo, rounds: int | None, seed: int
 ) -> PrivateMean:
-    if settings.epsilon is None:
-        return PrivateMean(settings, sampling, clients, expected)
-    first = settings.model_copy(update={"noise_multiplier": _UNKNOWN})
-    mechanism = PrivateMean(first, sampling, clients, expected)
-    if rounds is None:
+    if not isinstance(select, OnceEach):
+        raise ConfigError(
+            f"in a tree of noise each client may be asked once, and the selection {type(select).__name__} may ask one "
+            "twice",
+            where="select.name",
+            hint="set select = {name = 'once-each', clients_per_round = 100}, or privacy.mechanism = 'gaussian'",
+        )
+    clients, size, cohorts = len(federation.eligible), select.size(federation), select.cohorts(federation)
+    if rounds is not None and min(settings.restart_every or 0, rounds) > cohorts:
+        raise ConfigError(
+            f"a tree of {settings.restart_every} rounds asks a client twice: all {clients:,} have been asked after "
+            f"{cohorts} rounds of {size:,}",
+            where="privacy.restart_every",
+            hint=f"set it to {cohorts} or less, or ask fewer clients a round",
+        )
+    order = f"{derive(size, *select.order(federation, seed)):016x}"
+    return _solved(settings, "once-each", clients, float(size), rounds, order)
+
+
+def _solved(
+    settings: PrivacySettings,
+    sampling: Sampling,
+    clients: int,
+    expected: float,
+    rounds: int | None,
+    order: str = "",
+) -> PrivateMean:
+    known = (
+        settings if settings.epsilon is None else settings.model_copy(update={"noise_multiplier": _UNKNOWN})
+    )
+    mechanism = PrivateMean(known, sampling, clients, expected, order=order)
+    if settings.epsilon is None or rounds is None:
         return mechanism
     z = noise_for(settings.epsilon, settings.delta, rounds, mechanism.release)
-    return PrivateMean(settings.model_copy(update={"noise_multiplier": z}), sampling, clients, expected)
+    return replace(mechanism, settings=settings.model_copy(update={"noise_multiplier": z}))
 
 
 def _solved_for_examples(settings: PrivacySettings, parts: Any) -> PrivacySettings:
@@ -285,7 +330,7 @@ def private_parts(
         refuse_beside_examples(rule, aggregation, parts.local, at_clients, parts.task)
         return example_privacy(_solved_for_examples(privacy, parts)), aggregation, choose
     refuse_unprotected(rule, aggregation, parts.local, at_clients)
-    mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
+    mechanism = private_mean(privacy, choose, parts.federation, parts.rounds, parts.selection_seed)
     aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
     rule = chain(rule, client_privacy(mechanism))
-    return rule, aggregation, choose if privacy.seeded else SecretCohorts(choose)
+    return rule, aggregation, choose if privacy.seeded or privacy.of_tree else SecretCohorts(choose)

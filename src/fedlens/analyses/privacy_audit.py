@@ -135,6 +135,12 @@ class AuditedRuns:
                 where="privacy.unit",
                 hint="set privacy.unit = 'client'",
             )
+        if privacy.of_tree:
+            raise ConfigError(
+                "an audit tests noise that is new in each round, and that of a tree is not",
+                where="privacy.mechanism",
+                hint="set it to 'gaussian', and select.name = 'all'",
+            )
         if privacy.adaptive:
             raise ConfigError(
                 "an audit needs a fixed clip: with an adaptive one the count of unclipped clients is released too",

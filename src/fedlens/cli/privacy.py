@@ -87,7 +87,7 @@ def _answer(
     recipe: str, changes: Any, epsilon: float | None, data_dir: Any, download: bool
 ) -> dict[str, Any]:
     from fedlens.core.types import client_name
-    from fedlens.privacy.accounting import epsilons, noise_for, noise_for_most
+    from fedlens.privacy.accounting import epsilons, noise_for, noise_for_most, planned
     from fedlens.privacy.guarantee import example_guarantee, guarantee
 
     built, settings = private_experiment(recipe, changes, data_dir, download)
@@ -102,12 +102,12 @@ def _answer(
             spent["noise_multiplier"] = noise_for_most(epsilon, delta, config.rounds, each.values())
         return spent
     rounds = sorted({max(1, math.ceil(config.rounds * k / _SHOWN)) for k in range(1, _SHOWN + 1)} | {1})
-    by_round = {t: epsilons([release] * t, delta) for t in rounds}
+    by_round = {t: epsilons(planned(release, t), delta) for t in rounds}
     table = [
         {"round": t, **{k: v if v is not None and math.isfinite(v) else None for k, v in vars(e).items()}}
         for t, e in by_round.items()
     ]
-    found = {**guarantee(settings, [release] * config.rounds, config.record.unsafe), "rounds": table}
+    found = {**guarantee(settings, planned(release, config.rounds), config.record.unsafe), "rounds": table}
     if epsilon is not None:
         found["noise_multiplier"] = noise_for(epsilon, delta, config.rounds, release)
     return found

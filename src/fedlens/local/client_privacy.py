@@ -1,17 +1,18 @@
-"""The client rule of client-level differential privacy: DP-FedAvg, with a fixed or an adaptive clip.
+"""The client rule of client-level differential privacy: DP-FedAvg, with a fixed or an adaptive clip, and DP-FTRL.
 
 Sources: McMahan et al. 2018 (arXiv 1710.06963), Algorithm 1 with the estimator f_f; Andrew et al. 2021
-(arXiv 1905.03871), Algorithm 1.
+(arXiv 1905.03871), Algorithm 1; Kairouz et al. 2021 (arXiv 2103.00039), Algorithm 1 and its variant with momentum.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedlens.base.errors import ConfigError
@@ -24,11 +25,13 @@ from fedlens.core.tree import Tree, TreeSpec
 from fedlens.local.rules import ClientRule, ServerRule, Traits
 from fedlens.privacy.noise import KEY_BYTES, KeyedStream
 from fedlens.privacy.settings import PrivacySettings
+from fedlens.privacy.tree import NoiseTree
 
-Sampling = Literal["poisson", "fixed", "all"]
+Sampling = Literal["poisson", "fixed", "all", "once-each"]
 NAME = "client-privacy"
 _MARGIN = 1e-6  # of a clipped norm below C, more than the rounding of float32
 _RATE = 0.2  # of the adaptive clip, eta_C of Andrew et al. 2021
+_SECRET = "@server"  # whose log in the journal is the tree of noise
 _COUNT_NOISE = 0.05  # the deviation of the noise in the count of unclipped clients, as a share of q N
 
 
@@ -50,14 +53,25 @@ class PrivateMean:
 
     Both noised sums together are as private as one with the multiplier z. With z = 0 nothing is added.
 
+    With `mechanism = "tree"` the noise is that of a prefix sum, n_t of `fedlens.privacy.tree.NoiseTree` with the
+    deviation z C, less that of the round before, so that the released updates add up to the noised prefix sum:
+
+                   Delta = (sum_{k in S^t} Delta_k + n_t - n_(t-1)) / (q N)
+
+    A server step w <- w - gamma Delta is then DP-FTRL: w_t = w_0 - gamma S_t, with the noised prefix sum
+    S_t = (sum_{s <= t} sum_k Delta_k + n_t) / (q N). One with momentum beta is its variant w_t = w_0 - gamma v_t,
+    v_t = beta v_(t-1) + S_t. A new tree goes on from the model and the velocity of the last. The tree is in the
+    journal, which only the server can read, and never in a state.
+
     Attributes:
         settings: of `[privacy]`.
         sampling: how the clients of a round are drawn. poisson: each by itself; fixed: a number of them, without
-            replacement; all: everyone.
+            replacement; all: everyone; once-each: in one order, each once before any returns.
         clients: N, all that can be drawn.
         expected: q N, the expected number of clients in a round.
         rounding: how much the norm of a clipped update may grow on its way to the server, as by the words of a secure
             sum: clients clip to C less that.
+        order: of a tree: the name of the order of clients.
 
     Raises `ConfigError` if an adaptive clip has no z_u, because the cohort is small.
 
@@ -71,6 +85,7 @@ class PrivateMean:
     clients: int
     expected: float
     rounding: float = 0.0
+    order: str = ""
 
     def __post_init__(self) -> None:
         z, least = self.settings.z, self.settings.z / (2 * _COUNT_NOISE)
@@ -114,16 +129,18 @@ class PrivateMean:
     def after(self, state: Payload, update: Update, ctx: RoundContext) -> tuple[Payload, Update]:
         """The next clip, and the noised update; noise is drawn and added in float64."""
         stream, clip, expected = self._stream(ctx), float(state["clip"]), self.expected
-        deviation = self.update_multiplier * clip / expected
         share = update.replies / expected
         # Not every device has float64; the whole update is copied in one wait.
-        sums = {
-            name: _noised(value, share, deviation, stream)
-            for name, value in downloaded(update.update).items()
-        }
+        values = downloaded(update.update)
+        sizes = [value.numel() for value in values.values()]
+        released = {"round": ctx.round, "clip": clip}
+        noises = _normals(sizes, self.update_multiplier * clip / expected, stream)
+        if self.settings.of_tree:
+            noises, released["leaf"] = self._of_tree(sizes, clip, stream, ctx)
+        sums = {name: _noised(value, share, next(noises)) for name, value in values.items()}
         noised = {name: total.to(update.update[name]) for name, total in sums.items()}
         ctx.sums["clip"] = clip
-        new = {"clip": clip, "released": {"round": ctx.round, "clip": clip}}
+        new = {"clip": clip, "released": released}
         if self.settings.adaptive:
             centred = float(update.more["unclipped"]) - update.replies / 2
             if self.count_noise:
@@ -139,16 +156,38 @@ class PrivateMean:
 
     @property
     def release(self) -> Mapping[str, Any]:
-        """What each round releases, as `fedlens.privacy.accounting` reads it."""
+        """What each round releases, as `fedlens.privacy.accounting` reads it; of a tree nobody counts as drawn."""
+        of_tree = {"restart": self.restart, "cohorts": self.cohorts, "order": self.order}
         return {
             "event": self.settings.mechanism,
-            "q": self.expected / self.clients,
+            "q": 1.0 if self.settings.of_tree else self.expected / self.clients,
             "z": self.settings.z,
             "relation": "replace" if self.sampling == "fixed" else "add-or-remove",
             "sampling": self.sampling,
             "cohort": self.expected,
             "clients": self.clients,
+            **(of_tree if self.settings.of_tree else {}),
         }
+
+    @property
+    def cohorts(self) -> int:
+        """The number of rounds after which all clients of an order have been asked."""
+        return math.ceil(self.clients / self.expected)
+
+    @property
+    def restart(self) -> int:
+        """The number of rounds of a tree."""
+        return self.settings.restart_every or self.cohorts
+
+    def _of_tree(
+        self, sizes: Sequence[int], clip: float, stream: KeyedStream, ctx: RoundContext
+    ) -> tuple[Iterator[Tensor | None], int]:
+        """The noise of this round for tensors of these sizes, and the number of the round in its tree."""
+        tree = NoiseTree(self.update_multiplier * clip, self.restart, self.settings.honaker)
+        kept, change = tree.grown(ctx.journal.log_of(_SECRET), ctx.round, sum(sizes), stream.normal)
+        # After the last round nobody needs the noise, which could be subtracted.
+        ctx.journal.keep_log(_SECRET, kept if ctx.round < ctx.rounds else {})
+        return iter(torch.split(change / self.expected, list(sizes))), kept["leaf"]
 
     def _stream(self, ctx: RoundContext) -> KeyedStream:
         key = hashlib.sha256(str(ctx.rng.seed(NAME)).encode()).digest()
@@ -194,9 +233,12 @@ def _expect(spec: TreeSpec) -> Mapping[str, SchemaField]:
     return {"unclipped": NumberField(above=-0.5, most=1)}
 
 
-def _noised(value: Tensor, share: float, deviation: float, stream: KeyedStream) -> Tensor:
-    """The mean of the replies as a sum over the expected cohort, float64, with noise of this deviation."""
+def _normals(sizes: Sequence[int], deviation: float, stream: KeyedStream) -> Iterator[Tensor | None]:
+    """Noise of this deviation for each leaf; None without any."""
+    return (stream.normal(size).mul_(deviation) if deviation else None for size in sizes)
+
+
+def _noised(value: Tensor, share: float, noise: Tensor | None) -> Tensor:
+    """The mean of the replies as a sum over the expected cohort, float64, with noise."""
     total = value.double() * share
-    if deviation:
-        total += stream.normal(total.numel()).view_as(total).mul_(deviation)
-    return total
+    return total if noise is None else total.add_(noise.view_as(total))

@@ -69,6 +69,13 @@ class PrivacyLedger(Observer):
                 where=str(path),
                 hint="undo the change of select, or start a new run",
             )
+        if release and any(event.get("order") != release.get("order") for event in self._events):
+            raise RunDirectoryError(
+                "the releases so far asked clients in another order than those to come, so no count knows how often "
+                "each one was asked",
+                where=str(path),
+                hint="undo the change of select, seed or privacy.mechanism, or start a new run",
+            )
 
     def answered(self, ask: Ask, answer: Answer, work: Work) -> None:
         """Writes what a client has released, if it adds noise itself; the disk has it before the round is written."""

@@ -7,6 +7,10 @@ the expected clients a release, of `clients`; and `relation`, between the data s
 - "add-or-remove": one client more or less. The sum of clipped updates changes by C at most.
 - "replace": one client in place of another. The sum changes by 2 C at most, so that noise of z C is worth z / 2.
 
+Events of a tree of noise (`fedlens.privacy.tree`) have `leaf`, the number of the round in its tree: each 1 starts a
+new one. A client pays for a Gaussian for each level of each tree that asked it. Clients return after `cohorts` rounds,
+in the same order, so that the round says which clients were asked. Nothing counts as drawn.
+
 With `unit = "example"` the events are a client's own, and examples stand where clients do: `cohort` is the expected
 batch, of `clients` examples, and `steps` is the number of such releases.
 
@@ -20,11 +24,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedlens.base.errors import ConfigError
@@ -93,11 +98,35 @@ def by_client(events: Mapping[str, Iterable[Mapping[str, Any]]], delta: float) -
     return dict(sorted(spent.items(), key=lambda each: -each[1]))
 
 
+def planned(release: Mapping[str, Any], rounds: int) -> list[Mapping[str, Any]]:
+    """The events of so many rounds without a break that each release this.
+
+    >>> release = {"z": 8.0, "q": 1.0, "sampling": "once-each", "relation": "add-or-remove", "cohort": 10}
+    >>> tree = {**release, "clients": 1000, "restart": 100, "cohorts": 100}
+    >>> round(epsilons(planned(tree, 100), delta=1e-5).rdp, 6)  # 100 leaves have 7 levels
+    1.374122
+    """
+    if (every := release.get("restart")) is None:
+        return [release] * rounds
+    return [{**release, "round": t + 1, "leaf": t % every + 1} for t in range(rounds)]
+
+
 def _kinds(events: Iterable[Mapping[str, Any]]) -> tuple[tuple[Release, int], ...]:
     kinds = Counter[Release]()
+    trees = list[list[Mapping[str, Any]]]()
     for event in events:
-        kinds[Release.of(event)] += event.get("steps", 1)
-    return tuple(sorted(kinds.items()))
+        if "leaf" not in event:
+            kinds[Release.of(event)] += event.get("steps", 1)
+        elif event["leaf"] == 1 or not trees:
+            trees.append([event])
+        else:
+            trees[-1].append(event)
+    by_cohort = defaultdict[int, Counter[Release]](Counter)
+    for tree in trees:
+        for cohort in {event["round"] % event["cohorts"] for event in tree}:
+            by_cohort[cohort][Release.of(tree[0])] += tree[-1]["leaf"].bit_length()
+    # Of each kind as many as the client pays who pays most.
+    return tuple(sorted(reduce(or_, by_cohort.values(), kinds).items()))
 
 
 @lru_cache(maxsize=1024)
@@ -120,8 +149,10 @@ def noise_for(epsilon: float, delta: float, rounds: int, event: Mapping[str, Any
 
     from scipy.optimize import brentq
 
+    ((_, times),) = _kinds(planned(event, rounds))
+
     def excess(log_z: float, by_rdp: bool) -> float:
-        kinds = ((Release.of({**event, "z": math.exp(log_z)}), rounds),)
+        kinds = ((Release.of({**event, "z": math.exp(log_z)}), times),)
         spent = None if by_rdp else _by_pld(kinds, delta)
         if spent is None:
             spent = _by_rdp(kinds, delta, _QUICK if by_rdp else None)
@@ -185,7 +216,7 @@ def deltas(events: Iterable[Mapping[str, Any]], epsilons: Sequence[float]) -> li
     >>> print(f"{deltas([event] * 100, [1.314])[0]:.4g}")
     1.001e-05
     """
-    kinds = tuple(sorted(Counter(map(Release.of, events)).items()))
+    kinds = _kinds(events)
     accountant = _pld(kinds) or _rdp(kinds)
     with _silent():
         return [float(accountant.get_delta(epsilon)) for epsilon in epsilons]

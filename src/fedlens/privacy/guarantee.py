@@ -18,6 +18,8 @@ _DRAWN = {
     "poisson": "Each of {clients} clients takes part in a round by itself, with probability {q:.3g}",
     "fixed": "{cohort} of {clients} clients are drawn for each round, without replacement",
     "all": "All {clients} clients take part in every round",
+    "once-each": "{clients} clients take part in one order that is public, {cohort} a round, each once before any "
+    "returns. Drawing is not counted",
 }
 _ASSUMED = (
     "The server is trusted: it sees the clipped updates and their sum before the noise. Who watches the network sees "

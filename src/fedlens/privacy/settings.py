@@ -51,8 +51,19 @@ class PrivacySettings(BaseModel):
     delta: float = Field(
         gt=0, lt=1, description="the delta of (epsilon, delta); far below 1 / clients, or 1 / examples"
     )
-    mechanism: Literal["gaussian"] = Field(
-        "gaussian", description="the noise of a round: independent normals"
+    mechanism: Literal["gaussian", "tree"] = Field(
+        "gaussian",
+        description="the noise. gaussian: independent normals in each round; tree: in the sum of all rounds so far, "
+        "from a binary tree (DP-FTRL, Kairouz et al. 2021, arXiv 2103.00039), for select.name = 'once-each'",
+    )
+    restart_every: int | None = Field(
+        None,
+        ge=1,
+        description="of a tree: rounds after which a new one starts; by default when all clients have been asked",
+    )
+    honaker: bool = Field(
+        True,
+        description="of a tree: estimate each node from those below too (Honaker), which lowers the noise",
     )
     noise: Literal["system", "seeded"] = Field(
         "system",
@@ -67,6 +78,16 @@ class PrivacySettings(BaseModel):
         if self.hides_clients and self.column is not None:
             raise ValueError(
                 "column is for unit = 'example': with unit = 'client' all examples of a client are hidden"
+            )
+        if self.of_tree and (self.adaptive or not self.hides_clients):
+            what = "clip = 'adaptive'" if self.adaptive else "unit = 'example'"
+            fix = "set a number" if self.adaptive else "set unit = 'client'"
+            raise ValueError(
+                f"{what} does not fit mechanism = 'tree', which sums updates of all rounds: {fix}"
+            )
+        if not self.of_tree and (self.restart_every is not None or not self.honaker):
+            raise ValueError(
+                "restart_every and honaker are of a tree: remove them, or set mechanism = 'tree'"
             )
         if (self.noise_multiplier is None) == (self.epsilon is None):
             raise ValueError("set noise_multiplier or epsilon, one of the two")
@@ -94,6 +115,11 @@ class PrivacySettings(BaseModel):
     def seeded(self) -> bool:
         """Whether who knows the seed knows the noise."""
         return self.noise == "seeded"
+
+    @property
+    def of_tree(self) -> bool:
+        """Whether the noise is in the sum of all rounds so far."""
+        return self.mechanism == "tree"
 
     @property
     def adaptive(self) -> bool:

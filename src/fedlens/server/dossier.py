@@ -25,6 +25,7 @@ from fedlens.files.chained_log import read_chained
 from fedlens.identity.federation_folder import FederationFolder
 from fedlens.pages.left_clients import carried
 from fedlens.pages.render import page_text, write_page
+from fedlens.privacy.accounting import planned
 from fedlens.privacy.guarantee import guarantee
 from fedlens.results.run import Run, read_run
 from fedlens.run.rundir import RunDir
@@ -172,7 +173,7 @@ def _promise(trial: TrialRound) -> dict[str, Any] | None:
             "sentence": sentence,
             "assumed": [],
         }
-    found = guarantee(config.privacy, [release] * config.rounds, config.record.unsafe)
+    found = guarantee(config.privacy, planned(release, config.rounds), config.record.unsafe)
     against = "those who get the models, not against the server"
     return {**found, "unit": "one client with all of its images", "against": against}
 

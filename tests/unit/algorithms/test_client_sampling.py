@@ -15,6 +15,7 @@ from fedlens.algorithms.client_sampling import (
     BySize,
     Everyone,
     Fixed,
+    OnceEach,
     Poisson,
     SecretCohorts,
     Select,
@@ -77,6 +78,18 @@ def test_poisson_draws_each_client_by_itself_in_any_slot() -> None:
     first = np.bincount([cohort[0] for cohort in cohorts if cohort], minlength=11)[[0, *range(2, 11)]]
     assert chi_squared(first, np.full(10, first.sum() / 10)) < limit(9)
     assert Poisson(0.3).cohort(context(7, info=info)) == cohorts[7]
+
+
+def test_once_each_asks_all_who_hold_data_once_before_any_returns() -> None:
+    for seed in range(5):
+        passes = [[OnceEach(4).cohort(context(2 * p + t, seed)) for t in (1, 2)] for p in range(3)]
+        assert passes[0] == passes[1] == passes[2]
+        assert [len(cohort) for cohort in passes[0]] == [4, 2]
+        assert sorted(k for cohort in passes[0] for k in cohort) == [0, 2, 3, 5, 6, 7]
+    orders = {tuple(OnceEach(4).order(INFO, seed)) for seed in range(50)}
+    assert len(orders) > 40
+    assert (OnceEach(4).cohorts(INFO), OnceEach(3).cohorts(INFO), OnceEach().cohorts(INFO)) == (2, 2, 1)
+    assert SELECTS.find("once-each")(fraction=0.5) == OnceEach(None, 0.5)
 
 
 def test_secret_cohorts_come_from_the_entropy_alone() -> None:
@@ -283,7 +296,7 @@ def test_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "select", [Uniform(4), Poisson(1.0), BySize(3), Everyone(), Fixed((7, 0, 3))], ids=repr
+    "select", [Uniform(4), Poisson(1.0), BySize(3), Everyone(), Fixed((7, 0, 3)), OnceEach(6)], ids=repr
 )
 def test_clients_that_are_away_are_not_drawn(select: Select) -> None:
     for round in range(20):

@@ -1,5 +1,6 @@
 """The ledger has every release: before the round is written, after a kill, and of repeated rounds."""
 
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedlens import Experiment, Observer, resume
 from fedlens.base.errors import RunDirectoryError
 from fedlens.files import jsonl
 from fedlens.privacy.accounting import epsilons
+from fedlens.run.journal_file import JournalFile
 
 PRIVATE: dict[str, Any] = {
     "rounds": 4,
@@ -132,6 +134,85 @@ def test_a_run_is_trained_longer(tmp_path: Path) -> None:
     (path / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
     resume(path, accept_changes=True)
     assert [event["round"] for event in jsonl.read(path / "privacy.jsonl")] == [1, 2, 3]
+
+
+TREE: dict[str, Any] = {
+    **PRIVATE,
+    "select": {"name": "once-each", "clients_per_round": 4},
+    "rounds": 5,
+    "privacy": {**PRIVATE["privacy"], "mechanism": "tree"},
+}
+
+
+def levels(times: int) -> float:
+    release = {
+        "q": 1.0,
+        "z": 2.0,
+        "sampling": "all",
+        "relation": "add-or-remove",
+        "cohort": 4.0,
+        "clients": 20,
+    }
+    return epsilons([release] * times, 1e-3).best
+
+
+@pytest.mark.parametrize("hook", ["released", "round_done"])
+def test_a_repeated_round_starts_a_new_tree_of_noise(hook: str, tmp_path: Path) -> None:
+    """Its clients are in two trees, and pay for both; the secret of the first is still at hand."""
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        Experiment(**TREE).run(path, report=False, progress=Killer(hook, 3))
+    assert JournalFile(path / "journal").log_of("@server")["round"] == 3
+    run = resume(path, report=False)
+    events = jsonl.read(path / "privacy.jsonl")
+    assert [(event["round"], event["leaf"]) for event in events] == [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (3, 1),
+        (4, 2),
+        (5, 3),
+    ]
+    assert run.metrics[-1]["epsilon"] == levels(2 + 2)
+    assert (
+        "20 clients take part in one order that is public, 4 a round" in run.summary["privacy"]["assumed"][0]
+    )
+
+
+def test_a_paused_run_goes_on_with_its_tree_which_its_owner_alone_can_read(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    Experiment(**TREE).run(path, report=False, until=3)
+    secret = path / "journal" / "client-@server.safetensors"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    nodes = JournalFile(path / "journal").log_of("@server")["nodes"]
+    assert [len(node) for node in nodes] == [650, 650]
+    for file in path.rglob("*"):
+        if file.is_file() and file != secret:
+            held = file.read_bytes()
+            assert not any(node[100:104].numpy().tobytes() in held for node in nodes)
+            assert not any(node[100:104].float().numpy().tobytes() in held for node in nodes)
+    run = resume(path, report=False)
+    assert [event["leaf"] for event in jsonl.read(path / "privacy.jsonl")] == [1, 2, 3, 4, 5]
+    assert run.metrics[-1]["epsilon"] == levels(3)
+    assert JournalFile(path / "journal").log_of("@server") == {}  # the noise of the last model is gone
+
+
+def test_a_tree_of_which_the_journal_is_lost_is_not_continued(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    Experiment(**TREE).run(path, report=False, until=3)
+    (path / "journal" / "client-@server.safetensors").unlink()
+    resume(path, report=False)
+    assert [event["leaf"] for event in jsonl.read(path / "privacy.jsonl")] == [1, 2, 3, 1, 2]
+
+
+def test_another_order_of_clients_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    Experiment(**TREE, seed=7).run(path, report=False, until=2)
+    text = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(text.replace("clients_per_round = 4", "clients_per_round = 5"))
+    with pytest.raises(RunDirectoryError, match="asked clients in another order"):
+        resume(path, accept_changes=True)
+    assert len(jsonl.read(path / "privacy.jsonl")) == 2
 
 
 def test_each_client_has_its_own_ledger_line_and_epsilon(tmp_path: Path) -> None:

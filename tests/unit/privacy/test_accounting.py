@@ -4,12 +4,14 @@ import math
 from typing import Any
 
 import pytest
-from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
+from dp_accounting import GaussianDpEvent, NeighboringRelation
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent, SingleEpochTreeAggregationDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from scipy.stats import binom
 
 from fedlens.base.errors import ConfigError
-from fedlens.privacy.accounting import Epsilons, by_client, epsilons, noise_for
+from fedlens.privacy.accounting import Epsilons, by_client, epsilons, noise_for, planned
 from fedlens.privacy.guarantee import guarantee
 from fedlens.privacy.settings import PrivacySettings
 
@@ -117,6 +119,64 @@ def test_steps_of_an_event_are_that_many_releases() -> None:
     spent = by_client({"a": [sampled], "b": [sampled, {**sampled, "steps": 600}]}, DELTA)
     assert list(spent) == ["b", "a"]
     assert spent["b"] == pytest.approx(4.324169, rel=1e-4)
+
+
+# -- trees of noise --------------------------------------------------------------------------------------------
+
+
+def tree(z: float = 8.0, cohorts: int = 100, restart: int = 100) -> dict[str, Any]:
+    drawn = {"q": 1.0, "z": z, "sampling": "once-each", "relation": "add-or-remove", "cohort": 10.0}
+    return {**drawn, "event": "tree", "clients": 10 * cohorts, "restart": restart, "cohorts": cohorts}
+
+
+def gaussians(times: int, z: float = 8.0) -> Epsilons:
+    return epsilons([{**tree(z), "event": "gaussian"}] * times, DELTA)
+
+
+def test_a_tree_of_a_hundred_steps_is_seven_gaussians() -> None:
+    found = epsilons(planned(tree(), 100), DELTA)
+    assert found.rdp == pytest.approx(1.374122, rel=1e-4)
+    assert found == gaussians(7)
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    accountant.compose(SingleEpochTreeAggregationDpEvent(8.0, 100))
+    assert found.rdp == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-9)
+    single = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_SPECIAL)
+    single.compose(GaussianDpEvent(8.0), 7)
+    assert found.rdp == pytest.approx(single.get_epsilon(DELTA), rel=1e-9)
+    for rounds, levels in ((1, 1), (2, 2), (3, 2), (4, 3), (63, 6), (64, 7)):
+        assert epsilons(planned(tree(), rounds), DELTA) == gaussians(levels)
+
+
+def test_clients_pay_for_each_tree_that_asked_them() -> None:
+    # Two trees of 4 in a pass of 8 rounds: no client is in both. The third begins the second pass.
+    assert epsilons(planned(tree(cohorts=8, restart=4), 8), DELTA) == gaussians(3)
+    assert epsilons(planned(tree(cohorts=8, restart=4), 9), DELTA) == gaussians(3 + 1)
+    assert epsilons(planned(tree(cohorts=8, restart=4), 16), DELTA) == gaussians(3 + 3)
+    # A tree of 3 crosses from one pass to the next: rounds 1 to 3, 4 to 6, 7 to 9 of passes of 4.
+    assert epsilons(planned(tree(cohorts=4, restart=3), 9), DELTA) == gaussians(2 + 2 + 2)
+    assert epsilons(planned(tree(cohorts=4, restart=3), 4), DELTA) == gaussians(2)
+
+
+def test_a_repeated_round_starts_a_tree_that_counts() -> None:
+    before, after = planned(tree(), 7), planned(tree(), 5)
+    again = [{**each, "round": each["round"] + 6} for each in after]  # round 7 twice
+    assert epsilons([*before, *again], DELTA) == gaussians(3 + 3)
+    later = [
+        {**each, "round": each["round"] + 7} for each in after
+    ]  # as after another deviation: nobody twice
+    assert epsilons([*before, *later], DELTA) == gaussians(3)
+    other = [{**each, "z": 4.0} for each in later]
+    both = epsilons([{**tree(4.0), "event": "gaussian"}] * 3 + [tree()] * 3, DELTA)
+    assert epsilons([*before, *other], DELTA) == both  # of each kind the most: a bound
+
+
+def test_the_noise_of_a_tree_for_an_epsilon_is_the_smallest() -> None:
+    z = noise_for(2.0, DELTA, 100, tree(0.0))
+    assert (
+        epsilons(planned(tree(z), 100), DELTA).best
+        <= 2.0
+        < epsilons(planned(tree(z - 0.002), 100), DELTA).best
+    )
 
 
 @pytest.mark.nightly

@@ -163,6 +163,8 @@ def test_no_norm_of_other_clients_rejects_an_update(tmp_path: Path) -> None:
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
+TREE = {**PRIVACY, "mechanism": "tree"}
+ONCE = {"name": "once-each", "clients_per_round": 20}
 GROUP = {"name": "small-cnn", "width": 2, "norm": "group"}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "clip of 0": ({"privacy": {**PRIVACY, "clip": 0}}, "privacy.clip", "greater than 0"),
@@ -193,6 +195,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "counts of classes": (
         {"algorithm": {"name": "fedir", "target": "population"}}, "algorithm.name", "asks for or keeps more",
     ),
+    "a tree that asks twice": (
+        {"privacy": {**TREE, "restart_every": 4}, "select": ONCE},
+        "privacy.restart_every",
+        "asks a client twice: all 60 have been asked after 3 rounds of 20",
+    ),
+    "a tree of drawn clients": ({"privacy": TREE}, "select.name", "Poisson may ask one twice.*once-each"),
+    "a tree of all clients": ({"privacy": TREE, "select": "all"}, "select.name", "Everyone may ask one twice"),
+    "a tree under an adaptive clip": (
+        {"privacy": {**TREE, "clip": "adaptive"}, "select": ONCE}, "privacy", "does not fit mechanism = 'tree'",
+    ),
+    "a tree of examples": ({"privacy": {**TREE, "unit": "example"}, "select": ONCE}, "privacy", "unit = 'client'"),
+    "restarts without a tree": ({"privacy": {**PRIVACY, "restart_every": 4}}, "privacy", "mechanism = 'tree'"),
+    "once each without a tree": ({"select": ONCE}, "select.name", "not known for"),
     "another rule": ({"client": "control-variate"}, "algorithm.name", "asks for or keeps more"),
 }  # fmt: skip
 
