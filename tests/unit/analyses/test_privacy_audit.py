@@ -35,13 +35,9 @@ def toy(clients: int = 2, **changes: Any) -> Built:
 def plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     noised, limit = client_privacy._noised, PrivateMean.limit
     if fault == "no noise":
-        monkeypatch.setattr(
-            client_privacy, "_noised", lambda v, share, deviation, s: noised(v, share, 0.0, s)
-        )
+        monkeypatch.setattr(client_privacy, "_noised", lambda v, share, noise: noised(v, share, None))
     elif fault == "noise by cohort":
-        monkeypatch.setattr(
-            client_privacy, "_noised", lambda v, share, deviation, s: noised(v, share, deviation / 10, s)
-        )
+        monkeypatch.setattr(client_privacy, "_noised", lambda v, share, noise: noised(v, share, noise / 10))
     elif fault == "2 C":
         monkeypatch.setattr(PrivateMean, "limit", lambda self, n, p: (2 * limit(self, n, p)[0], {}))
 
@@ -115,9 +111,11 @@ def test_a_score_is_the_rounds_in_which_a_canary_was_drawn(
     [
         ({"clip": "adaptive", "noise_multiplier": 0.05}, "privacy.clip"),
         ({"noise_multiplier": 0.0}, "noise_mult"),
+        ({"mechanism": "tree"}, "privacy.mechanism"),
     ],
 )
 def test_what_an_audit_cannot_test_is_refused(privacy: dict[str, Any], where: str) -> None:
+    select = "once-each" if "mechanism" in privacy else TOY["select"]
     with pytest.raises(ConfigError) as error:
-        AuditedRuns(toy(privacy={**PRIVACY, **privacy}), 1)
+        AuditedRuns(toy(privacy={**PRIVACY, **privacy}, select=select), 1)
     assert where in str(error.value.where)
