@@ -38,23 +38,14 @@ _OTHER = "choose another algorithm, such as 'fedavg', 'fedprox' or 'fedadam', or
 
 
 def private_mean(
-    settings: PrivacySettings,
-    select: Select,
-    federation: FederationInfo,
-    rounds: int | None = None,
-    seed: int = 0,
+    settings: PrivacySettings, select: Select, federation: FederationInfo, rounds: int | None = None
 ) -> PrivateMean:
     """The mechanism for these cohorts; the noise for an epsilon is solved for these rounds.
 
     Raises `ConfigError` if the selection is none of 'poisson', 'uniform' and 'all', or if an adaptive clip does not
-    fit the cohort; and for a tree of noise if a client may be asked twice in it.
-
-    Args:
-        seed: of the selection, for a tree of noise.
+    fit the cohort.
     """
     clients = len(federation.eligible)
-    if settings.of_tree:
-        return _of_tree(settings, select, federation, rounds, seed)
     if isinstance(select, Poisson):
         return _solved(settings, "poisson", clients, select.fraction * clients, rounds)
     if isinstance(select, Uniform | Everyone):
@@ -69,44 +60,38 @@ def private_mean(
     raise ConfigError(what, where="select.name", hint=hint)
 
 
-def _of_tree(
+def tree_mean(
     settings: PrivacySettings, select: Select, federation: FederationInfo, rounds: int | None, seed: int
 ) -> PrivateMean:
+    """The mechanism with a tree of noise, for the order of clients that this seed of the selection gives.
+
+    Raises `ConfigError` if a client may be asked twice in a tree.
+    """
     if not isinstance(select, OnceEach):
-        raise ConfigError(
-            f"in a tree of noise each client may be asked once, and the selection {type(select).__name__} may ask one "
-            "twice",
-            where="select.name",
-            hint="set select = {name = 'once-each', clients_per_round = 100}, or privacy.mechanism = 'gaussian'",
-        )
+        what = f"a tree of noise may ask a client once, and the selection {type(select).__name__} may ask one twice"
+        hint = "set select = {name = 'once-each', clients_per_round = 100}, or privacy.mechanism = 'gaussian'"
+        raise ConfigError(what, where="select.name", hint=hint)
     clients, size, cohorts = len(federation.eligible), select.size(federation), select.cohorts(federation)
     if rounds is not None and min(settings.restart_every or 0, rounds) > cohorts:
-        raise ConfigError(
-            f"a tree of {settings.restart_every} rounds asks a client twice: all {clients:,} have been asked after "
-            f"{cohorts} rounds of {size:,}",
-            where="privacy.restart_every",
-            hint=f"set it to {cohorts} or less, or ask fewer clients a round",
-        )
+        asked = f"all {clients:,} have been asked after {cohorts} rounds of {size:,}"
+        what = f"a tree of {settings.restart_every} rounds asks a client twice: {asked}"
+        hint = f"set it to {cohorts} or less, or ask fewer clients a round"
+        raise ConfigError(what, where="privacy.restart_every", hint=hint)
     order = f"{derive(size, *select.order(federation, seed)):016x}"
-    return _solved(settings, "once-each", clients, float(size), rounds, order)
+    return replace(_solved(settings, "once-each", clients, float(size), rounds), order=order)
 
 
 def _solved(
-    settings: PrivacySettings,
-    sampling: Sampling,
-    clients: int,
-    expected: float,
-    rounds: int | None,
-    order: str = "",
+    settings: PrivacySettings, sampling: Sampling, clients: int, expected: float, rounds: int | None
 ) -> PrivateMean:
-    known = (
-        settings if settings.epsilon is None else settings.model_copy(update={"noise_multiplier": _UNKNOWN})
-    )
-    mechanism = PrivateMean(known, sampling, clients, expected, order=order)
-    if settings.epsilon is None or rounds is None:
+    if settings.epsilon is None:
+        return PrivateMean(settings, sampling, clients, expected)
+    first = settings.model_copy(update={"noise_multiplier": _UNKNOWN})
+    mechanism = PrivateMean(first, sampling, clients, expected)
+    if rounds is None:
         return mechanism
     z = noise_for(settings.epsilon, settings.delta, rounds, mechanism.release)
-    return replace(mechanism, settings=settings.model_copy(update={"noise_multiplier": z}))
+    return PrivateMean(settings.model_copy(update={"noise_multiplier": z}), sampling, clients, expected)
 
 
 def _solved_for_examples(settings: PrivacySettings, parts: Any) -> PrivacySettings:
@@ -330,7 +315,10 @@ def private_parts(
         refuse_beside_examples(rule, aggregation, parts.local, at_clients, parts.task)
         return example_privacy(_solved_for_examples(privacy, parts)), aggregation, choose
     refuse_unprotected(rule, aggregation, parts.local, at_clients)
-    mechanism = private_mean(privacy, choose, parts.federation, parts.rounds, parts.selection_seed)
+    if privacy.of_tree:
+        mechanism = tree_mean(privacy, choose, parts.federation, parts.rounds, parts.selection_seed)
+    else:
+        mechanism = private_mean(privacy, choose, parts.federation, parts.rounds)
     aggregation, mechanism = summed_blindly(aggregation, mechanism, parts.spec)
     rule = chain(rule, client_privacy(mechanism))
     return rule, aggregation, choose if privacy.seeded or privacy.of_tree else SecretCohorts(choose)
