@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,10 +15,11 @@ from fedlens.algorithms.fedavg import fedavg
 from fedlens.algorithms.fedavgm import fedavgm
 from fedlens.core.protocol import RoundContext
 from fedlens.core.random import Rng
+from fedlens.core.reduction import Update
 from fedlens.core.states import Journal
 from fedlens.privacy.settings import PrivacySettings
 from fedlens.privacy.tree import NoiseTree
-from tests.identity.identity_kit import SIZES, bare_client, close, course, model, parts, rng_of, same, world
+from tests.identity.identity_kit import SIZES, bare_client, course, model, parts, rng_of, same, world
 from tests.identity.test_fedavg import SGD, bare_sgd
 
 CLIP, Z, LR = 0.05, 0.3, 0.5
@@ -73,31 +72,6 @@ def test_noise_of_a_prefix_sum_is_that_of_an_estimate_from_the_nodes_with_the_va
     assert len(kept["nodes"]) == 3
 
 
-def naive(stream_of: Mapping[int, Any], first: int, t: int, n: int) -> Tensor:
-    """n_t of a tree that began in round `first`, from all nodes at once, in units of the deviation."""
-    noise: dict[tuple[int, int], Tensor] = {}
-    for leaf in range(1, t + 1):
-        stream, level = stream_of[first + leaf - 1], 0
-        while leaf % 2**level == 0:
-            noise[level, leaf // 2**level] = stream.normal(n)
-            level += 1
-
-    def estimate(level: int, index: int) -> Tensor:
-        own = noise[level, index]
-        if level == 0:
-            return own
-        weight = 1 / (2 * (1 - 2.0 ** -(level + 1)))
-        below = estimate(level - 1, 2 * index - 1) + estimate(level - 1, 2 * index)
-        return weight * own + (1 - weight) * below
-
-    total, done = torch.zeros(n, dtype=torch.float64), 0
-    for level in reversed(range(8)):
-        if t >> level & 1:
-            done += 2**level
-            total += estimate(level, done // 2**level)
-    return total
-
-
 @pytest.mark.parametrize("momentum", [None, 0.7], ids=["plain", "momentum"])
 def test_the_steps_are_those_of_the_paper(momentum: float | None) -> None:
     """w_t = w_0 - gamma v_t, v_t = beta v_(t-1) + S_t; S_t goes on from the sum that the last tree ended with."""
@@ -105,32 +79,22 @@ def test_the_steps_are_those_of_the_paper(momentum: float | None) -> None:
     run = course(made, there, rounds=8)
     mechanism = made.rule.server_rules["client-privacy"].after.__self__
     w0 = run.steps[0].before["model"]
-    n = sum(value.numel() for value in w0.values())
-    zero = torch.zeros(n, dtype=torch.float64)
-    exact, v, ended = zero.clone(), zero.clone(), zero.clone()
+    flat0 = torch.cat([value.double().view(-1) for value in w0.values()])
+    exact = v = noise = torch.zeros_like(flat0)
+    trees: dict[int, Any] = {1: {}, 6: {}}
     for step in run.steps:
-        (k,), first = step.cohort, 1 if step.round <= 5 else 6
-        anchor = step.before["model"]
+        (k,), first, anchor = step.cohort, 1 if step.round <= 5 else 6, step.before["model"]
         how: Any = {"optimizer": bare_sgd, "epochs": 2, "batch_size": 4}
         trained = bare_client(model(), anchor, there.data_of(k), rng_of(step, 0), **how)
         update = torch.cat([(anchor[name] - trained[name]).double().view(-1) for name in w0])
         exact = exact + update * min(1.0, CLIP * (1 - 1e-6) / float(update.norm()))
-        contexts = {
-            t: RoundContext(t, 8, there.info, Rng((0, "round", t))) for t in range(first, step.round + 1)
-        }
-        streams = {t: mechanism._stream(ctx) for t, ctx in contexts.items()}
-        noise = ended + Z * CLIP * naive(streams, first, step.round - first + 1, n)
-        ended = noise if step.round == 5 else ended
+        stream = mechanism._stream(RoundContext(step.round, 8, there.info, Rng((0, "round", step.round))))
+        tree = NoiseTree(Z * CLIP, 99)
+        trees[first], change = tree.grown(trees[first], step.round, len(flat0), stream.normal)
+        noise = noise + change
         v = (momentum or 0.0) * v + exact + noise
-        flat = torch.cat([w0[name].double().view(-1) for name in w0]) - LR * v
-        sizes = [value.numel() for value in w0.values()]
-        expected = {name: part.view_as(w0[name]) for name, part in zip(w0, flat.split(sizes), strict=True)}
-        close(
-            {name: value.double() for name, value in step.after["model"].items()},
-            expected,
-            rtol=1e-5,
-            atol=1e-6,
-        )
+        after = torch.cat([step.after["model"][name].double().view(-1) for name in w0])
+        torch.testing.assert_close(after, flat0 - LR * v, rtol=1e-5, atol=1e-6)
         assert made.spent(step.after)[0]["leaf"] == step.round - first + 1
 
 
@@ -158,11 +122,8 @@ def test_a_round_that_is_repeated_starts_a_new_tree_though_the_noise_is_at_hand(
 def test_the_noise_is_in_the_journal_until_the_last_round_and_never_in_a_state() -> None:
     there, made, journal = world(), private(SIZES, 1), Journal()
     after = made.rule.server_rules["client-privacy"].after
-    from fedlens.core.reduction import Update
-
     for round in range(1, 6):
         ctx = RoundContext(round, 5, there.info, Rng((0, "round", round)), journal=journal)
         state, _ = after({"clip": CLIP}, Update({"w": torch.zeros(4)}, {}, {}, {}, 0, 0.0), ctx)
         assert state == {"clip": CLIP, "released": {"round": round, "clip": CLIP, "leaf": round}}
         assert len(journal.log_of("@server").get("nodes", ())) == (round.bit_count() if round < 5 else 0)
-    assert math.isclose(CLIP, state["clip"])

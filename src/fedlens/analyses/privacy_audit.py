@@ -136,11 +136,11 @@ class AuditedRuns:
                 hint="set privacy.unit = 'client'",
             )
         if privacy.of_tree:
-            raise ConfigError(
-                "an audit tests noise that is new in each round, and that of a tree is not",
-                where="privacy.mechanism",
-                hint="set it to 'gaussian', and select.name = 'all'",
+            what, hint = (
+                "an audit needs noise that is new in each round",
+                "set privacy.mechanism = 'gaussian'",
             )
+            raise ConfigError(what, where="privacy.mechanism", hint=hint)
         if privacy.adaptive:
             raise ConfigError(
                 "an audit needs a fixed clip: with an adaptive one the count of unclipped clients is released too",

@@ -80,10 +80,8 @@ class PrivacySettings(BaseModel):
                 "column is for unit = 'example': with unit = 'client' all examples of a client are hidden"
             )
         if self.of_tree and (self.adaptive or not self.hides_clients):
-            what = "clip = 'adaptive'" if self.adaptive else "unit = 'example'"
-            fix = "set a number" if self.adaptive else "set unit = 'client'"
             raise ValueError(
-                f"{what} does not fit mechanism = 'tree', which sums updates of all rounds: {fix}"
+                "mechanism = 'tree' needs unit = 'client', and a number as clip: it sums all rounds"
             )
         if not self.of_tree and (self.restart_every is not None or not self.honaker):
             raise ValueError(

@@ -197,14 +197,6 @@ def test_a_paused_run_goes_on_with_its_tree_which_its_owner_alone_can_read(tmp_p
     assert JournalFile(path / "journal").log_of("@server") == {}  # the noise of the last model is gone
 
 
-def test_a_tree_of_which_the_journal_is_lost_is_not_continued(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    Experiment(**TREE).run(path, report=False, until=3)
-    (path / "journal" / "client-@server.safetensors").unlink()
-    resume(path, report=False)
-    assert [event["leaf"] for event in jsonl.read(path / "privacy.jsonl")] == [1, 2, 3, 1, 2]
-
-
 def test_another_order_of_clients_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
     Experiment(**TREE, seed=7).run(path, report=False, until=2)

@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a tree of drawn clients": ({"privacy": TREE}, "select.name", "Poisson may ask one twice.*once-each"),
     "a tree of all clients": ({"privacy": TREE, "select": "all"}, "select.name", "Everyone may ask one twice"),
     "a tree under an adaptive clip": (
-        {"privacy": {**TREE, "clip": "adaptive"}, "select": ONCE}, "privacy", "does not fit mechanism = 'tree'",
+        {"privacy": {**TREE, "clip": "adaptive"}, "select": ONCE}, "privacy", "a number as clip",
     ),
     "a tree of examples": ({"privacy": {**TREE, "unit": "example"}, "select": ONCE}, "privacy", "unit = 'client'"),
     "restarts without a tree": ({"privacy": {**PRIVACY, "restart_every": 4}}, "privacy", "mechanism = 'tree'"),
