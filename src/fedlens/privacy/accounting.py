@@ -149,7 +149,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, event: Mapping[str, Any
 
     from scipy.optimize import brentq
 
-    ((_, times),) = _kinds(planned(event, rounds))
+    ((_, times),) = _kinds(planned({**event, "steps": 1}, rounds))
 
     def excess(log_z: float, by_rdp: bool) -> float:
         kinds = ((Release.of({**event, "z": math.exp(log_z)}), times),)
