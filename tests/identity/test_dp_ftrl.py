@@ -75,26 +75,30 @@ def test_noise_of_a_prefix_sum_is_that_of_an_estimate_from_the_nodes_with_the_va
 @pytest.mark.parametrize("momentum", [None, 0.7], ids=["plain", "momentum"])
 def test_the_steps_are_those_of_the_paper(momentum: float | None) -> None:
     """w_t = w_0 - gamma v_t, v_t = beta v_(t-1) + S_t; S_t goes on from the sum that the last tree ended with."""
-    there, made = world(EIGHT), private(EIGHT, 1, momentum, restart_every=5)
-    run = course(made, there, rounds=8)
+    there, made, size = world(EIGHT), private(EIGHT, 2, momentum, restart_every=3), 2
+    run = course(made, there, rounds=5)
     mechanism = made.rule.server_rules["client-privacy"].after.__self__
     w0 = run.steps[0].before["model"]
-    flat0 = torch.cat([value.double().view(-1) for value in w0.values()])
-    exact = v = noise = torch.zeros_like(flat0)
-    trees: dict[int, Any] = {1: {}, 6: {}}
+
+    def flat(tree: Any) -> Tensor:
+        return torch.cat([tree[name].double().view(-1) for name in w0])
+
+    exact = v = noise = torch.zeros_like(flat(w0))
+    trees: dict[int, Any] = {1: {}, 4: {}}
+    how: Any = {"optimizer": bare_sgd, "epochs": 2, "batch_size": 4}
     for step in run.steps:
-        (k,), first, anchor = step.cohort, 1 if step.round <= 5 else 6, step.before["model"]
-        how: Any = {"optimizer": bare_sgd, "epochs": 2, "batch_size": 4}
-        trained = bare_client(model(), anchor, there.data_of(k), rng_of(step, 0), **how)
-        update = torch.cat([(anchor[name] - trained[name]).double().view(-1) for name in w0])
-        exact = exact + update * min(1.0, CLIP * (1 - 1e-6) / float(update.norm()))
-        stream = mechanism._stream(RoundContext(step.round, 8, there.info, Rng((0, "round", step.round))))
+        first, anchor = 1 if step.round < 4 else 4, step.before["model"]
+        for slot, k in enumerate(step.cohort):
+            update = flat(anchor) - flat(
+                bare_client(model(), anchor, there.data_of(k), rng_of(step, slot), **how)
+            )
+            exact = exact + update * min(1.0, CLIP * (1 - 1e-6) / float(update.norm()))
+        stream = mechanism._stream(RoundContext(step.round, 5, there.info, Rng((0, "round", step.round))))
         tree = NoiseTree(Z * CLIP, 99)
-        trees[first], change = tree.grown(trees[first], step.round, len(flat0), stream.normal)
+        trees[first], change = tree.grown(trees[first], step.round, len(exact), stream.normal)
         noise = noise + change
-        v = (momentum or 0.0) * v + exact + noise
-        after = torch.cat([step.after["model"][name].double().view(-1) for name in w0])
-        torch.testing.assert_close(after, flat0 - LR * v, rtol=1e-5, atol=1e-6)
+        v = (momentum or 0.0) * v + (exact + noise) / size
+        torch.testing.assert_close(flat(step.after["model"]), flat(w0) - LR * v, rtol=1e-5, atol=1e-6)
         assert made.spent(step.after)[0]["leaf"] == step.round - first + 1
 
 
