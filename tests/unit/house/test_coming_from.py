@@ -98,9 +98,17 @@ def test_the_code_of_the_page_runs(
     assert set(stops) == {"pull"}
     broken = next(text for block, text in zip(BLOCKS, said, strict=True) if "broken.py" in block)
     assert "ZeroDivisionError" in broken
-    assert "broken.py" in broken
+    assert "round 1" in broken
+    assert "broken.py, line 5" in broken
     assert names["result"].summary["status"] == "finished"
     assert {name.partition("/")[0] for name in names["weights"]} == {"model"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_run_takes_the_partition_as_json() -> None:
+    partition = re.findall(r"`data.partition = ({.+?})`", PAGE)[0]
+    changes = ["rounds=1", "evaluation.every=1", "select={}", f"data.partition={partition}"]
+    assert Experiment.load("digits", changes).run(report=False).summary["partition"]["clients"] == 2
 
 
 COMMANDS = re.findall(r"^\$ fedlens (.*)", PAGE, flags=re.MULTILINE)
