@@ -730,7 +730,7 @@ MUTATIONS = [
             ("if not self.settings.seeded:", "if False:"),
             ("deviation = self.settings.z * self.settings.first_clip", "deviation = self.settings.z"),
             ('release["cohort"], stream)', "max(1, len(batch[0])), stream)"),
-            ("leaf[0] += more", "pass"),
+            ("leaf[0] += more", "leaf[0] += 0 * more"),
             ("first.argsort().argsort()[units]", "units"),
             ('(stream.uniform(count) < release["q"])[ordered]', 'stream.uniform(n) < release["q"]'),
             ("own += (factors @ leaf)", "own += leaf.sum(0)"),

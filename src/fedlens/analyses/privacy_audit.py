@@ -31,21 +31,12 @@ from fedlens.engines.inline import inline
 from fedlens.local.rules import ClientRule, LocalContext, Tensors
 from fedlens.local.settings import LocalSettings
 from fedlens.privacy.accounting import epsilons
-from fedlens.privacy.audit import (
-    FALSE_ALARM,
-    AuditDesign,
-    Claim,
-    epsilon_of_guesses,
-    epsilon_of_rates,
-    least_right,
-)
-from fedlens.results.figures.chart import TEN, Axis, Chart, Panel, Series, band
+from fedlens.privacy.audit import FALSE_ALARM, AuditDesign, Claim, Rate, epsilon_of_guesses
 from fedlens.run.build import Built
 from fedlens.run.round_context import round_context
 
 _LENGTH = 100.0  # of a canary's update before the clip, in units of C
 _FACTORS = (1.2, 1.5, 2.0)  # by which faulty updates are longer, where the power is computed
-_ALPHAS = np.linspace(0, 1, 201)  # of the drawn curve
 
 
 class Canaries:
@@ -242,17 +233,15 @@ def audit_runs(built: Built, runs: int, say: Callable[[str], None] = lambda sent
         "runs": runs,
         "threshold_runs": first,
         "threshold": threshold,
-        "false_positives": {**alpha._asdict(), "of": design.absent},
-        "false_negatives": {**beta._asdict(), "of": design.present},
+        "false_positives": alpha._asdict(),
+        "false_negatives": beta._asdict(),
         "confidence": design.level,
         "claimed_false_negatives": at_measured,
         "violation": design.contradicted(*counts),
         "below_at_least": max(0.0, at_high - beta.high),
         "below_at_most": max(0.0, at_low - beta.low),
-        "epsilon_at_least": epsilon_of_rates(alpha.high, beta.high, audited.delta),
         "false_alarm": design.false_alarm,
         "power": {factor: design.power(factor) for factor in _FACTORS},
-        "curve": {"false_positives": _ALPHAS.tolist(), "false_negatives": design.claim(_ALPHAS).tolist()},
     }
 
 
@@ -278,12 +267,12 @@ def audit_one_run(built: Built) -> dict[str, Any]:
         "confidence": 1 - FALSE_ALARM,
         "violation": at_least > claimed,
         "epsilon_at_least": at_least,
-        "contradicted_from": least_right(claimed, guesses, m, delta),
+        "most_epsilon": epsilon_of_guesses(guesses, guesses, m, delta),
     }
 
 
 def verdict(found: Mapping[str, Any], claimed: str) -> list[str]:
-    """The sentences of an audit; the first one says whether it found a violation.
+    """The sentences of an audit.
 
     Args:
         found: what `audit_runs` or `audit_one_run` returned.
@@ -292,13 +281,9 @@ def verdict(found: Mapping[str, Any], claimed: str) -> list[str]:
     if found["mode"] == "one-run":
         bound = f"{found['right']:,} of {found['guesses']:,} guesses are right"
         shown = f"epsilon is at least {found['epsilon_at_least']:.3g} (confidence {found['confidence']:.1%})"
-        least = found["contradicted_from"]
-        if found["violation"]:
-            return [f"Violation found: {bound}, so {shown}, and the claim is {claimed}."]
-        if least is None:
-            none = f"{bound}, and no number of them contradicts {claimed}"
-            return [f"No violation found, and none could be: {none}. Audit more clients, or use --runs."]
-        return [f"No violation found: {bound}, so {shown}. From {least:,} on they contradict {claimed}."]
+        first = "Violation found" if found["violation"] else "No violation found"
+        most = f"If all were right it would be {found['most_epsilon']:.3g}; the claim is {claimed}"
+        return [f"{first}: {bound}, so {shown}. {most}."]
     at_least, at_most = found["below_at_least"], found["below_at_most"]
     first = (
         f"Violation found: the true error rates lie at least {at_least:.2g} below the claimed curve"
@@ -309,22 +294,11 @@ def verdict(found: Mapping[str, Any], claimed: str) -> list[str]:
     chances = ", ".join(
         f"{100 * (factor - 1):.0f} % longer: {chance:.3g}" for factor, chance in found["power"].items()
     )
+    alpha, beta = (Rate(**found[name]) for name in ("false_positives", "false_negatives"))
     return [
+        f"False positive rate, canary absent: {alpha}. False negative rate, canary present: {beta}; the claim, "
+        f"{claimed}, allows {found['claimed_false_negatives']:.4f} or more.",
         f"{first} (confidence {found['confidence']:.1%}).",
         f"A mechanism that keeps its claim is accused with probability {found['false_alarm']:.2g} at most. The "
         f"probability to find updates longer than the clip: {chances}.",
-        f"As a bound: epsilon is at least {found['epsilon_at_least']:.3g}; the claim is {claimed}.",
     ]
-
-
-def audit_chart(found: Mapping[str, Any]) -> Chart:
-    """The claimed curve and the measured point with its intervals, of what `audit_runs` returned."""
-    curve, (alpha, beta) = found["curve"], (found["false_positives"], found["false_negatives"])
-    series = [
-        Series(curve["false_positives"], curve["false_negatives"], "claimed: at least", "level"),
-        band([alpha["low"], alpha["high"]], [beta["low"]] * 2, [beta["high"]] * 2, "measured", TEN[1]),
-        Series([alpha["rate"]], [beta["rate"]], "measured", "points", TEN[1]),
-    ]
-    about = "The claimed trade-off curve, and the measured error rates with their confidence intervals."
-    x, y = (Axis(f"false {kind} rate", limits=(0, 1)) for kind in ("positive", "negative"))
-    return Chart("Audit", about, [Panel("", about, x, y, series, shape="square")])

@@ -9,7 +9,6 @@ epsilon: the audit may fail to find a fault, and then the claim may still be wro
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -85,11 +84,15 @@ class Claim:
 
 
 class Rate(NamedTuple):
-    """A measured error rate with its bounds."""
+    """A measured error rate with its bounds, and the runs that it is a share of."""
 
     rate: float
     low: float
     high: float
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.rate:.4f} ({self.low:.4f} to {self.high:.4f}) of {self.of:,} runs"
 
 
 def bounds(count: Any, of: int, level: float = 0.95) -> tuple[Array, Array]:
@@ -161,18 +164,8 @@ class AuditDesign:
     def rates(self, false_positives: int, false_negatives: int) -> tuple[Rate, Rate]:
         """The false positive and the false negative rate, with their intervals."""
         counts = (false_positives, self.absent), (false_negatives, self.present)
-        alpha, beta = (Rate(n / of, *map(float, bounds(n, of, self.level))) for n, of in counts)
+        alpha, beta = (Rate(n / of, *map(float, bounds(n, of, self.level)), of) for n, of in counts)
         return alpha, beta
-
-
-def epsilon_of_rates(alpha: float, beta: float, delta: float) -> float:
-    """The smallest epsilon that allows these error rates at this delta.
-
-    >>> round(epsilon_of_rates(0.1, 0.4, 0.0), 3)
-    1.792
-    """
-    tail = 1 - delta - np.array([alpha, beta])
-    return float(np.log(np.maximum(tail, 1e-300) / np.array([beta, alpha])).clip(0).max())
 
 
 def epsilon_of_guesses(
@@ -202,15 +195,3 @@ def epsilon_of_guesses(
         return float(binom.sf(right - 1, guesses, q) + 2 * canaries * delta * share) - error
 
     return 0.0 if excess(0.0) >= 0 else float(brentq(excess, 0.0, _MOST))
-
-
-def least_right(epsilon: float, guesses: int, canaries: int, delta: float) -> int | None:
-    """The smallest number of right guesses that contradicts this epsilon; None if all of them do not.
-
-    >>> least_right(0.7, 100, 100, 0.0), least_right(5.0, 100, 100, 0.0)
-    (80, None)
-    """
-    found = bisect_right(
-        range(guesses + 1), epsilon, key=lambda n: epsilon_of_guesses(n, guesses, canaries, delta)
-    )
-    return found if found <= guesses else None

@@ -1,0 +1,110 @@
+"""Measures the local steps of DP-SGD against a bare loop of opacus: processor seconds a step, and memory.
+
+    python -m benchmarks.dp_sgd          # the network and the batch of fashion-mnist/dp-sgd, on random images
+    python -m benchmarks.dp_sgd --steps 80
+
+Each side takes the same number of steps in a process of its own with one thread. The goal is 1.1 times the seconds of
+opacus, and no more memory. Memory is the most that a process had resident in its steps, less what it had before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedlens.core.protocol import Client
+from fedlens.core.random import Rng, Secrets
+from fedlens.run.build import Built, build
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import Source
+from fedlens.settings.plan import plan
+
+IMAGES, BATCH = 6000, 250
+PRIVACY = {"unit": "example", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
+
+
+def experiment(steps: int) -> Built:
+    """One client with random images, whose round has so many steps."""
+    settings: dict[str, Any] = {
+        "rounds": 1,
+        "data": {
+            "dataset": {"name": "synthetic", "shape": [1, 28, 28], "train": IMAGES, "test": 10},
+            "partition": {"name": "iid", "clients": 1},
+            "normalize": "unit",
+        },
+        "model": {"name": "small-cnn", "width": 8, "norm": "none"},
+        "local": {"lr": 0.1, "steps": steps, "batch_size": BATCH},
+        "privacy": PRIVACY,
+        "engine": "inline",
+    }
+    return build(plan(read_config(settings), Source(settings)), Path(), download=False)
+
+
+def of_fedlens(built: Built) -> None:
+    """The steps of fedlens."""
+    train: Any = built.algorithm.ops["train"]
+    data = built.client_data.data_of(0)
+    client = Client(0, data, {}, Secrets((0, 0)), {}, torch.device("cpu"))
+    model = built.algorithm.init(built.model, built.federation)["model"]
+    with ExitStack() as closing:
+        context = train.context({"model": model, "lr": 0.1}, client, Rng((0, "op", 1, 0, 0, 0)), closing)
+        train.rule.solve(context)
+
+
+def of_opacus(built: Built) -> None:
+    """The same steps by opacus, on images in memory."""
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    images, labels = built.client_data.data_of(0).stretch(0, IMAGES)
+    module = GradSampleModule(built.model.build(), loss_reduction="sum")
+    optimizer = DPOptimizer(
+        torch.optim.SGD(module.parameters(), lr=0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=BATCH,
+    )
+    for _ in range(built.config.local.steps or 0):
+        drawn = torch.rand(IMAGES) < BATCH / IMAGES
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(images[drawn]), labels[drawn], reduction="sum").backward()
+        optimizer.step()
+
+
+def cost(side: Callable[[Built], None], steps: int) -> tuple[float, float]:
+    """Processor seconds a step, and megabytes of memory, after two steps that warm up."""
+    torch.set_num_threads(1)
+    side(experiment(2))
+    built, before = experiment(steps), int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    start = time.process_time()
+    side(built)
+    seconds = (time.process_time() - start) / steps
+    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6
+
+
+def main() -> None:
+    """Prints both sides and their ratio."""
+    parser = argparse.ArgumentParser(description="DP-SGD against a bare loop of opacus.")
+    parser.add_argument("--steps", type=int, default=40)
+    steps = parser.parse_args().steps
+    found = {}
+    for side in (of_fedlens, of_opacus):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found[side] = pool.apply(cost, (side, steps))
+        name = side.__name__.removeprefix("of_")
+        print(f"{name}: {found[side][0] * 1e3:.0f} ms a step, {found[side][1]:,.0f} MB")
+    ratio = found[of_fedlens][0] / found[of_opacus][0]
+    print(f"fedlens / opacus: {ratio:.2f} of its seconds (goal: 1.1)")
+
+
+if __name__ == "__main__":
+    main()
