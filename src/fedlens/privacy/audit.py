@@ -164,7 +164,11 @@ class AuditDesign:
     def rates(self, false_positives: int, false_negatives: int) -> tuple[Rate, Rate]:
         """The false positive and the false negative rate, with their intervals."""
         counts = (false_positives, self.absent), (false_negatives, self.present)
-        alpha, beta = (Rate(n / of, *map(float, bounds(n, of, self.level)), of) for n, of in counts)
+        ends = [bounds(n, of, self.level) for n, of in counts]
+        alpha, beta = (
+            Rate(n / of, float(low), float(high), of)
+            for (n, of), (low, high) in zip(counts, ends, strict=True)
+        )
         return alpha, beta
 
 
