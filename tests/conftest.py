@@ -90,18 +90,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """
     import torch
 
-    from fedlens import api
+    from fedlens import carry_out
 
     torch.set_num_threads(1)
     draw = _draw()  # before it is replaced for the first time
-    api._report = draw if item.get_closest_marker("report_page") else lambda directory, progress: None
+    carry_out._report = draw if item.get_closest_marker("report_page") else lambda directory, progress: None
 
 
 @functools.cache
 def _draw() -> Any:
-    from fedlens import api
+    from fedlens import carry_out
 
-    return api._report
+    return carry_out._report
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,16 +14,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FILE = DOCS / "api" / "public.txt"
+EXPORTING = ("fedlens", "fedlens.aggregates", "fedlens.parts", "fedlens.rules")
 _SPECIAL = ("__init__", "__call__", "__iter__", "__len__", "__getitem__")
 _SILENT = {"description", "examples"}  # of a setting: docs/settings.md has them
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def documented() -> list[str]:
-    """The names of docs/api and those of `fedlens` itself, by their import path."""
+    """The names of docs/api, and those of `fedlens` itself and of its collections, by their import path."""
     pages = sorted((DOCS / "api").glob("*.md"))
     listed = {name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M)}
-    return sorted(listed | {f"fedlens.{name}" for name in _exported()})
+    return sorted(listed | {f"{module}.{name}" for module in EXPORTING for name in exported(module)})
 
 
 def used() -> dict[str, set[str]]:
@@ -54,10 +55,13 @@ def rendered() -> str:
     return "\n\n".join("\n".join(_lines(name, set(names))) for name in names) + "\n"
 
 
-def _exported() -> list[str]:
-    tree = _module("fedlens")
-    (listed,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and _target(n) == "__all__"]
-    return [name for name in ast.literal_eval(listed) if name != "__version__"]
+def exported(module: str) -> list[str]:
+    """The names in `__all__` of a module, without its version and those of collections."""
+    (listed,) = [
+        n.value for n in _module(module).body if isinstance(n, ast.Assign) and _target(n) == "__all__"
+    ]
+    names: list[str] = ast.literal_eval(listed)
+    return [name for name in names if name != "__version__" and f"{module}.{name}" not in EXPORTING]
 
 
 def _target(node: ast.Assign | ast.AnnAssign) -> str:
@@ -74,7 +78,7 @@ def _module(name: str) -> ast.Module:
 def _lines(name: str, declared: set[str]) -> Iterator[str]:
     module, _, short = name.rpartition(".")
     home, node = _found(module, short)
-    if (home, short) != (module, short) or module == "fedlens":
+    if (home, short) != (module, short) or module in EXPORTING:
         yield f"{name} is {home}.{short}"
         return
     if isinstance(node, Function):

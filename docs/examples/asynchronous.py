@@ -9,9 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.protocol import Ask, Reply, Request
+from fedlens.parts import AlgorithmBase, Ask, Averaging, Parts, Reply, Request, averaging
 
 Count = Annotated[int, Field(ge=1)]
 

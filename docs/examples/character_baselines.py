@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedlens.data.datasets.registry import DATASETS
+from fedlens.parts import DATASETS
 
 
 def baselines(root: Path) -> dict[str, float]:

@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.local.rules import ClientRule, LocalContext, Tensors, Traits
+from fedlens.parts import Averaging, Parts, averaging
+from fedlens.rules import ClientRule, LocalContext, Tensors, Traits
 
 
 def clipped_fedavg(

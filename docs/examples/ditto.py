@@ -10,9 +10,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.algorithms.client_evaluation import EVALUATE_OWN, EvaluateOwn
-from fedlens.local.rules import ClientRule
+from fedlens.parts import EVALUATE_OWN, Averaging, EvaluateOwn, Parts, averaging
+from fedlens.rules import ClientRule
 
 STATE = "ditto"  # the client's own model, in its state
 

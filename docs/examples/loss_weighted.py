@@ -5,8 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.core.protocol import Reply
+from fedlens.aggregates import Aggregate, Mean, Reply
 
 
 def loss_weighted(

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedlens.models.registry import MODELS
+from fedlens.parts import MODELS
 
 
 class Adapted(nn.Linear):

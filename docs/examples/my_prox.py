@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.local.rules import ClientRule, LocalContext, Tensors
+from fedlens.parts import Averaging, Parts, averaging
+from fedlens.rules import ClientRule, LocalContext, Tensors
 
 
 def my_prox(parts: Parts, *, mu: float = 0.1) -> Averaging:

@@ -1,7 +1,6 @@
 """A partition of one's own: a client for each class."""
 
-from fedlens.data.partition.partition import Partition
-from fedlens.data.table import Table
+from fedlens.parts import Partition, Table
 
 
 def one_kind_each(table: Table, seed: int, *, most: int = 1000) -> Partition:

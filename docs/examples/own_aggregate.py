@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.aggregate.custom import ByColumn, ByWeights
+from fedlens.aggregates import ByColumn, ByWeights
 
 
 class Median(ByColumn):

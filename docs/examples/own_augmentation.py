@@ -2,7 +2,7 @@
 
 import torch
 
-from fedlens.vision.change import Change
+from fedlens.parts import Change
 
 
 def inverted(*, p: float = 0.5):

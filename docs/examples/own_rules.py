@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
-from fedlens.local.rules import ClientRule, Traits
+from fedlens.rules import ClientRule, Traits
 
 
 def pulled(*, mu: Annotated[float, Field(ge=0, description="weight of the pull")] = 0.1) -> ClientRule:

@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from fedlens.base.errors import ConfigError
-from fedlens.core.dataset_info import DatasetInfo
-from fedlens.tasks.classification import Classification
+from fedlens.parts import Classification, ConfigError, DatasetInfo
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedlens.local.rules import ClientRule, Traits
+from fedlens.rules import ClientRule, Traits
 
 
 def sign_flip(

@@ -11,9 +11,7 @@ import torch
 from pydantic import Field
 from torch.func import functional_call
 
-from fedlens.algorithms.averaging import Averaging, Parts, averaging
-from fedlens.core.algorithm_base import AlgorithmBase
-from fedlens.core.protocol import Ask, ModelSpec, Outcome, Reply, Request
+from fedlens.parts import AlgorithmBase, Ask, Averaging, ModelSpec, Outcome, Parts, Reply, Request, averaging
 
 
 def split_learning(

@@ -9,9 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.aggregate.mean import Aggregate, Mean
-from fedlens.core.protocol import Outcome, Reply
-from fedlens.core.schema import Bound, Schema
+from fedlens.aggregates import Aggregate, Bound, Mean, Outcome, Reply, Schema
 
 
 def top_k(

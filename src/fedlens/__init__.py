@@ -3,10 +3,12 @@
 Describe how the data is distributed and how the clients learn; fedlens trains the model and shows what that costs.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlens.api import Experiment, Observer, Result, dataset, load_result, resume
+    from fedlens import aggregates, parts, rules
+    from fedlens.api import Experiment, Observer, Result, dataset, load_result, resume, resume_rounds
     from fedlens.pretraining import pretrain
     from fedlens.studies.cost_study import cost
     from fedlens.studies.study import Study
@@ -18,16 +20,26 @@ __all__ = [
     "Result",
     "Study",
     "__version__",
+    "aggregates",
     "cost",
     "dataset",
     "load_result",
+    "parts",
     "pretrain",
     "resume",
+    "resume_rounds",
+    "rules",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:
     # Looked up when asked for, so that importing fedlens costs nothing.
+    if name in ("aggregates", "parts", "rules"):
+        return import_module(f"fedlens.{name}")
     if name == "cost":
         from fedlens.studies.cost_study import cost
 

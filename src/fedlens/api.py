@@ -12,21 +12,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from fedlens.algorithms.registry import SLOTS
-from fedlens.base.errors import ConfigError, FedlensError, RunDirectoryError, told
-from fedlens.base.interrupts import watched
+from fedlens.base.errors import ConfigError, RunDirectoryError
 from fedlens.base.shell_command import quoted_command
 from fedlens.base.summary_text import as_call, as_html, as_text
 from fedlens.files.atomic_files import read_regular
 from fedlens.result import Clients, Metrics, Predictions, Result, like, load_result
 from fedlens.run.observer import Observer, observer_of
-from fedlens.run.progress import Listener, Progress, ProgressBase
+from fedlens.run.progress import Progress, ProgressBase
 from fedlens.settings.config import Config, plain, read_config
 from fedlens.settings.config_source import Source, override, read_source
 from fedlens.settings.toml_lines import key_lines
@@ -37,14 +35,18 @@ if TYPE_CHECKING:
     from fedlens.core.engine_base import EngineBase
     from fedlens.data.arrays import dataset
     from fedlens.data.partition.roster import Roster
+    from fedlens.open_run import OpenRun
     from fedlens.run.build import Built
     from fedlens.run.call_observers import Observers
     from fedlens.run.run_state import RunState
     from fedlens.run.rundir import RunDir
+    from fedlens.run.runner import CompleteRound
     from fedlens.run.session import Session
     from fedlens.settings.plan import Plan
+    from fedlens.settings.typed import ExperimentSettings
 
 
+Rounds: TypeAlias = "Generator[CompleteRound, None, Result]"
 Before: TypeAlias = "Callable[[Built, RunDir], None]"
 Connect: TypeAlias = "Callable[[EngineBase], Roster]"
 
@@ -56,7 +58,7 @@ class Experiment:
     or your own function or class. Raises `ConfigError` if a setting is wrong, before anything starts.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[ExperimentSettings]) -> None:
         self._take(Source(dict(settings)))
 
     @classmethod
@@ -128,6 +130,49 @@ class Experiment:
         its directory, which has no file yet; an error that it raises ends the run. `connect` connects the engine with
         the sites that have the data, and returns their roster (`fedlens serve`).
         """
+        return _result(
+            self.rounds(
+                out,
+                data_dir=data_dir,
+                download=download,
+                progress=progress,
+                report=report,
+                session=session,
+                until=until,
+                before=before,
+                connect=connect,
+            )
+        )
+
+    def rounds(
+        self,
+        out: Path | str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        download: bool = False,
+        progress: Progress | Observer | None = None,
+        report: bool = True,
+        session: Session | None = None,
+        until: int | None = None,
+        before: Before | None = None,
+        connect: Connect | None = None,
+    ) -> Rounds:
+        """The run as a loop: yields each round once it is complete, from round 0, the untrained model.
+
+        The run starts with the first round that is asked for, writes the same files as `run`, with the same numbers,
+        and takes the same arguments. `round.stop()`, `break` and an exception in the loop pause it; `resume` or
+        `resume_rounds` continues. `load_result(round.directory)` is the result.
+
+        >>> import tempfile
+        >>> data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}
+        >>> experiment = Experiment(rounds=9, model="linear", local={"lr": 0.1}, data=data)
+        >>> for round in experiment.rounds(Path(tempfile.mkdtemp()) / "mine"):
+        ...     if round.metrics["test_accuracy"] > 0.8:
+        ...         round.stop()
+        >>> load_result(round.directory).summary["status"]
+        'paused'
+        """
+        from fedlens.carry_out import carry_out
         from fedlens.observers.built_in import observers_of, own_observers
         from fedlens.run.build import build, data_directory
         from fedlens.run.run_description import write_settings
@@ -150,11 +195,36 @@ class Experiment:
                 if before is not None:
                     before(built, directory)
                 write_settings(directory, built)
-                return _carry_out(
-                    built, directory, observers, None, root, report, until=until, session=session
+                return (
+                    yield from carry_out(
+                        built, directory, observers, None, root, report, until=until, session=session
+                    )
                 )
         finally:
             engine.close()
+
+    def open(
+        self,
+        *,
+        data_dir: Path | str | None = None,
+        download: bool = False,
+        session: Session | None = None,
+    ) -> OpenRun:
+        """The experiment with its data, clients and engine, to ask clients by hand; writes no files.
+
+        >>> data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}
+        >>> with Experiment(rounds=9, model="linear", local={"lr": 0.1}, data=data).open() as run:
+        ...     replies = run.ask("train", clients=[0, 3])
+        >>> [reply.client for reply in replies], sorted(replies[0].payload["update"])
+        ([0, 3], ['1.bias', '1.weight'])
+        """
+        from fedlens.open_run import OpenRun
+        from fedlens.run.build import build, data_directory
+        from fedlens.settings.plan import plan
+
+        planned = plan(self.config, self._source)
+        root = data_directory(None if data_dir is None else Path(data_dir))
+        return OpenRun(build(planned, root, download, session=session))
 
 
 def resume(
@@ -181,6 +251,35 @@ def resume(
     checkpoint left; `DataError` if the data differ from those at the start. If the run's model was passed as an
     object, pass an equal `model`; its weights come from the run.
     """
+    return _result(
+        resume_rounds(
+            directory,
+            data_dir=data_dir,
+            progress=progress,
+            report=report,
+            model=model,
+            accept_changes=accept_changes,
+            session=session,
+            until=until,
+            connect=connect,
+        )
+    )
+
+
+def resume_rounds(
+    directory: Path | str,
+    *,
+    data_dir: Path | str | None = None,
+    progress: Progress | Observer | None = None,
+    report: bool = True,
+    model: nn.Module | None = None,
+    accept_changes: bool = False,
+    session: Session | None = None,
+    until: int | None = None,
+    connect: Connect | None = None,
+) -> Rounds:
+    """The run in `directory` as a loop over the rounds that are left; see `resume` and `Experiment.rounds`."""
+    from fedlens.carry_out import carry_out
     from fedlens.observers.built_in import observers_of, own_observers
     from fedlens.run import changes, checkpoint
     from fedlens.run.build import build, data_directory
@@ -229,8 +328,10 @@ def resume(
             observers = observers_of(built, run, own_observers(planned), listener)
             run_state, edited = _restored(run, built, planned, source, accept_changes, observers, described)
             start = None if described else root
-            return _carry_out(
-                built, run, observers, run_state, start, report, edited, until=until, session=session
+            return (
+                yield from carry_out(
+                    built, run, observers, run_state, start, report, edited, until=until, session=session
+                )
             )
         finally:
             engine.close()
@@ -294,6 +395,16 @@ def settings_of(run: RunDir, model: nn.Module | None) -> Source:
     return Source(values, run.config_path, key_lines(read_regular(run.config_path).decode()))
 
 
+def _result(rounds: Rounds) -> Result:
+    """The result of a run whose rounds nobody looks at."""
+    while True:
+        try:
+            next(rounds)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
 def _check_until(until: int | None) -> None:
     if until is not None and until < 0:
         raise ConfigError(f"the run cannot pause after round {until} (must be at least 0)", where="until")
@@ -302,98 +413,6 @@ def _check_until(until: int | None) -> None:
 def _paused_at(summary: Mapping[str, Any] | None) -> int:
     """The round that a run is paused at, -1 if it is not paused."""
     return int(summary["rounds_done"]) if summary and summary.get("status") == "paused" else -1
-
-
-_NOTES = 5  # sentences on the data that are said aloud
-
-
-def _carry_out(
-    built: Built,
-    directory: RunDir,
-    observers: Observers,
-    run_state: RunState | None,
-    root: Path | None,
-    report: bool,
-    changes: Sequence[dict[str, Any]] = (),
-    *,
-    until: int | None,
-    session: Session | None,
-) -> Result:
-    """Runs, and writes the end down whatever it is: summary, model, report.
-
-    `root` is where the data are, if the directory still has to be told what is run.
-    """
-    from fedlens.run.run_description import describe
-    from fedlens.run.runner import Runner
-    from fedlens.use.results import exported, outline, summarize, write_final
-
-    observers.started(outline(built, directory))
-    for sentence in built.notes[:_NOTES]:
-        observers.note(sentence)
-    if len(built.notes) > _NOTES:
-        observers.note(f"and {len(built.notes) - _NOTES} more such notes, in summary.json")
-    runner = Runner(built, directory, observers, run_state, changes)
-    status, error = "failed", None
-    try:
-        if root is not None:
-            describe(directory, built, root, session)
-        with watched():
-            runner.run(until)
-        if runner.done < built.config.rounds:
-            status = "paused"
-        else:
-            write_final(built, directory, observers, runner.run_state)
-            status = "finished"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    except FedlensError as failure:
-        error = str(failure)
-        raise
-    except BaseException as failure:
-        error = told(failure)
-        raise
-    finally:
-        summary = summarize(built, directory, runner, status, error)
-        try:
-            directory.write_summary(summary)
-        except FedlensError as failure:
-            if status in ("finished", "paused"):
-                raise
-            observers.note(str(failure))  # what went wrong first says more
-        problem = _report(directory.path, observers) if report else _remove_page(directory, observers)
-        if problem:
-            summary["notes"].append(problem)
-            with suppress(FedlensError):  # the disk is full, say, and the summary without it is there
-                directory.write_summary(summary)
-        observers.finished(summary)
-    assert runner.run_state is not None
-    return Result(directory.path, exported(built, runner.run_state.state)[0])
-
-
-def _report(directory: Path, progress: Listener) -> str | None:
-    """Writes the result page. If it cannot be written, the run goes on to its end: a sentence says why."""
-    from fedlens.pages.run_page import write_report
-
-    try:
-        write_report(directory)
-    except Exception as error:
-        reason = str(error) if isinstance(error, FedlensError) else told(error)
-        sentence = f"the result page could not be written: {reason}"
-        progress.problem(sentence)
-        return sentence
-    return None
-
-
-def _remove_page(directory: RunDir, progress: Listener) -> str | None:
-    """Removes the page of before `resume`, which shows an old state. A sentence says why if it cannot be removed."""
-    try:
-        directory.report_path.unlink(missing_ok=True)
-    except OSError as error:
-        sentence = f"the earlier result page could not be removed: {error.strerror} ({directory.report_path})"
-        progress.problem(sentence)
-        return sentence
-    return None
 
 
 __all__ = [
@@ -407,6 +426,7 @@ __all__ = [
     "dataset",
     "load_result",
     "resume",
+    "resume_rounds",
 ]
 
 

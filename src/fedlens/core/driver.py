@@ -243,6 +243,16 @@ class Driver:
             )
         return Driven(self, steps, round, ahead, bounded)
 
+    def aside(self, steps: Generator[Ask, Answers, Any], round: int) -> Any:
+        """Runs a generator between two rounds and returns its value; nothing is counted, observed or stored of it."""
+        before, mark = (self.tally, self.work, self._answered), self.states.mark()
+        self.tally, self.work, self._answered = Tally(), Work(), lambda ask, answer, work: None
+        try:
+            return self.begin(steps, round, ahead=False).finish()
+        finally:
+            self.tally, self.work, self._answered = before
+            self.states.rewind(mark)
+
     def number(self, round: int) -> int:
         """The number of the next exchange of this round."""
         number = self._next.get(round, 0)

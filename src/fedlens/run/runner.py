@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fedlens.base.errors import FedlensError, RoundRefused, RunFailed
+from fedlens.base.errors import ConfigError, FedlensError, RoundRefused, RunFailed
 from fedlens.core.driver import Driven, Driver, Tally
 from fedlens.core.norm_bounds import NormBounds
 from fedlens.core.protocol import State
@@ -75,10 +76,15 @@ class Runner:
             observers.restore(run_state.parts)
 
     def run(self, until: int | None = None) -> None:
-        """Runs to round `until`, by default the last; saves it, or the last complete one if the run ends early."""
+        """Runs to round `until`, by default the last; see `rounds`."""
+        for _ in self.rounds(until):
+            pass
+
+    def rounds(self, until: int | None = None) -> Generator[CompleteRound, None, None]:
+        """Yields each round up to `until` once it is complete; saves the last complete one, however the loop ends."""
         config, engine, states = self.built.config, self.built.engine, self._saver.states
         self._began, self._cpu_began = time.monotonic(), time.process_time()
-        last = config.rounds if until is None else min(until, config.rounds)
+        self.last = config.rounds if until is None else min(until, config.rounds)
         try:
             engine.listen(self._note_engine)
             if self.run_state is not None:
@@ -100,13 +106,22 @@ class Runner:
             else:
                 self._saver.restore(self.run_state)
                 self.run_state.state = placed(self.built, self.run_state.state)
-            for round in range(self._reached.round + 1, last + 1):
-                self._round(round, driver)
-            self._record(driver)  # a pause does not wait for the next round
+            trained, yielded = self.done, -1 if done is None else done
+            while True:
+                if trained >= self.last:
+                    self._record(driver)  # a pause does not wait for the next round
+                if self.done > yielded:
+                    yielded = self.done
+                    yield CompleteRound(self, driver)
+                if trained >= self.last:
+                    break
+                trained += 1
+                self._round(trained, driver)
+            self._record(driver)
         finally:
             try:
                 if self.run_state is not None:
-                    self._save()
+                    self.save()
             finally:
                 engine.close()
 
@@ -123,17 +138,18 @@ class Runner:
     @property
     def done(self) -> int:
         """The last round that is recorded."""
-        return self._reached.round
+        return self.reached.round
 
     @property
-    def _reached(self) -> RunState:
+    def reached(self) -> RunState:
+        """The state after the last round that is recorded."""
         assert self.run_state is not None
         return self.run_state
 
     @property
     def _state(self) -> State:
         """The server state that the next round begins with."""
-        return self._ahead.state if self._ahead else self._reached.state
+        return self._ahead.state if self._ahead else self.reached.state
 
     def _round(self, round: int, driver: Driver) -> None:
         driver.tally = tally = Tally()
@@ -162,7 +178,7 @@ class Runner:
         self._record(driver)
         self._measured(round, state, driver, tally, seconds, refused)
         if self._saver.due or self.built.algorithm.blind:
-            self._save()
+            self.save()
 
     def _measured(
         self,
@@ -187,7 +203,7 @@ class Runner:
             self.observers.failed(round, tally)
             raise
         if skipped is not None:
-            self._saver.rewind(self._reached)
+            self._saver.rewind(self.reached)
             self.observers.problem(f"round {round} was skipped: {skipped}")
         if skipped is not None or self._skips.unchanged(tally):
             state = self._state  # whatever the algorithm makes of no replies
@@ -255,9 +271,10 @@ class Runner:
         observers.append(self.run_state.rows)
         observers.round_done(trained.state, tally, line, complete=True)
 
-    def _save(self) -> None:
-        self._saver.save(self._reached, None if self._ahead is None else self._ahead.clients)
-        self._journal.saved(self._reached.round)
+    def save(self) -> None:
+        """Saves the last complete round."""
+        self._saver.save(self.reached, None if self._ahead is None else self._ahead.clients)
+        self._journal.saved(self.reached.round)
 
     def _with(self, tally: Tally) -> dict[str, Counter[str]]:
         """The failures by client and reason, this round's included."""
@@ -266,3 +283,54 @@ class Runner:
         for client, reasons in tally.failures.items():
             failures.setdefault(client_name(client, self.built.partition.ids), Counter()).update(reasons)
         return failures
+
+
+class CompleteRound:
+    """A round of `fedlens.Experiment.rounds`, complete and recorded. Round 0 is the untrained model.
+
+    Apart from `number` and `metrics`, it can be asked while the loop is at this round, and not later; keep what you
+    need.
+
+    Attributes:
+        number: the number of the round.
+        metrics: its line of metrics.jsonl.
+    """
+
+    def __init__(self, runner: Runner, driver: Driver) -> None:
+        self._runner, self._driver = runner, driver
+        self.number, self.metrics = runner.done, dict(runner.reached.line)
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return self._runner.directory.path
+
+    @property
+    def state(self) -> State:
+        """The server's state after the round, such as `state["model"]`; change a copy of it only."""
+        if self._runner.done != self.number:
+            raise ConfigError(
+                f"round {self.number} is over, and the run is at round {self._runner.done}",
+                where=f"round {self.number}",
+                hint="keep what you need of a round while the loop is at it, such as `state = round.state`",
+            )
+        return self._runner.reached.state
+
+    def evaluate(self, state: State | None = None) -> dict[str, float]:
+        """Measures the round's model, or that of another `state`, as the settings say; changes nothing of the run.
+
+        With `averaged` weights of your own: `round.evaluate({**round.state, "model": averaged})`.
+        """
+        built = self._runner.built
+        steps = built.algorithm.evaluate(
+            self.state if state is None else state, round_context(built, self.number)
+        )
+        return dict(self._driver.aside(steps, self.number))
+
+    def save(self) -> None:
+        """Writes a checkpoint of the round now, whatever `checkpoint.seconds` is."""
+        self._runner.save()
+
+    def stop(self) -> None:
+        """Pauses the run after this round, as `until` does; `fedlens.resume` continues it."""
+        self._runner.last = self.number

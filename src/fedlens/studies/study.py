@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import tomli_w
 
@@ -42,6 +42,8 @@ from fedlens.use.device_here import chosen_for
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedlens.settings.typed import StudyTables
 
 _WRITTEN = "outputs.json"  # the SHA-256 of each file in `tables` and `figures`, by its path in the folder
 
@@ -117,7 +119,7 @@ class Study:
     (4, 2, [])
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[StudyTables]) -> None:
         self._source = read_study(settings)
         self._changes: Sequence[str] = ()
         self._seeds: Sequence[int] | None = None

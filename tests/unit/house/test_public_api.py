@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from fedlens.base.errors import MOVED, RENAMED, ConfigError, renamed
 from fedlens.base.registry import load_target
-from tools.public_api import FILE, documented, rendered, used
+from tools.public_api import EXPORTING, FILE, documented, exported, rendered, used
 
 
 def test_the_public_api_is_as_declared() -> None:
@@ -21,6 +23,30 @@ def test_the_public_api_is_as_declared() -> None:
 def test_examples_and_pages_use_public_names_only() -> None:
     known = set(documented())
     assert {name: files for name, files in used().items() if name not in known} == {}
+
+
+def test_examples_import_from_the_collections_what_these_have() -> None:
+    """A user's file has one import for rules, one for aggregates and one for all other parts."""
+    offered = {name for module in EXPORTING for name in exported(module)}
+    for module in EXPORTING[1:]:
+        assert exported(module) == import_module(module).__all__
+    elsewhere = {
+        name: files
+        for name, files in used().items()
+        if name.rpartition(".")[0] not in EXPORTING and name.rpartition(".")[2] in offered
+    }
+    assert elsewhere == {}
+
+
+def test_the_package_lists_what_it_has_and_imports_nothing_for_it() -> None:
+    code = (
+        "import sys, fedlens; print(*dir(fedlens)); print([m for m in ('torch', 'pydantic') if m in sys.modules]);"
+        "print(fedlens.rules.ClientRule.__name__, fedlens.parts.averaging.__name__, fedlens.aggregates.Mean.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert {"Experiment", "Study", "aggregates", "parts", "rules", "resume_rounds"} <= set(lines[0].split())
+    assert lines[1:] == ["[]", "ClientRule averaging Mean"]
 
 
 def test_the_text_has_fields_signatures_and_what_a_class_must_define() -> None:

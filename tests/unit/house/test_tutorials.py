@@ -9,10 +9,13 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from fedlens import Experiment
+from fedlens.base.registry import load_file
 from fedlens.cli.main import app
 
 ROOT = Path(__file__).parents[3]
@@ -20,6 +23,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 SMALLER = {"cifar10": "digits", "size=500": "size=40"}
 SHORTER = {
     "rounds=30": "rounds=1",
+    "rounds=60": "rounds=2",
     "(0, 1, 2)": "(0, 1)",
     "digits.images,": "digits.images[:400],",
     "digits.target,": "digits.target[:400],",
@@ -71,11 +75,20 @@ def test_what_a_tutorial_shows_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", [])
     shutil.copytree(ROOT / "docs" / "examples", "docs/examples")
-    found = steps(page)
+    found, names = steps(page), dict[str, Any]()
     assert found
     for kind, text in found:
         if kind == "console":
             do(text)
         else:
-            exec(text, {})
-    sys.modules.pop("my_prox", None)
+            exec(text, names)  # the cells of one notebook
+    for module in ("first_run", "my_prox"):
+        sys.modules.pop(module, None)
+
+
+def test_the_first_run_is_the_same_in_toml_and_in_python() -> None:
+    script = (ROOT / "docs/examples/first_run.py").read_text("utf-8")
+    assert len(script.splitlines()) <= 20
+    assert (
+        load_file(ROOT / "docs/examples/first_run.py").experiment.config == Experiment.load("digits").config
+    )

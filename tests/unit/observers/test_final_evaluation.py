@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import fedlens
 from fedlens import Experiment, Result, load_result, resume
-from fedlens.api import _report
+from fedlens.carry_out import _report
 from fedlens.data.dataset import Dataset
 from fedlens.observers.final_evaluation import PIXELS, WORST, FinalEvaluation
 from fedlens.results.figures.classification_figures import Calibration, ClassResults
