@@ -344,12 +344,12 @@ class Driver:
                 work.answer()
                 posted: Sequence[tuple[tuple[ClientId, ...], Payload]] = ()
                 if isinstance(answer, Reply):
-                    self.tally.traffic.replied(ask, round, answer)
                     posted, answer.letters = answer.letters, ()
                     if ask.logged and "log" in answer.payload:
                         self.journal.keep_log(answer.client, log := answer.payload["log"])
                         answer.nbytes -= nbytes(log)
                         answer.payload = {k: v for k, v in answer.payload.items() if k != "log"}
+                    self.tally.traffic.replied(ask, round, answer)
                 elif is_server(answer.client):
                     raise _server_failed(ask, round, answer.reason)
                 try:

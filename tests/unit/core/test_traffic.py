@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from fedlens.core.driver import Driver
 from fedlens.core.protocol import Ask, ClientStates, Id, Reduce, Reply, Request
-from fedlens.core.schema import NumberField, Schema, TensorField, TreeField
+from fedlens.core.schema import NumberField, Schema, TensorField, TreeField, nbytes
 from fedlens.core.traffic import Traffic
 from tests.unit.core.test_driver import Scripted, reply, taking
 
@@ -30,6 +32,17 @@ def test_the_fields_of_asks_and_replies_are_listed_with_their_number_of_values()
             "rounds": [1, 1],
         }
     }
+
+
+def test_the_log_that_a_client_keeps_does_not_leave_it() -> None:
+    """A simulation keeps the logs of its clients; at a real site they stay."""
+    log = {"seen": "x" * 100}
+    kept = replace(reply(0, 5, note=[1.0], log=log), nbytes=8 + nbytes(log))
+    driver = Driver(Scripted([kept]), ClientStates())
+    driver.drive(taking(Ask("keys", [Request(5)], logged=True)), 1)
+    row = driver.tally.traffic.rows["keys"]
+    assert row["up"] == {"note": 1}
+    assert row["bytes_up"] == driver.tally.bytes_up == 8
 
 
 def test_a_field_that_the_worker_has_summed_left_its_client() -> None:

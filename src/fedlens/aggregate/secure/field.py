@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -122,8 +122,8 @@ def lagrange(at: tuple[int, ...], points: tuple[int, ...], q: int = Q) -> tuple[
     return tuple(rows)
 
 
-def product(matrix: Sequence[Sequence[int]], values: Residues, q: int = Q) -> Residues:
-    """The matrix product modulo q, exact: [rows, terms] times [terms, n].
+def product(matrix: Sequence[Sequence[int]], values: Iterable[Residues], q: int = Q) -> Residues:
+    """The matrix product modulo q, exact: [rows, terms] times `terms` rows of [n].
 
     The values are taken in halves of 16 bits, so that float64 holds sums of `TERMS` products: with v = h 2^16 + l the
     product is [2^16 M mod q, M] [h; l].
@@ -132,15 +132,19 @@ def product(matrix: Sequence[Sequence[int]], values: Residues, q: int = Q) -> Re
     array([[6, 2],
            [6, 4]], dtype=uint32)
     """
-    low = np.array(matrix, np.int64)
-    (rows, terms), count = low.shape, values.shape[1]
+    given, low = list(values), np.array(matrix, np.int64)
+    (rows, terms), count = low.shape, len(given[0])
     both = np.concatenate([(low << _HALF) % q, low], axis=1).astype(np.float64)
     out = np.empty((rows, count), np.uint32)
     columns = max(1, min(count, _CACHED // (rows + terms)))
-    memory = np.empty((2 * terms + 2 * rows, columns))
+    memory = [np.empty((height, columns)) for height in (2 * terms, rows, rows)]
+    copied, wrapped = np.empty(terms * columns, np.uint32), np.empty((rows, columns), np.uint32)
     for start in range(0, count, columns):
-        part = values[:, start : start + columns].view(np.int32)
-        halves, total, more = np.split(memory[:, : part.shape[1]], [2 * terms, 2 * terms + rows])
+        found = out[:, start : start + columns]
+        halves, total, more, other = (each[:, : found.shape[1]] for each in (*memory, wrapped))
+        part = copied[: terms * found.shape[1]]
+        np.concatenate([row[start : start + columns] for row in given], out=part)
+        part = part.view(np.int32).reshape(terms, -1)
         np.right_shift(part, _HALF, out=halves[:terms], casting="unsafe")
         np.bitwise_and(part, 0xFFFF, out=halves[terms:], casting="unsafe")
         for first in range(0, 2 * terms, TERMS):
@@ -150,6 +154,6 @@ def product(matrix: Sequence[Sequence[int]], values: Residues, q: int = Q) -> Re
                 total += more
             np.rint(np.multiply(total, 1 / q, out=more), out=more)
             total -= np.multiply(more, q, out=more)  # a residue between -q and q
-        found = total.astype(np.int32).view(np.uint32)
-        np.minimum(found, found + np.uint32(q), out=out[:, start : start + columns])
+        np.copyto(found.view(np.int32), total, casting="unsafe")
+        np.minimum(found, np.add(found, np.uint32(q), out=other), out=found)
     return out

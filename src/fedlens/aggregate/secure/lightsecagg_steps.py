@@ -50,7 +50,7 @@ def coded(parts: Residues, noise: Residues, members: int, q: int = Q) -> Residue
         noise: [T, n].
         members: how many there are.
     """
-    values = np.concatenate([parts, noise])
+    values = [*parts, *noise]
     return product(lagrange(_members(members), _parts(members, len(values)), q), values, q)
 
 
@@ -62,7 +62,7 @@ def decoded(rows: Mapping[int, Residues], parts: int, members: int, q: int = Q) 
         members: how many there are.
     """
     wanted = _parts(members, len(rows))[:parts]
-    return product(lagrange(wanted, tuple(rows), q), np.stack(list(rows.values())), q)
+    return product(lagrange(wanted, tuple(rows), q), rows.values(), q)
 
 
 def _members(members: int) -> tuple[int, ...]:

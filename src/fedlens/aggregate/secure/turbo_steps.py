@@ -74,7 +74,7 @@ def mean(plain: Mapping[int, Residues], coded: Mapping[int, Residues], size: int
     rows = [[int(point in plain) for point in chosen], *lagrange(missing, tuple(chosen), q)]
     inverse = pow(size, -1, q)
     factors = [sum(column) * inverse % q for column in zip(*rows, strict=True)]
-    return product([factors], np.stack(list(chosen.values())), q).reshape(-1)
+    return product([factors], chosen.values(), q).reshape(-1)
 
 
 def _points(size: int, coded: bool = False) -> tuple[int, ...]:
