@@ -1445,8 +1445,8 @@ MUTATIONS = [
     # -- LightSecAgg --
     Mutation(
         "aggregate/secure/lightsecagg_steps.py",
-        "values = np.concatenate([parts, noise])",
-        "values = np.concatenate([parts, 0 * noise])",
+        "values = [*parts, *noise]",
+        "values = [*parts, *(0 * noise)]",
         "unit/aggregate/secure/test_lightsecagg.py",
     ),
     Mutation(
