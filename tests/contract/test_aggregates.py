@@ -61,7 +61,7 @@ RULED: dict[str, dict[str, Any]] = {
         if name not in (*WITHOUT_SELECT, "fedavg", "fedavgm", "fedadam", "fedadagrad", "fedyogi")
     },
     "clipped": {"algorithm": {"name": f"{EXAMPLES}/clipped_fedavg.py:clipped_fedavg", "norm": 5.0}},
-    "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto"},
+    "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto", "evaluation": {"clients": "none"}},
 }  # fmt: skip
 COMMON = {
     "fednova",

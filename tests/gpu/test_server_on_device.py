@@ -49,7 +49,7 @@ OWN: dict[str, dict[str, Any]] = {
     "asynchronous": {
         "algorithm": {"name": f"{EXAMPLES}/asynchronous.py:asynchronous", "buffer": 2, "running": 3}
     },
-    "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto"},
+    "ditto": {"algorithm": f"{EXAMPLES}/ditto.py:ditto", "evaluation": {"clients": "none"}},
 }
 
 

@@ -254,9 +254,9 @@ def test_the_adaptive_clip_finds_the_median() -> None:
         ctx = context(round=round)
         before = state["clip"]
         state, _ = made.after(state, update, ctx)
-        assert ctx.sums["clip"] == before
+        assert ctx.metrics["clip"] == before
         assert state["clip"] == pytest.approx(
-            before * math.exp(-0.2 * (ctx.sums["unclipped"] - 0.5)), rel=1e-12
+            before * math.exp(-0.2 * (ctx.metrics["unclipped"] - 0.5)), rel=1e-12
         )
     assert state["clip"] == pytest.approx(norms.median().item(), rel=0.1)
 
@@ -267,10 +267,10 @@ def test_the_share_of_unclipped_clients_is_centred() -> None:
         made, ctx = mechanism(clip="adaptive", noise_multiplier=0.0), context()
         more = {"unclipped": replies / 2}
         state, _ = made.after({"clip": 0.3}, Update({}, {}, {}, more, replies), ctx)
-        assert (state["clip"], ctx.sums["unclipped"]) == (0.3, 0.5)
+        assert (state["clip"], ctx.metrics["unclipped"]) == (0.3, 0.5)
     more = {"unclipped": 31.0}  # one client more moves the share by half of 1 / (q N)
     made.after({"clip": 0.3}, Update({}, {}, {}, more, 61), ctx)
-    assert ctx.sums["unclipped"] == pytest.approx(0.5 + 0.5 / 40)
+    assert ctx.metrics["unclipped"] == pytest.approx(0.5 + 0.5 / 40)
 
 
 def test_the_share_gets_the_noise_of_the_formula_and_the_updates_a_little_more() -> None:
@@ -279,7 +279,7 @@ def test_the_share_gets_the_noise_of_the_formula_and_the_updates_a_little_more()
     for round in range(1, 2001):
         ctx = context(round=round)
         made.after({"clip": 0.3}, Update({}, {}, {}, {"unclipped": 0.0}, 0), ctx)
-        shares.append(ctx.sums["unclipped"])
+        shares.append(ctx.metrics["unclipped"])
     assert np.std(shares) == pytest.approx(0.05, rel=0.05)  # sigma_b / (q N)
     # Both together are one Gaussian: the squares of sensitivity / deviation add up, 1/2 being that of the count.
     assert (1 / made.update_multiplier) ** 2 + (0.5 / 2.0) ** 2 == pytest.approx(1.0)

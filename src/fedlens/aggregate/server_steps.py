@@ -25,7 +25,8 @@ class ServerStep(Protocol):
     """An optimizer at the server, as pure functions: the state is an argument and a result.
 
     With the class attribute `follows_device = True`, it declares that it computes where its inputs are, which may then
-    be on a GPU; otherwise they are in CPU memory.
+    be on a GPU; otherwise they are in CPU memory. `step` may return a third value, numbers of its own by name: they
+    become columns of `metrics.jsonl`.
     """
 
     def init(self, weights: Tree) -> Payload:

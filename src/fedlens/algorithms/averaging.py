@@ -24,6 +24,7 @@ from fedlens.algorithms import fit
 from fedlens.algorithms.client_evaluation import (
     EVALUATE_OWN,
     EvaluateOwn,
+    OwnModel,
     Who,
     asked,
     disclosure,
@@ -128,6 +129,7 @@ class Averaging(AlgorithmBase):
     personal: frozenset[str] = frozenset()
     more_ops: Mapping[str, Op] = field(default_factory=dict)  # of the client rule and the aggregate
     tune: Train | None = None
+    own_model: OwnModel | None = None
     # The paper's components that the user's replace.
     replaced: Mapping[str, Any] = field(default_factory=dict)
 
@@ -137,7 +139,9 @@ class Averaging(AlgorithmBase):
         parts = self.parts
         size = parts.evaluation_batch
         evaluate = Evaluate(parts.model, parts.task, size, parts.evaluation_size)
-        own = EvaluateOwn(parts.model, parts.task, size, self.personal, self.tune, parts.evaluation_size)
+        own = EvaluateOwn(
+            parts.model, parts.task, size, self.personal, self.tune, parts.evaluation_size, self.own_model
+        )
         return {"train": self.train, "evaluate": evaluate, EVALUATE_OWN: own, **self.more_ops}
 
     @property
@@ -151,8 +155,9 @@ class Averaging(AlgorithmBase):
 
     @property
     def protects(self) -> bool:
-        """Whether `[privacy]` is set: a subclass or a model that clients tune sends or measures more."""
-        return self.parts.privacy is not None and type(self) is Averaging and self.tune is None
+        """Whether `[privacy]` is set: a subclass or a client's own model sends or measures more."""
+        own = self.tune is not None or self.own_model is not None
+        return self.parts.privacy is not None and type(self) is Averaging and not own
 
     @property
     def private(self) -> bool:
@@ -171,7 +176,8 @@ class Averaging(AlgorithmBase):
     @property
     def measured(self) -> Who:
         """Which clients are evaluated on their own held-out data."""
-        return self.parts.measure_clients or ("all" if self.personal or self.tune else "none")
+        own = self.personal or self.tune or self.own_model
+        return self.parts.measure_clients or ("all" if own else "none")
 
     def clients_per_round(self, federation: FederationInfo) -> int:
         """The size of a cohort. Raises `ConfigError` if the population is smaller."""
@@ -318,27 +324,28 @@ class Averaging(AlgorithmBase):
                 update = replace(update, donated=None)
                 rules[name], update = calls.updated_by(name, rule, rules[name], update, ctx)
                 update = replace(update, donated=None)
-        new |= self._step(state, update, ctx.round)
+        new |= self._step(state, update, ctx)
         return {**new, "rules": rules} if rules else new
 
-    def _step(self, state: State, update: Update, round: int) -> State:
+    def _step(self, state: State, update: Update, ctx: RoundContext) -> State:
         server = self.server
         donated = update.donated is update.update  # and not what an aggregate or a rule has put in its place
         step = server.step_in_place if donated and steps_in_place(server) else server.step
         # Kept states share these tensors with later ones.
         before = {"weights": self._weights(state["model"]), "state": state["server"]}
         inputs = Inputs(
-            before if donated else {**before, "update": update.update}, contents=round <= FIRST_VISITS
+            before if donated else {**before, "update": update.update}, contents=ctx.round <= FIRST_VISITS
         )
         stepped: Any = step(before["weights"], update.update, before["state"])
         inputs.refuse(f"`{step.__name__}` of {type(server).__name__}", place_of(step))
         if (
             not isinstance(stepped, tuple)
-            or len(stepped) != 2
+            or len(stepped) not in (2, 3)
             or not all(isinstance(s, Mapping) for s in stepped)
         ):
             raise calls.wrong(step, stepped, "two mappings: the new weights and the new state")
-        weights, kept = stepped
+        weights, kept, *own = stepped
+        ctx.metrics.update(*own)
         # Only trainable weights go through the server step; statistics and counters are replaced.
         return {"model": {**state["model"], **weights, **update.buffers, **update.counters}, "server": kept}
 
@@ -414,6 +421,7 @@ def averaging(
     aggregate: Aggregate | None = None,
     server: ServerStep | None = None,
     personal: frozenset[str] = frozenset(),
+    own_model: OwnModel | None = None,
 ) -> Averaging:
     """Makes an averaging algorithm from its components.
 
@@ -424,6 +432,8 @@ def averaging(
         parts: the objects that the settings define.
         select, client, aggregate, server: the paper's components; by default those of FedAvg.
         personal: leaves of the model that stay at the clients; those that never change are left out.
+        own_model: what is measured at each client: its state -> the leaves of its own model, {} before its first
+            visit. It stays at the client; the test data are measured with the global model.
 
     Raises `ConfigError` with the reason if the components do not fit together.
     """
@@ -459,6 +469,8 @@ def averaging(
     if personal:
         personal = frozenset(name for name in personal if not parts.spec[name].fixed)
         fit.refuse_personal(rule, parts.federation, parts.measure, parts.measure_clients)
+    if own_model is not None and parts.measure_clients is None:
+        refuse_unmeasured(parts.federation, "each client is measured with a model of its own")
     if parts.measure_clients not in (None, "none"):
         refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
@@ -483,4 +495,6 @@ def averaging(
     more = {name: make(train) for name, make in {**rule.ops, **aggregation.ops}.items()}
     papers: dict[str, Any] = {"aggregate": aggregate or plain_mean, "server": server or ServerSGD()}
     replaced = {slot: part for slot, part in papers.items() if parts.slots[slot] is not None}
-    return Averaging(parts, choose, train, aggregation, step, rule, personal, more, replaced=replaced)
+    return Averaging(
+        parts, choose, train, aggregation, step, rule, personal, more, own_model=own_model, replaced=replaced
+    )

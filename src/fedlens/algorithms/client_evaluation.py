@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from fedlens.core.protocol import (
 )
 from fedlens.core.random import Rng
 from fedlens.core.schema import MEASUREMENTS, AskedField, Schema, TreeField, finite_fault
-from fedlens.core.tree import TreeSpec
+from fedlens.core.tree import Tree, TreeSpec
 from fedlens.core.types import forbidden
 from fedlens.local.personal_leaves import own_leaves
 from fedlens.local.rules import ClientRule
@@ -43,6 +43,8 @@ from fedlens.tasks.task import Task
 EVALUATE_OWN = "evaluate-own"
 """The name of the operation `EvaluateOwn`."""
 Who = int | Literal["all", "none"]
+OwnModel = Callable[[Payload], Tree]
+"""The client's state -> the leaves of its own model, {} before its first visit; other leaves are the global ones."""
 _SPARSE = 2**24  # values of the sums of a client that are mostly zero, or those of a matrix of classes
 
 
@@ -52,8 +54,8 @@ class EvaluateOwn:
 
     Payload: `model`, the global tree, and `varied` as in `Train`; `lr`, of tuning; and `also`: "confidences" also sends
     the probabilities of classes of each held-out example (see `fedlens.tasks.central_evaluation.measured`). The
-    client's personal leaves replace the global ones. With `tune` the client first trains on its own data; the result is
-    discarded afterwards.
+    client's personal leaves replace the global ones, or those that `own_model` takes from its state. With `tune` the
+    client first trains on its own data; the result is discarded afterwards.
     The reply has the task's sums, and those `before` tuning. A client without held-out examples fails.
     """
 
@@ -63,6 +65,7 @@ class EvaluateOwn:
     personal: frozenset[str] = frozenset()
     tune: Train | None = None
     size: EvaluationSize = FULL
+    own_model: OwnModel | None = None
 
     def __call__(self, payload: Payload, client: Client, rng: Rng) -> Outcome:
         """Evaluates in evaluation mode, without gradients."""
@@ -71,6 +74,8 @@ class EvaluateOwn:
             raise ValueError("the client has no held-out examples")
         model = self.model.of(payload)
         tree = {**payload["model"], **own_leaves(model, self.personal, client)}
+        if self.own_model is not None:
+            tree |= self.own_model(client.state)
         learner = loadable(model, client)
         learner.load(tree)
         confidences = payload.get("also") == "confidences"

@@ -216,7 +216,7 @@ class SplitFed(Averaging):
             for client, reply in lowers.items()
         ]
         update = Mean().aggregate(replies)
-        return state if update is None else {**state, **self._step(state, update, ctx.round)}
+        return state if update is None else {**state, **self._step(state, update, ctx)}
 
     def _joined(self, state: State, lower: Payload, upper: Payload, weight: float) -> Payload:
         """What a client that has trained both halves would send."""

@@ -12,6 +12,11 @@ from typing import Any
 MISSING = "–"
 
 # By the prefix of a metric in metrics.jsonl, how a figure names the data.
+_COMPUTED = ("test_", "validation_", "train_", "clients_")
+_COLUMNS = frozenset({
+    "round", "client", "clients", "failed", "failure", "times", "exchange", "loss", "local_loss", "examples", "batches",
+    "batches_max", "bytes_up", "bytes_down", "bytes_peer", "letters_dropped", "seconds", "elapsed", "skipped",
+})  # fmt: skip
 SPLITS = {"test": "test", "validation": "validation", "train": "training", "local": "seen by clients"}
 # How the value of clients' own models is measured that a run records as `validation_*`.
 POOLED = "on all held-out images of the clients"
@@ -147,6 +152,15 @@ def duration(seconds: float | None) -> str:
             rest = whole % large // small
             return f"{whole // large} {unit}" + (f" {rest} {below}" if rest else "")
     raise AssertionError("whole is at least 60")
+
+
+def computed(column: str) -> bool:
+    """Whether every run computes this column of metrics.jsonl or clients.jsonl itself; others are of its components.
+
+    >>> computed("test_accuracy"), computed("examples"), computed("eta_g")
+    (True, True, False)
+    """
+    return column in _COLUMNS or column.startswith(_COMPUTED)
 
 
 def split_of(key: str) -> tuple[str, str] | None:

@@ -421,8 +421,8 @@ class RoundContext:
     """The current round (1 is the first that trains), and the server's random generators for it.
 
     Attributes:
-        sums: metrics that the round computes at the server, such as a loss that clients sent as a part of a secure sum.
-            The round may add to it, by name; they are added to the metrics of the replies.
+        metrics: numbers of the round that the server's code sets, by name, such as `ctx.metrics["eta_g"] = 2.0`; each
+            is a column of `metrics.jsonl`. A name that replies have too gets the sum.
         entropy: returns this number of random bytes of the operating system, which no seed repeats.
         journal: what a round keeps of itself in case the server is killed.
         available: the clients that can be asked now; None for all. Selections draw among them.
@@ -432,7 +432,7 @@ class RoundContext:
     rounds: int
     federation: FederationInfo
     rng: Rng
-    sums: dict[str, float] = field(default_factory=dict, compare=False, kw_only=True)
+    metrics: dict[str, float] = field(default_factory=dict, compare=False, kw_only=True)
     entropy: Callable[[int], bytes] = field(default=os.urandom, compare=False, kw_only=True)
     journal: Journal = field(default_factory=Journal, compare=False, kw_only=True)
     available: Sequence[int] | None = field(default=None, kw_only=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedlens.base.errors import HookError
+from fedlens.base.format import computed
 from fedlens.core.stacked import Column, StackedRow, StackedTrees
 from fedlens.core.tree import NO_NORMS, TreeSpec, all_finite, finite_norm, finite_norms, part
 from fedlens.core.wire.asked_fields import GroupField, ListField, RowField, SizedField, TextField
@@ -161,12 +162,6 @@ COUNT = Bound(0, 2**53, integer=True)
 SHARE = Bound(0, 1)
 METRICS: Mapping[str, Bound] = {"loss": Bound(), "examples": COUNT, "batches": COUNT}
 """The metrics that every operation may send; a run computes its local loss and its progress from them."""
-# Names that the server computes, and the other columns of metrics.jsonl and clients.jsonl.
-_COMPUTED = ("test_", "validation_", "train_", "clients_")
-_COLUMNS = frozenset({
-    "round", "client", "clients", "failed", "failure", "times", "exchange", "local_loss", "batches_max", "bytes_up",
-    "bytes_down", "bytes_peer", "letters_dropped", "seconds", "elapsed",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ class Schema:
     >>> schema.fault({"weight": 0})
     'weight is 0, outside (0, inf]'
     >>> schema.fault({"weight": 3.0, "note": 1})
-    'there is an extra note, which `expect` does not announce'
+    'there is an extra note, which `expect` does not announce: add "note": NumberField() to it'
     >>> Schema(typical={"update": 2.0}).fault({"update": {"w": torch.full((4,), 1e30)}})
     'update norm 2e+30 is 10^30 times the median of accepted replies (limit: 10,000 times)'
     >>> Schema(metrics={"sent_share": Bound(0, 1)}).metric_fault({"batches": 3.0, "sent_share": 2.0})
@@ -221,7 +216,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         for name in self.metrics:
-            if name.startswith(_COMPUTED) or name in _COLUMNS:
+            if computed(name) and name not in METRICS:
                 raise HookError(
                     f"a schema declares the metric '{name}', a name of what the run itself computes",
                     hint="choose another name",
@@ -282,8 +277,10 @@ class Schema:
         if payload.keys() != fields.keys():
             missing = next((name for name in fields if name not in payload), None)
             extra = next((name for name in payload if name not in fields), None)
-            extra_fault = f"there is an extra {extra}, which `expect` does not announce"
-            return [("", extra_fault if missing is None else f"{missing} is missing", None)]
+            if missing is not None or extra is None:
+                return [("", f"{missing} is missing", None)]
+            what = f"there is an extra {extra}, which `expect` does not announce"
+            return [("", f'{what}: add "{extra}": {_field_of(payload[extra])} to it', None)]
         parts: list[_Part] = [
             expected.part(name, payload[name])
             if isinstance(expected, TreeField)
@@ -425,6 +422,13 @@ def nbytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(nbytes, value))
     return len(value) if isinstance(value, bytes) else 0
+
+
+def _field_of(value: Any) -> str:
+    """The field that announces such a value, as Python code."""
+    if isinstance(value, Tensor):
+        return f"TensorField({tuple(value.shape)}, {value.dtype})"
+    return "TreeField.weights(spec)" if isinstance(value, _MAPPINGS) else "NumberField()"
 
 
 def _tensor_fault(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:

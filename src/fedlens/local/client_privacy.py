@@ -139,14 +139,14 @@ class PrivateMean:
             noises, released["leaf"] = self._of_tree(sizes, clip, stream, ctx)
         sums = {name: _noised(value, share, next(noises)) for name, value in values.items()}
         noised = {name: total.to(update.update[name]) for name, total in sums.items()}
-        ctx.sums["clip"] = clip
+        ctx.metrics["clip"] = clip
         new = {"clip": clip, "released": released}
         if self.settings.adaptive:
             centred = float(update.more["unclipped"]) - update.replies / 2
             if self.count_noise:
                 centred += self.count_noise * float(stream.normal(1))
             unclipped = 0.5 + centred / expected
-            ctx.sums["unclipped"] = unclipped
+            ctx.metrics["unclipped"] = unclipped
             new["clip"] = max(clip * math.exp(-_RATE * (unclipped - 0.5)), self.settings.clip_floor)
         return new, replace(update, update=noised)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fedlens.base.format import SPLITS, heading, metric_value, split_of
+from fedlens.base.format import SPLITS, computed, heading, metric_value, split_of
 from fedlens.results.bound import bound_line
 from fedlens.results.figures.chart import Band, Panel, Series, class_colors, curves
 from fedlens.results.run import Run
@@ -31,18 +31,23 @@ def metric_charts(run: Run, bound: Run | None) -> list[Panel]:
 
 
 def declared_charts(run: Run, bound: Run | None) -> list[Panel]:
-    """The numbers that the algorithm declares (`AlgorithmBase.curves`) over rounds."""
+    """The numbers that the algorithm declares (`AlgorithmBase.curves`) over rounds, then others that its parts set."""
     charts = []
-    for declared in _declared(run, "curves"):
-        keys, title = declared["lines"], f"{heading(declared['metric'])}: {declared['about']}"
+    declared = [
+        (each["metric"], f"{heading(each['metric'])}: {each['about']}", each["lines"])
+        for each in _declared(run, "curves")
+    ]
+    shown = {key for *_, keys in declared for key in keys}
+    own = dict.fromkeys(name for line in run.metrics for name in line if not computed(name))
+    for metric, title, keys in [*declared, *((n, heading(n), {n: n}) for n in own if n not in shown)]:
         colors = _COLORS[: len(keys)] if len(keys) <= len(_COLORS) else class_colors(len(keys))
         found = [
             Series(*run.series(key), name, color=color)
             for color, (key, name) in zip(colors, keys.items(), strict=True)
         ]
         if lines := [line for line in found if line.x]:
-            about = f"{title} over rounds: {'; '.join(_ends(lines, declared['metric']))}."
-            charts.append(curves(lines, declared["metric"], title, about))
+            about = f"{title} over rounds: {'; '.join(_ends(lines, metric))}."
+            charts.append(curves(lines, metric, title, about))
     return charts
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedlens import __version__
 from fedlens.base.errors import DataError, RunDirectoryError
-from fedlens.base.format import finite, split_of
+from fedlens.base.format import computed, finite, split_of
 from fedlens.base.shell_command import shell_command
 from fedlens.files import jsonl
 from fedlens.files.atomic_files import write_atomically
@@ -331,9 +331,9 @@ def row_of_run(run: Run, digest: str = "", name: str = "") -> Row:
 
     The curve has an entry for each evaluated round. `bytes_client` sums over the rounds the bytes up, down and between
     clients of one that takes part in the round, the mean over those that did. Metrics are those of the server's data
-    (`test_`, `validation_`, `train_`), those over clients (`clients_`), and `local_loss`. Facts besides those of
-    `Row` are `warnings`, the number of warnings of the run. Sums of counts are exact, other values are rounded to
-    7 significant digits.
+    (`test_`, `validation_`, `train_`), those over clients (`clients_`), `local_loss`, and numbers that components have
+    set. Facts besides those of `Row` are `warnings`, the number of warnings of the run. Sums of counts are exact, other
+    values are rounded to 7 significant digits.
 
     Args:
         digest, name: of the run in a study.
@@ -367,6 +367,7 @@ def failed_row(digest: str, name: str, reason: str) -> Row:
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
     """The columns of `Row.curve`."""
     names = list(dict.fromkeys(name for line in metrics for name in line if _is_metric(name)))
+    own = list(dict.fromkeys(name for line in metrics for name in line if not computed(name)))
     sums = {"examples": 0, "batches": 0, "bytes": 0}
     client = client_up = 0.0
     rows: list[dict[str, float | None]] = []
@@ -385,10 +386,10 @@ def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
                     "bytes_client": rounded(client),
                     "bytes_client_up": rounded(client_up),
                     "elapsed": rounded(finite(line.get("elapsed"))),
-                    **{name: rounded(finite(line.get(name))) for name in (*names, _TRAINING)},
+                    **{name: rounded(finite(line.get(name))) for name in (*names, _TRAINING, *own)},
                 }
             )
-    columns = ["round", *sums, "bytes_client", "bytes_client_up", "elapsed", *names, _TRAINING]
+    columns = ["round", *sums, "bytes_client", "bytes_client_up", "elapsed", *names, _TRAINING, *own]
     return {name: [row[name] for row in rows] for name in columns}
 
 

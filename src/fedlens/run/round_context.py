@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedlens.base.errors import HookError
+from fedlens.base.format import computed
 from fedlens.base.signatures import place_of
 from fedlens.core.driver import Driver
 from fedlens.core.input_checks import FIRST_VISITS, Inputs
@@ -67,6 +68,24 @@ def new_state(built: Built, driver: Driver, steps: Any, state: State, round: int
     new = placed(built, new)
     refuse_no_mapping(new, "round", "the new state: a mapping of names to trees and values")
     return new
+
+
+def own_metrics(ctx: RoundContext, blind: bool) -> dict[str, float]:
+    """The numbers that the server's code has set in this round. A `blind` sum may also set those of its replies.
+
+    Raises `HookError` for a name of a column that the run itself computes, and for a value that is no number.
+    """
+    found = {}
+    for name, value in ctx.metrics.items():
+        if not blind and computed(name):
+            what = f"ctx.metrics has '{name}', a column that the run itself computes"
+            raise HookError(what, hint="choose another name")
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError) as error:
+            what = f"ctx.metrics['{name}'] is a {type(value).__name__}, and must be a number"
+            raise HookError(what, hint="set one number, such as norm.item()") from error
+    return found
 
 
 def refuse_no_mapping(value: Any, method: str, expected: str) -> None:

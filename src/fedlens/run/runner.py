@@ -23,7 +23,7 @@ from fedlens.run.call_observers import Observers
 from fedlens.run.changes import Change
 from fedlens.run.journal_file import JournalFile
 from fedlens.run.private_rounds import PrivateRounds
-from fedlens.run.round_context import new_state, refuse_no_mapping, round_context, round_work
+from fedlens.run.round_context import new_state, own_metrics, refuse_no_mapping, round_context, round_work
 from fedlens.run.round_outcome import SkippedRounds, better, in_microseconds, missing_score, round_metrics
 from fedlens.run.run_saver import RunSaver
 from fedlens.run.run_state import RunState, fix_again, placed
@@ -161,7 +161,7 @@ class Runner:
             steps = self.built.algorithm.round(self._state, context)
             steps = self.observers.asks(steps, "training", round, self._state)
             state = new_state(self.built, driver, steps, self._state, round)
-            for name, value in context.sums.items():
+            for name, value in own_metrics(context, self.built.algorithm.blind).items():
                 tally.sums[name] += value
             refused = None
         except RunFailed as failed:
@@ -174,7 +174,7 @@ class Runner:
                 raise error from None
             state, refused = self._state, error
         seconds = time.perf_counter() - began
-        tally = self.private.kept(round, tally, context.sums, seconds)
+        tally = self.private.kept(round, tally, context.metrics, seconds)
         self._record(driver)
         self._measured(round, state, driver, tally, seconds, refused)
         if self._saver.due or self.built.algorithm.blind:

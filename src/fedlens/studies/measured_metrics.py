@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedlens.algorithms.registry import ALGORITHMS
 from fedlens.analyses.registry import ANALYSES, needs_of
 from fedlens.base.errors import ConfigError, nearest
 from fedlens.data.catalogue import CATALOGUE
@@ -41,7 +40,9 @@ def columns_of(config: Config) -> frozenset[str] | None:
     ['test_accuracy', 'test_accuracy_balanced', 'test_accuracy_top5', 'test_calibration_error', 'test_loss']
     """
     names = _metrics_of(config)
-    if names is None or config.algorithm["name"] not in ALGORITHMS.entries:
+    rules = config.client if isinstance(config.client, list) else [config.client]
+    own = [part["name"] for part in (config.algorithm, config.aggregate, config.server, *rules) if part]
+    if names is None or any(callable(name) or ":" in name for name in own):
         return None
     splits = ["test", *["train"] * config.evaluation.train, *["validation"] * (config.data.validation > 0)]
     at_server = {f"{split}_{name}" for split in splits for name in names}

@@ -260,7 +260,7 @@ class _Timed:
             torch.cuda.empty_cache()  # for the study's workers; does nothing where no GPU is in use
         visits = max(1, tally.clients)
         # A gradient over all examples also counts batches, and belongs to the visit.
-        batches = sum(tally.batches.values()) or context.sums.get("batches", 0.0)  # of a blind sum
+        batches = sum(tally.batches.values()) or context.metrics.get("batches", 0.0)  # of a blind sum
         steps = float(built.config.local.steps or max(1.0, batches / visits))
         kept = max((nbytes(states.get(client)) for client in tally.replied), default=0)
         return cls(seconds[-1], seconds[0] - seconds[-1], visits, steps, image, nbytes(state), kept)

@@ -53,7 +53,15 @@ def test_a_good_reply_has_no_fault() -> None:
         ({"weight": True}, "weight is bool, not a number"),
         ({"weight": "3"}, "weight is str, not a number"),
         ({"weight": torch.tensor(3.0)}, "weight is Tensor, not a number"),
-        ({"more": 1}, "there is an extra more, which `expect` does not announce"),
+        (
+            {"more": 1},
+            'there is an extra more, which `expect` does not announce: add "more": NumberField() to it',
+        ),
+        (
+            {"more": torch.tensor(1.0)},
+            "there is an extra more, which `expect` does not announce: "
+            'add "more": TensorField((), torch.float32) to it',
+        ),
     ],
 )
 def test_a_bad_reply_is_refused_with_the_reason(change, fault: str) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from fedlens import Experiment, Result
 from fedlens.aggregate.mean import AGGREGATES
 from fedlens.algorithms.client_sampling import SELECTS
 from fedlens.algorithms.registry import ALGORITHMS
+from fedlens.base.registry import load_file
+from fedlens.core.reduction import Update
 from fedlens.engines.registry import ENGINES
 from fedlens.models.prepare import Preparation
 from fedlens.privacy.settings import PrivacySettings
@@ -59,6 +62,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "cut high": {"algorithm": named("split_learning.py:split_learning", cut=4), **SPLIT},
     "adapters": {"model": named("low_rank.py:low_rank", rank=2)},
     "fair": {"aggregate": named("loss_weighted.py:loss_weighted", q=2.0)},
+    "longer": {"client": named("fedexp.py:fedexp")},
     "even": {"aggregate": named("loss_weighted.py:loss_weighted", q=0.0)},
 }  # fmt: skip
 RUN_FILES = set(re.findall(r"/(\w+\.py):", str(RUNS)))
@@ -112,6 +116,22 @@ def test_dittos_global_model_is_fedavgs_and_its_clients_have_better_ones(runs: d
         assert torch.equal(mine, theirs)
     own, shared = (runs[name].metrics[-1]["clients_accuracy_mean"] for name in ("personal", "held-out"))
     assert own > shared
+
+
+def test_fedexp_lengthens_the_step_by_what_it_records(runs: dict[str, Result]) -> None:
+    steps = [line["eta_g"] for line in runs["longer"].metrics[1:]]
+    assert min(steps) >= 1.0
+    assert max(steps) > 1.0
+    assert sent(runs["longer"])["square"] == 1
+
+
+def test_fedexps_step_is_that_of_the_paper() -> None:
+    extrapolate = load_file(EXAMPLES / "fedexp.py").extrapolate
+    update = Update({"w": torch.tensor([3.0, 4.0])}, {}, {}, {"square": torch.tensor(200.0)}, replies=2)
+    ctx = SimpleNamespace(metrics={})
+    assert extrapolate({}, update, ctx, eps=0.0)[1].update["w"].tolist() == [6.0, 8.0]  # 200 / (2 * 2 * 25)
+    assert ctx.metrics == {"eta_g": 2.0}
+    assert extrapolate({}, update, ctx, eps=75.0)[1].update["w"].tolist() == [3.0, 4.0]  # never below 1
 
 
 def test_fedrep_sends_the_body_alone(runs: dict[str, Result]) -> None:

@@ -319,7 +319,7 @@ def test_a_rule_that_adds_noise_is_asked_in_every_round(engine: str, tmp_path: P
 
 
 def _add_half(state: Any, update: Update, ctx: Any) -> Any:
-    ctx.sums["released"] = float(update.replies)
+    ctx.metrics["released"] = float(update.replies)
     noisy = map_tree(lambda value: value + 0.5, update.update)
     return {"rounds": state["rounds"] + 1}, replace(update, update=noisy)
 

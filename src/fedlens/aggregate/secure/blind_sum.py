@@ -142,7 +142,7 @@ class BlindSum(Aggregate):
     ) -> Update | Refusal | None:
         """The update that the sum of these clients' vectors gives; None without a client.
 
-        It adds `loss`, `examples` and `batches` to `ctx.sums`, and `batches_max`. Returns a `Refusal` if the words
+        It adds `loss`, `examples` and `batches` to `ctx.metrics`, and `batches_max`. Returns a `Refusal` if the words
         cannot be such a sum.
 
         Args:
@@ -159,8 +159,8 @@ class BlindSum(Aggregate):
         work = [self._work(request, ctx.federation) for request in requests]
         batches, examples = [steps for steps, _ in work], sum(examples for _, examples in work)
         if loss is not None:
-            ctx.sums["loss"] = loss * examples
-        ctx.sums.update(examples=examples, batches=sum(batches), batches_max=max(batches))
+            ctx.metrics["loss"] = loss * examples
+        ctx.metrics.update(examples=examples, batches=sum(batches), batches_max=max(batches))
         before = ask.shared["model"]
         counters = {name: before[name] + max(batches) for name in self.vectors.kinds["counters"].leaves}
         return self.of.summed(replace(update, counters=counters))

@@ -201,7 +201,7 @@ def _announced(
     members = {client: keys.Member.of(as_bytes(reply["keys"])) for client, reply in replies.items()}
     transcript = keys.Transcript(terms, attempt, members)
     if seen := sum(reply["seen"] for reply in replies.values()):
-        ctx.sums["models_seen"] = seen
+        ctx.metrics["models_seen"] = seen
     return transcript, [as_bytes(reply["signature"]) for reply in replies.values()]
 
 

@@ -1,0 +1,101 @@
+"""A number that a part at the server sets in each round: recorded, drawn, compared, and taken by a study."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedlens import Experiment, Result
+from fedlens.aggregate.mean import Mean
+from fedlens.base.errors import HookError
+from fedlens.core.tree import add
+from fedlens.local.rules import ClientRule, ServerRule
+from fedlens.pages.compare import curve_figure, write_page_of
+from fedlens.results.comparison import Comparison
+from fedlens.results.rows import row_of_run
+from fedlens.results.run import read_run
+from fedlens.settings.config import read_config
+from fedlens.settings.config_source import read_source
+from fedlens.studies.measured_metrics import columns_of
+
+
+def halved() -> ClientRule:
+    def after(state: Any, update: Any, ctx: Any) -> Any:
+        ctx.metrics["round_squared"] = ctx.round**2
+        return state, replace(update, update={name: 0.5 * delta for name, delta in update.update.items()})
+
+    return ClientRule(name="halved", server_rules={"halved": ServerRule(after=after)})
+
+
+class Counted(Mean):
+    def aggregate(self, answers: Any, fields: Any = None, ctx: Any = None) -> Any:
+        ctx.metrics["counted"] = torch.tensor(len(ctx.eligible))  # a tensor with one number will do
+        return super().aggregate(answers, fields, ctx)
+
+
+class Plain:
+    def init(self, weights: Any) -> dict[str, Any]:
+        return {}
+
+    def step(self, weights: Any, update: Any, state: Any) -> Any:
+        return add(weights, update, scale=-1.0), state, {"leaves": len(update)}
+
+
+def experiment(**parts: Any) -> Experiment:
+    data = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}}
+    common = {"rounds": 2, "model": "linear", "local": {"lr": 0.1, "steps": 1, "batch_size": 20}}
+    return Experiment(**common, data=data, engine="inline", evaluation={"every": 2}, **parts)
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    own = experiment(client=halved, aggregate=Counted, server=Plain)
+    return own.run(tmp_path_factory.mktemp("run") / "own", report=True)
+
+
+def test_each_part_of_the_server_sets_numbers_of_the_round(result: Result) -> None:
+    names = ("round_squared", "counted", "leaves")
+    assert [tuple(line.get(name) for name in names) for line in result.metrics] == [
+        (None, None, None), (1.0, 4.0, 2.0), (4.0, 4.0, 2.0)
+    ]  # fmt: skip
+
+
+def test_the_page_a_comparison_and_a_study_have_them(result: Result, tmp_path: Path) -> None:
+    assert "Round squared" in (result.path / "report.html").read_text(encoding="utf-8")
+    both = Comparison.of([result.path])
+    assert curve_figure(both, "round_squared").series[0].y == [1.0, 4.0]
+    assert curve_figure(both, "round_squared").title == "Round squared"
+    assert "Round squared" in write_page_of(both, tmp_path / "compare.html").read_text(encoding="utf-8")
+    row = row_of_run(read_run(result.path))
+    assert (row.curve["round"], row.curve["round_squared"]) == ([0, 2], [None, 4.0])
+    assert row.final("round_squared") == 4.0
+    own = {"client": "my.py:halved"}, {"aggregate": "my.py:Counted"}, {"server": "my.py:Plain"}
+    for part in own:
+        assert columns_of(read_config({**read_source("digits").values, **part})) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss", 1.0, "ctx.metrics has 'loss', a column that the run itself computes"),
+        ("test_accuracy", 1.0, "ctx.metrics has 'test_accuracy', a column that the run itself computes"),
+        ("norms", torch.ones(2), "ctx.metrics['norms'] is a Tensor, and must be a number"),
+    ],
+)
+def test_a_name_of_the_run_and_a_value_that_is_no_number_are_refused(
+    name: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    def rule() -> ClientRule:
+        def after(state: Any, update: Any, ctx: Any) -> Any:
+            ctx.metrics[name] = value
+            return state, update
+
+        return ClientRule(name="wrong", server_rules={"wrong": ServerRule(after=after)})
+
+    with pytest.raises(HookError) as refused:
+        experiment(client=rule).run(tmp_path / "run", report=False)
+    assert refused.value.what == message
