@@ -183,7 +183,10 @@ VALUES = {
     "lr=0.1": "unknown setting 'lr' (--set lr); did you mean 'local.lr'",
     "batch_size=3": "unknown setting 'batch_size' (--set batch_size); did you mean 'local.batch_size' or "
     "'evaluation.batch_size'",
-    "local.rounds=3": "unknown setting 'rounds' (--set local.rounds); did you mean 'rounds'",
+    "local.rounds=3": "unknown setting 'rounds' (--set local.rounds); did you mean 'rounds' outside of "
+    "any table",
+    "record.rounds=3": "unknown setting 'rounds' (--set record.rounds); did you mean 'record.local_models.rounds' or "
+    "'record.updates.rounds'",
     "algorithm.nam=fedprox": "the table [algorithm] has no 'name', but 'nam' (--set algorithm.nam)",
     "model.nam=mlp": "the model 'linear' has no setting 'nam' (--set model.nam); did you mean 'name'",
     "rounds=3\nseed=4": "'rounds=3\\nseed=4' has more than one line (--set); give each setting a --set of its own, e.g. "

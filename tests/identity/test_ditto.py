@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedlens import ConfigError, Experiment
+from fedlens import Experiment
+from fedlens.base.errors import ConfigError
 
 DITTO = f"{Path(__file__).parents[2]}/docs/examples/ditto.py:ditto"
 HELD_OUT = {"validation": 0.2, "validation_from": "client"}

@@ -67,8 +67,8 @@ class Aggregate(ABC):
 
     With `linear = True`, it declares that it needs no single reply, only the sums that `averaged` divides, so that a
     blind aggregate may compute them. With `blind = True`, the server sees one sum over the clients and no reply:
-    replies have no metrics, and `exchange` adds the loss of the sum to `ctx.metrics`. With `once = True`, no client may be
-    asked twice in a round.
+    replies have no metrics, and `exchange` adds the loss of the sum to `ctx.metrics`. With `once = True`, no client may
+    be asked twice in a round.
     """
 
     asked_without_replies: ClassVar[bool] = False

@@ -65,7 +65,8 @@ def fedbn(parts: Parts, *, lr: Rate = 1.0) -> Averaging:
         raise ConfigError(
             f"the model '{parts.model.name}' has no batch normalization, so no layer would stay at the clients",
             where="model.name",
-            hint=f"{_with_batch_normalization(parts.model)}, or choose algorithm.name = 'fedavg'",
+            hint=f"{_with_batch_normalization(parts.model)}, as the recipe digits-personal does, or choose "
+            "algorithm.name = 'fedavg'",
         )
     return averaging(parts, server=ServerSGD(lr), personal=frozenset(personal))
 

@@ -102,7 +102,9 @@ def explained(
         what = f"the setting '{full}' is now '{RENAMED[full]}'"
         return ConfigError(what, where=locate(full), hint="write the new name")
     if first["type"] == "extra_forbidden":
-        return no_such_setting(last, locate(full), known(".".join(path[:-1])), others=elsewhere(last))
+        names, above = known(".".join(path[:-1])), full.removesuffix(last)
+        below = [f"{above}{name}.{last}" for name in names if last in known(".".join([*path[:-1], name]))]
+        return no_such_setting(last, locate(full), names, others=below or elsewhere(last))
     if first["type"] == "missing" and len(path) == len(first["loc"]):
         where = locate(full).removesuffix(NOT_SET)  # said already
         name = where.removeprefix(RECIPE).partition(",")[0]
@@ -134,7 +136,8 @@ def no_such_setting(
     Args:
         known: the settings of its table.
         thing: what the table belongs to.
-        others: full keys of this name, which come before names of `known` that are not close.
+        others: full keys of this name, which come before names of `known` that are not close; one without a table is
+            outside of all tables.
         hint: what to say instead of the known settings if none is near.
 
     >>> print(no_such_setting("alpha", "my.toml, line 3: data.partition.alpha", ["clients"], "the partition 'iid'"))
@@ -144,8 +147,8 @@ def no_such_setting(
     near = nearest(name, known) if known else "it has no settings: remove it"
     # The same name in another table is nearer than any name in this one but a misspelled one.
     if others and not get_close_matches(name, known, 1, _MISSPELLED):
-        listed = "' or '".join(others)
-        near = f"{_NEAR} '{listed}'"
+        listed = [f"'{key}'" if "." in key else f"'{key}' outside of any table" for key in others]
+        near = f"{_NEAR} {' or '.join(listed)}"
     elif not near.startswith(_NEAR):
         near = hint or near
         if thing and name != "name" and nearest(name, ["name"]).startswith(_NEAR):

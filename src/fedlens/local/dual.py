@@ -225,5 +225,6 @@ def _refuse_steps(local: LocalSettings, uses_lr: bool) -> None:
             raise ConfigError(
                 f"the solver of the client's subproblem takes no local steps, so local.{name} has no effect",
                 where=f"local.{name}",
-                hint=f"{remedy}; or train locally: 'admm' with solver = 'sgd', 'liadmm' with gradient = 'training'",
+                hint=f"{remedy}, as in the recipe digits-admm; or train locally: 'admm' with solver = 'sgd', 'liadmm' "
+                "with gradient = 'training'",
             )

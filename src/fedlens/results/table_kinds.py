@@ -31,6 +31,7 @@ from fedlens.results.words import (
     INTERVAL,
     bold_words,
     case_name,
+    cell_name,
     final_value,
     joined,
     mean_count,
@@ -248,10 +249,22 @@ def relative(view: TableView, *, to: str = "centralized", rows: Lines = "methods
         own_populations(view.info),
         final_value(view.info),
         tuning_words(view.info),
+        _zero_words(view, to),
     )
     title = f"{metric} relative to {view.label(to)}"
     table = _by_method_and_case(view, rows, lambda *place: TableCell(text(*place)), stated_of, own_labels)
     return view.table(title, words, *table)
+
+
+def _zero_words(view: TableView, to: str) -> str:
+    """The seeds at which the method `to` has the value 0, so that nothing can be divided by it; empty without."""
+    zero = [
+        (cell_name(view.results, cell), [seed for seed, value in cell.values.items() if not value])
+        for cell in view.cells
+        if cell.method == to
+    ]
+    named = [f"{name} ({seeds_text(seeds)})" for name, seeds in zero if seeds]
+    return f"No ratio where the value to divide by is 0: {', '.join(named)}." if named else ""
 
 
 def _by_method_and_case(

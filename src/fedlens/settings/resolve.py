@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from fedlens.base.errors import ConfigError, FedlensError, defined_as, told
 from fedlens.base.registry import Factory, OwnSettings, Registry, settings_model
 from fedlens.base.setting_errors import Locate, no_such_setting, refuse_loose, validated
-from fedlens.base.signatures import accepted, check_methods, methods, needed, offered
+from fedlens.base.signatures import accepted, check_methods, methods, needed, offered, place_of
 from fedlens.models.prepare import Preparation
 from fedlens.settings.config import Config
 from fedlens.settings.config_source import Source
@@ -90,7 +90,9 @@ class Resolved:
             made = make()
         except ConfigError as error:
             raise located(error, self.key, self.locate) from error
-        except FedlensError:
+        except FedlensError as error:
+            if error.where is None and ":" in self.name:  # the user's own
+                raise type(error)(error.what, where=place_of(self.factory), hint=error.hint) from error
             raise
         except Exception as error:
             raise self._fault(*self._failed(error)) from error

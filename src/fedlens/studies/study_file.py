@@ -233,7 +233,7 @@ def _refuse_shared_seeds(settings: StudySettings, places: Places) -> None:
         raise ConfigError(
             f"{which} in tune.seeds and in seeds, so the same seed would choose the settings and judge them",
             where=places.locate("tune", "seeds"),
-            hint="set other seeds, or remove tune.seeds: the mean over all seeds of the study then chooses",
+            hint="set other seeds, or remove tune.seeds: tuning then takes seeds that the results do not use",
         )
 
 

@@ -222,7 +222,8 @@ class TuneSettings(FrozenTable):
     seeds: Annotated[list[Seed], BeforeValidator(_each_once)] | None = Field(
         None,
         min_length=1,
-        description="seeds for tuning only; by default the study's seeds",
+        description="seeds for tuning; by default as many as `seeds`, from 100 on and without those that the results "
+        "use; without `refit` those of the study",
     )
     budget: int | None = Field(
         None,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 
 from fedlens.base.errors import ConfigError
 from fedlens.base.format import many, smaller_is_better
@@ -23,6 +24,7 @@ from fedlens.studies.planned import DueRun, PlannedRun, Point
 from fedlens.studies.study_file import Places
 from fedlens.studies.study_settings import StopSettings, StudySettings, TuneSettings
 
+_FIRST_SEED = 100  # of tuning: a study to which a seed is added keeps its tuning runs
 DIVERGED = "diverged in round"  # first words of the reason of a run whose loss diverged
 # The number of failed seeds, and the mean value of the others; the smaller the better.
 Score = tuple[int, float]
@@ -31,8 +33,9 @@ Score = tuple[int, float]
 def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places) -> dict[str, list[int]]:
     """Returns the tuning seeds of each method; empty without tuning.
 
-    Every method has the same number of runs. With a budget and without tuning seeds, a method with fewer points has
-    more seeds: those of the study, and the numbers after the largest of them.
+    Every method has the same number of runs. Without tuning seeds there are as many as the study has: the numbers from
+    100 on, without those that the results use. With a budget, a method with fewer points has more of them.
+    Without `refit`, the seeds of the study come first, because a tuning run is then also a final run.
 
     Raises `ConfigError` if that is impossible.
     """
@@ -40,6 +43,9 @@ def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places
     if tune is None:
         return {}
     points = {method.name: number_of_points(method) for method in methods}
+    others = (seed for seed in count(_FIRST_SEED) if seed not in study.seeds)
+    further = islice(others, tune.budget or len(study.seeds))
+    default = [*([] if tune.refit else study.seeds), *further]
     listed = ", ".join(f"{name} {number}" for name, number in points.items())
     if tune.budget is not None and tune.seeds is None:
         where = places.locate("tune", "budget")
@@ -50,10 +56,8 @@ def tuning_seeds(study: StudySettings, methods: Sequence[Method], places: Places
                     where=where,
                     hint=f"set it to a multiple of the number of points of every method ({listed})",
                 )
-        further = range(max(study.seeds) + 1, max(study.seeds) + 1 + tune.budget)
-        seeds = [*study.seeds, *further]
-        return {name: seeds[: tune.budget // number] for name, number in points.items()}
-    seeds = tune.seeds or study.seeds
+        return {name: default[: tune.budget // number] for name, number in points.items()}
+    seeds = tune.seeds or default[: len(study.seeds)]
     budget = tune.budget or max(points.values()) * len(seeds)
     for name, number in points.items():
         if number * len(seeds) != budget:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedlens import Experiment
+from fedlens.base.errors import ConfigError
 from fedlens.models.darts import ARCHITECTURE
 from fedlens.models.registry import MODELS as REGISTRY
 from fedlens.settings.config import Config
@@ -18,6 +19,11 @@ FASHION = [f"fashion-mnist/{a}-{p}" for a in ("fedavg", "fedprox", "centralized"
 CIFAR = ["cifar10/fedavg-dirichlet", "cifar10/fedavgm-dirichlet"]
 GKT = ["cifar10/fedgkt", "cifar10/fedgkt-paper"]
 NAS = ["digits-fednas", "cifar10/fednas-paper"]
+# Recipes of the algorithms that need one more setting than the recipe digits has.
+LACKING = {
+    "digits-personal": ["fedbn", "local-only", "finetune"],
+    "digits-admm": ["admm", "ceadmm", "iceadmm", "liadmm"],
+}
 PEERS = ["fashion-mnist/dsgd-ring", "fashion-mnist/push-sum", "fashion-mnist/vertical-quadrants"]
 MATCHED = ["fashion-mnist/fedma", "cifar10/fedma-paper"]
 PRIVATE = ["fashion-mnist/dp-fedavg", "fashion-mnist/dp-sgd"]
@@ -86,6 +92,7 @@ def test_they_are_these() -> None:
             "demo",
             "digits",
             "digits-centralized",
+            *LACKING,
             *NAS,
             *FASHION,
             *CIFAR,
@@ -110,6 +117,7 @@ def test_they_are_these() -> None:
     [
         "demo",
         "digits",
+        *LACKING,
         *NAS,
         *FASHION,
         *CIFAR,
@@ -133,6 +141,19 @@ def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
     assert second == "#", "the first comment line is the whole description"
     config = plan(Experiment.load(name).config, read_source(name)).config
     assert config.name == name.replace("/", "-"), "the runs of a recipe lie under its name"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"), [(recipe, name) for recipe, names in LACKING.items() for name in names]
+)
+def test_an_algorithm_that_digits_cannot_run_names_a_recipe_that_can(
+    recipe: str, name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"the recipe {recipe}"):
+        Experiment.load("digits", [f"algorithm.name={name}"]).run(tmp_path / "digits")
+    small = ["rounds=1", "select.clients_per_round=2", "engine.name=inline", f"algorithm.name={name}"]
+    result = Experiment.load(recipe, small).run(tmp_path / "run", report=False)
+    assert result.metrics[-1]["clients"] == 2
 
 
 @pytest.mark.parametrize("name", FASHION)

@@ -30,6 +30,13 @@ def test_relative_accuracy_is_the_ratio_at_each_seed() -> None:
     assert texts(table)[1][1].startswith("77.5 ±")
 
 
+def test_a_reference_of_zero_is_named_with_its_seed() -> None:
+    table = make({"fedavg": [0.4, 0.6], "centralized": [0.8, 0.0]}, "relative")
+    assert texts(table)[0][1] == "50.0"
+    assert "No ratio where the value to divide by is 0: centralized (one seed (1))." in table.caption
+    assert "No ratio" not in make({"fedavg": [0.4], "centralized": [0.8]}, "relative").caption
+
+
 def test_losses_of_the_reference_are_written_as_in_a_summary() -> None:
     losses = {"fedavg": [0.9, 1.1], "centralized": [0.4567, 0.4712]}
     (_, relative), (_, summary) = (

@@ -57,6 +57,11 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return own.run(tmp_path_factory.mktemp("run") / "own", report=True)
 
 
+@pytest.fixture
+def folder(result: Result) -> Path:
+    return Path(str(result.summary["directory"]))
+
+
 def test_each_part_of_the_server_sets_numbers_of_the_round(result: Result) -> None:
     names = ("round_squared", "counted", "leaves")
     assert [tuple(line.get(name) for name in names) for line in result.metrics] == [
@@ -64,13 +69,13 @@ def test_each_part_of_the_server_sets_numbers_of_the_round(result: Result) -> No
     ]  # fmt: skip
 
 
-def test_the_page_a_comparison_and_a_study_have_them(result: Result, tmp_path: Path) -> None:
-    assert "Round squared" in (result.path / "report.html").read_text(encoding="utf-8")
-    both = Comparison.of([result.path])
+def test_the_page_a_comparison_and_a_study_have_them(folder: Path, tmp_path: Path) -> None:
+    assert "Round squared" in (folder / "report.html").read_text(encoding="utf-8")
+    both = Comparison.of([folder])
     assert curve_figure(both, "round_squared").series[0].y == [1.0, 4.0]
     assert curve_figure(both, "round_squared").title == "Round squared"
     assert "Round squared" in write_page_of(both, tmp_path / "compare.html").read_text(encoding="utf-8")
-    row = row_of_run(read_run(result.path))
+    row = row_of_run(read_run(folder))
     assert (row.curve["round"], row.curve["round_squared"]) == ([0, 2], [None, 4.0])
     assert row.final("round_squared") == 4.0
     own = {"client": "my.py:halved"}, {"aggregate": "my.py:Counted"}, {"server": "my.py:Plain"}

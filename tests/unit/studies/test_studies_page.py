@@ -36,7 +36,7 @@ def test_the_example_has_the_runs_that_the_page_describes(tmp_path: Path) -> Non
     plan = planned(tmp_path, FILES[0])
     assert list(plan.info({}).methods.values()) == ["FedAvg", "FedAvgM"]
     assert plan.info({}).cases == [{"case": "two classes"}, {"case": "iid"}]
-    assert plan.cells.tuning_seeds == {"fedavg": [0, 1], "fedavgm": [0]}
+    assert plan.cells.tuning_seeds == {"fedavg": [100, 101], "fedavgm": [100]}
     assert plan.number_of_runs == {"tune": 16, "final": 12}
     assert planned(tmp_path, FILES[0], "smoke").runs[0].settings["rounds"] == 2
 

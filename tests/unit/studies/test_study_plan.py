@@ -367,10 +367,12 @@ def test_tuning_has_the_same_number_of_runs_for_every_method() -> None:
     text = refused(**tuned, tune={})
     assert "'fedavg' has 2 points with 1 seed, 2 tuning runs, but every method must have 4" in text
     plan = load(**tuned, seeds=[3, 4], tune={"budget": 12})
-    assert plan.cells.tuning_seeds == {"fedavg": [3, 4, 5, 6, 7, 8], "fedavgm": [3, 4, 5]}
+    assert plan.cells.tuning_seeds == {"fedavg": [100, 101, 102, 103, 104, 105], "fedavgm": [100, 101, 102]}
     assert plan.number_of_runs == {"tune": 24, "final": 4}
     assert plan.info({}).tuning["budget"] == 12
-    assert load(**tuned, seeds=[3, 4], tune={"budget": 12, "refit": False}).number_of_runs["final"] == 0
+    kept = load(**tuned, seeds=[3, 4], tune={"budget": 12, "refit": False})
+    assert kept.cells.tuning_seeds == {"fedavg": [3, 4, 100, 101, 102, 103], "fedavgm": [3, 4, 100]}
+    assert kept.number_of_runs["final"] == 0
     assert "must be a multiple of the" in refused(**tuned, tune={"budget": 6})
     assert "must have 12" in refused(**tuned, tune={"budget": 12, "seeds": [7]})
 

@@ -83,6 +83,14 @@ def test_every_method_gets_the_best_of_its_own_points_and_the_budget_is_said() -
     assert len(lines) == 2 * 6 + 2 * 2
 
 
+def test_tuning_takes_seeds_that_the_results_do_not_use() -> None:
+    plan = load(grid=RATES, methods=METHODS, seeds=[0, 100], tune={})
+    assert plan.cells.tuning_seeds == {"fedavg": [101, 102], "fedprox": [101, 102]}
+    assert plan.info({}).tuning["own_seeds"]
+    kept = load(grid=RATES, methods=METHODS, seeds=[0, 100], tune={"refit": False})
+    assert kept.cells.tuning_seeds == {"fedavg": [0, 100], "fedprox": [0, 100]}
+
+
 def test_a_killed_study_makes_the_same_runs_in_any_order() -> None:
     rng = random.Random(0)
     rules: list[dict[str, Any]] = [

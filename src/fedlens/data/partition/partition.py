@@ -105,10 +105,13 @@ class Partition:
         owner = np.asarray(owners)
         ids = tuple(map(str, range(clients))) if isinstance(clients, int) else tuple(clients)
         if owner.ndim != 1 or (owner.size and owner.dtype.kind not in "iu"):
-            raise DataError(f"owners must be one integer per example, not {owner.dtype} {list(owner.shape)}")
+            raise DataError(
+                f"`owners` must be one integer per example, not {owner.dtype} {list(owner.shape)}"
+            )
         if owner.size and owner.max() >= len(ids):
             raise DataError(
-                f"an example belongs to client {owner.max()}, but there are only {len(ids)} clients"
+                f"`owners` has client {owner.max()}, but `clients` has {len(ids)}, numbered from 0",
+                hint="pass the number of clients, or an id for each, as `clients`",
             )
         assigned = np.flatnonzero(owner >= 0)
         clients_of = owner[assigned].astype(np.int64)
