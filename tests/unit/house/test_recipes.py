@@ -144,7 +144,12 @@ def test_a_recipe_says_what_it_is_and_every_setting_is_right(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "name"), [(recipe, name) for recipe, names in LACKING.items() for name in names]
+    ("recipe", "name"),
+    [
+        pytest.param(recipe, name, marks=pytest.mark.nightly if name != names[0] else ())
+        for recipe, names in LACKING.items()
+        for name in names
+    ],
 )
 def test_an_algorithm_that_digits_cannot_run_names_a_recipe_that_can(
     recipe: str, name: str, tmp_path: Path
