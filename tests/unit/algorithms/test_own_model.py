@@ -10,7 +10,7 @@ import pytest
 from fedlens import Experiment
 from fedlens.base.errors import ConfigError
 
-DITTO = f"{Path(__file__).parents[2]}/docs/examples/ditto.py:ditto"
+DITTO = f"{Path(__file__).parents[3]}/docs/examples/ditto.py:ditto"
 HELD_OUT = {"validation": 0.2, "validation_from": "client"}
 
 
