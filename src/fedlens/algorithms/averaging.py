@@ -469,15 +469,14 @@ def averaging(
     if personal:
         personal = frozenset(name for name in personal if not parts.spec[name].fixed)
         fit.refuse_personal(rule, parts.federation, parts.measure, parts.measure_clients)
-    if own_model is not None and parts.measure_clients is None:
-        refuse_unmeasured(parts.federation, "each client is measured with a model of its own")
-    if parts.measure_clients not in (None, "none"):
-        refuse_unmeasured(parts.federation, "`evaluation.clients` measures the model at each client")
+    at_clients = (parts.measure_clients or ("none" if own_model is None else "all")) != "none"
+    if at_clients:
+        what = "the model" if own_model is None else "a model of its own"
+        refuse_unmeasured(parts.federation, f"`evaluation.clients` measures {what} at each client")
         refuse_too_many(parts.federation, parts.measure_clients)
     if aggregation.normalized:
         fit.refuse_unequal(rule, parts.local)
     fit.refuse_unprepared(aggregation, rule)
-    at_clients = parts.measure_clients not in (None, "none")
     fit.refuse_unsummed(aggregation, rule, choose, bool(personal), at_clients)
     fit.refuse_server_data(aggregation, rule, parts.federation, personal)
     fit.refuse_server_evaluation(aggregation, parts.task, parts.spec, parts.evaluation_size)

@@ -33,7 +33,5 @@ def test_without_a_pull_it_is_local_only(tmp_path: Path) -> None:
 
 
 def test_a_model_of_its_own_needs_data_that_the_client_holds_out(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"each client is measured with a model of its own, but no client holds"
-    ):
+    with pytest.raises(ConfigError, match=r"measures a model of its own at each client, but no client holds"):
         experiment({"name": DITTO}).run(tmp_path / "run")
