@@ -34,5 +34,5 @@ def train_own(parameters, context, *, lam):
         gradients = context.problem.objective(own, over=batch).gradient
         with torch.no_grad():
             for v, g, w in zip(own, gradients, context.anchor, strict=True):
-                v -= context.lr * (g + lam * (v - w))
+                v.sub_(g + lam * (v - w), alpha=context.lr)
     return {}, {"ditto": context.tree(own)}
