@@ -7,8 +7,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from fedlens.core.schema import TensorField
-from fedlens.local.rules import ClientRule, ServerRule
+from fedlens.rules import ClientRule, ServerRule, TensorField
 
 
 def fedexp(*, eps: Annotated[float, Field(gt=0)] = 1e-3) -> ClientRule:
