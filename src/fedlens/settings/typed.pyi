@@ -334,7 +334,8 @@ class TuneTable(TypedDict, total=False):
     share: float
     r"""`data.validation` of tuning runs, if the base holds out nothing"""
     seeds: Sequence[int] | None
-    r"""seeds for tuning only; by default the study's seeds"""
+    r"""seeds for tuning; by default as many as `seeds`, from 100 on and without those that the results use;
+    without `refit` those of the study"""
     budget: int | None
     r"""tuning runs of each method in each case. Without `seeds`, a method with fewer points gets more seeds
     for each point"""
